@@ -93,7 +93,7 @@ docs-links: $(DOCS_READY)
 	@echo "build/linkcheck/output.txt"
 
 docs-commands: $(READY)
-	TRIEYE_DOCS_LONG=1 $(BIN)/python -m pytest tests/test_readme.py -m slow
+	TRIEYE_DOCS_LONG=1 $(BIN)/python -m pytest tests/test_readme.py tests/test_notebook_page.py -m 'slow or long'
 
 bench: $(READY)
 	@failed=; for script in benchmarks/*.py; do \

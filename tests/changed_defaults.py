@@ -99,7 +99,7 @@ def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def main() -> None:
-    """Compose, and print what differs."""
+    """Compose a config, and print its differences from the changed defaults."""
     from my_agent.config import TrainConfig
 
     config_type, overrides = changed(TrainConfig), sys.argv[1:]
@@ -112,7 +112,7 @@ def main() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         trieye.main(config_path=conf)(train)()
-    shown = dict(leaves(yaml.safe_load(printed.getvalue())))
+    printed_config = dict(leaves(yaml.safe_load(printed.getvalue())))
     with opened(ConfigSource(conf, "train"), config_type, run_name="x") as loader:
         contents = [values for _, values in loader.contents(overrides) if "hydra" not in values]
     stated = {".".join(path) for values in contents for path, value in leaves(values) if value != {}}
@@ -122,9 +122,10 @@ def main() -> None:
         **to_jsonable_python(config_type.model_construct()),
         "agent": to_jsonable_python(kind.model_construct()),
     }
-    wanted = {path: value for path, value in leaves(defaults) if ".".join(path) not in {*stated, *NO_DEFAULTS}}
-    differing = {".".join(path): [value, shown.get(path)] for path, value in wanted.items() if shown.get(path) != value}
-    print(json.dumps({"differing": differing, "num": len(wanted), "stated": sorted(stated)}))  # noqa: T201
+    expected = {path: value for path, value in leaves(defaults) if ".".join(path) not in {*stated, *NO_DEFAULTS}}
+    wrong = {path: value for path, value in expected.items() if printed_config.get(path) != value}
+    differing = {".".join(path): [value, printed_config.get(path)] for path, value in wrong.items()}
+    print(json.dumps({"differing": differing, "num": len(expected), "stated": sorted(stated)}))  # noqa: T201
 
 
 if __name__ == "__main__":

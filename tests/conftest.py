@@ -1,9 +1,10 @@
-"""What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
+"""Shared fixtures: configs in a temporary root, one Ray cluster, and a manual clock."""
 
 import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from functools import cache, partial
@@ -51,13 +52,27 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first: those that need Ray, then those with the most slow tests.
+    """Run the longest files first: files that need Ray, then files with the most slow tests.
 
     The worker processes then finish at about the same time.
     """
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    with_ray = {item.path for item in items if "ray_cluster" in item.fixturenames}
-    items.sort(key=lambda item: (item.path not in with_ray, -num_slow[item.path]))
+    items.sort(key=lambda item: (not needs_ray(item.path), -num_slow[item.path]))
+
+
+@cache
+def needs_ray(file: Path) -> bool:
+    """Return whether tests of a file need the Ray cluster."""
+    text = file.read_text()
+    return "ray_cluster" in text or "sweep_on" in text
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the Ray cluster after the last file that needs it: an idle cluster takes 2 % of a core."""
+    ray = sys.modules.get("ray")
+    if nextitem is not None and not needs_ray(nextitem.path) and ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +87,13 @@ def _no_log_handlers():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give the files that need Ray to two workers, since each of them starts a cluster: 7 s of CPU."""
+    """Assign the files that need Ray to two workers, since each worker starts a cluster: 7 s of CPU."""
     from xdist.scheduler import LoadFileScheduling
-
-    @cache
-    def needs_ray(file):
-        text = (config.rootpath / file).read_text()
-        return "ray_cluster" in text or "sweep_on" in text
 
     class TwoClusters(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            if not needs_ray(file):
+            if not needs_ray(config.rootpath / file):
                 return file
             return "ray, of the hub" if file.startswith("tests/hub/") else "ray"
 
@@ -101,7 +111,7 @@ def _own_environment(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _signals_are_given_back():
+def _restored_signal_handlers():
     """Restore signal handlers: a failed loop or an open run keeps them until it is garbage-collected."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
@@ -134,7 +144,7 @@ def own_key_home(_own_environment, monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def make_config(tmp_path):
-    """Return a function that makes a config below a temporary root, in this process, without MLflow unless asked."""
+    """Return a function that creates a local config below a temporary root, by default without sinks."""
 
     def make(**settings: Any) -> trieye.TrieyeConfig:
         persistence = {
@@ -153,20 +163,23 @@ def make_config(tmp_path):
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """Start one Ray for all tests that need it; it sets the number of threads of its workers."""
+    """Start one Ray cluster for all tests that need it; Ray sets the number of threads of its workers."""
     import ray
+
+    from trieye.config import RuntimeConfig
+    from trieye.hub.ray_start import join_ray
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        # it reads the log directory ten times a second; the only test that needs it starts it
+        # the log monitor polls ten times a second; the only test that needs it starts it
         patch.setattr(ray._private.node.Node, "start_log_monitor", lambda _: None)
-        ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
+        join_ray(RuntimeConfig(kind="ray", num_cpus=2, namespace="trieye"), log_to_driver=False)
     yield
     ray.shutdown()
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0

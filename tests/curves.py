@@ -1,4 +1,4 @@
-"""What a run left: its record, and its curves as the trackers show them."""
+"""Read the record of a run, and its curves from its trackers."""
 
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,20 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def record_of(run_dir: Path) -> RunRecord:
-    """Return what run.json says."""
+    """Return the contents of run.json."""
     record = RunRecord.read(run_dir / "run.json")
     assert record is not None
     return record
 
 
 def event_dir(run_dir: Path) -> Path:
-    """Return where the event files of a run are: in its directory, those of trieye 0.1.5 in one of their own."""
-    own = run_dir / "tensorboard"
-    return own if own.is_dir() else run_dir
+    """Return the directory of the event files of a run: `tensorboard/`, as in trieye 0.1.5, or the run directory."""
+    directory = run_dir / "tensorboard"
+    return directory if directory.is_dir() else run_dir
 
 
 def curves_in_tensorboard(run_dir: Path) -> Curves:
-    """Return {metric: [(step, value), ...]} of every record in the event files, also of one that is there twice."""
+    """Return {metric: [(step, value), ...]} of all records in the event files, including duplicates."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(event_dir(run_dir)), size_guidance={"scalars": 0})
@@ -31,7 +31,7 @@ def curves_in_tensorboard(run_dir: Path) -> Curves:
 
 
 def mlflow_runs(run_dir: Path) -> tuple[Any, list[Any]]:
-    """Return a client of the store of an app, and the app's runs in it."""
+    """Return a client of the MLflow store of an app, and the runs of the app."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{run_dir.parents[1] / 'mlruns' / 'mlflow.db'}")
@@ -40,7 +40,7 @@ def mlflow_runs(run_dir: Path) -> tuple[Any, list[Any]]:
 
 
 def curves_in_mlflow(run_dir: Path) -> Curves:
-    """Return the same of the only run in the store."""
+    """Return {metric: [(step, value), ...]} of the only run in the MLflow store."""
     client, (run,) = mlflow_runs(run_dir)
     names = run.data.metrics
     return {name: sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)) for name in names}

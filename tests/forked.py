@@ -1,4 +1,4 @@
-"""What a forked child finds out, or leaves behind when it is killed."""
+"""Run checks in forked children, and kill forked children at chosen moments."""
 
 import contextlib
 import os
@@ -14,40 +14,40 @@ PATIENCE_S = 20
 
 
 def in_a_child(check: Callable[[], object]) -> int:
-    """Return what a function returns in a forked child, 0 to 254; 255 if it raises, and less than 0 if it hangs."""
+    """Return the result of a function in a forked child, 0 to 254; 255 if it raises, negative if it hangs."""
     child = _fork()
     if child == 0:
-        answer = 255
+        exit_code = 255
         signal.alarm(PATIENCE_S)
         try:
-            answer = int(check() or 0)
+            exit_code = int(check() or 0)
         finally:
-            os._exit(answer)
+            os._exit(exit_code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 Work = Callable[[Callable[[object], object]], object]
-"""Gets what says a line, and goes on until it is killed; what it imports has to be imported by then."""
+"""Gets a function that reports a line, and works until it is killed; its imports must have been imported before."""
 
 
 @contextlib.contextmanager
 def forked(work: Work) -> Iterator[TextIO]:
-    """Let a forked child work, give the lines that it says, and kill it with SIGKILL when the block ends."""
-    child, said = _begin(work)
-    with said:
+    """Start work in a forked child, yield its stream of reported lines, and SIGKILL it when the block ends."""
+    child, output = _begin(work)
+    with output:
         try:
-            yield said
+            yield output
         finally:
             _kill(child)
 
 
-def said_until_killed(work: Work, count: int) -> list[str]:
-    """Let a forked child work, kill it with SIGKILL when it has said so many lines, and return all whole lines."""
-    child, said = _begin(work)
-    with said:
-        lines = [said.readline() for _ in range(count)]
+def lines_until_killed(work: Work, count: int) -> list[str]:
+    """SIGKILL a forked child after it has reported `count` lines, and return all its complete lines."""
+    child, output = _begin(work)
+    with output:
+        lines = [output.readline() for _ in range(count)]
         _kill(child)
-        lines += said.readlines()
+        lines += output.readlines()
     return [line[:-1] for line in lines if line.endswith("\n")]
 
 
@@ -59,7 +59,7 @@ def _begin(work: Work) -> tuple[int, TextIO]:
         signal.alarm(5 * PATIENCE_S)
         try:
             work(lambda line: os.write(writing, f"{line}\n".encode()))
-        except BaseException:  # noqa: BLE001 - the parent sees that it was not killed
+        except BaseException:  # noqa: BLE001 - the exit code reports the failure
             traceback.print_exc()
         finally:
             os._exit(255)
@@ -69,27 +69,27 @@ def _begin(work: Work) -> tuple[int, TextIO]:
 
 def _kill(child: int) -> None:
     os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "it ended by itself"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "the child ended before it was killed"
 
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks in processes with threads
         return os.fork()
 
 
 def killed_at_each(
     operations: set[str], prepare: Callable[[int], Path], work: Callable[[Path], object]
 ) -> Iterator[tuple[int, Path, bool]]:
-    """Kill some work with SIGKILL at its first audited operation, at its second one, and so on to its end.
+    """Kill work with SIGKILL at its first audited operation, at its second, and so on until it completes.
 
     Args:
-        operations: Names of audit events; those of the work's own process count.
-        prepare: Makes the directory for the work that is killed at the number-th of them.
-        work: Is done in a forked child. What it imports has to be imported by then.
+        operations: Names of audit events to count, in the process that does the work.
+        prepare: Creates the directory for the work to kill at operation `number`.
+        work: Runs in a forked child. Its imports must have been imported before.
 
     Yields:
-        The number, the directory as the work left it, and whether it came to its end; then nothing follows.
+        The number, the directory after the kill, and whether the work completed, which is the last item.
     """
     for number in range(1, 1000):
         directory = prepare(number)

@@ -9,7 +9,7 @@ SCHEMAS = json.loads((Path(__file__).parents[1] / "docs" / "json-schemas.json").
 
 
 def validated(text):
-    """Return the document in the output of a command, which has to fit its schema and has no other keys."""
+    """Return the document in the output of a command, which must match its schema and have no other keys."""
     document = json.loads(text)
     assert next(iter(document)) == "schema"
     jsonschema.validate(document, closed(SCHEMAS[document["schema"]]))
@@ -17,7 +17,7 @@ def validated(text):
 
 
 def closed(schema):
-    """Return a schema that refuses keys without an entry, so that a new key is documented."""
+    """Return a schema that rejects undocumented keys."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):

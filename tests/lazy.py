@@ -14,6 +14,6 @@ class _Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith(("_", "pytest")):  # for which pytest looks in each object of a test file
+        if attribute.startswith(("_", "pytest")):  # pytest looks them up in each object of a test file
             raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)

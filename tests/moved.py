@@ -1,11 +1,11 @@
-"""A copy of a run that a test uses as if it had been moved."""
+"""Use a copy of a run as if the run had been moved."""
 
 import json
 from pathlib import Path
 
 
 def moved(run_dir: Path) -> Path:
-    """Let a copy be the owner of its MLflow run and its mirror as soon as it is used, and return it."""
+    """Make a copy the owner of its MLflow run and its mirror on first use, and return its directory."""
     path = run_dir / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "owner": None}))
     return run_dir

@@ -26,7 +26,7 @@ _IN_TEXT = re.compile(r"[a-z]\w*(?:\.\w+)*\._[a-z][\w.]*|RAY_(?:[a-z]\w+|\w+_ENV
 
 
 class Row(NamedTuple):
-    """A line of the table: a module, a private name in it, the effect of its loss, and the test that notices."""
+    """A line of the table: a module, a private name in it, the effect of its removal, and the test that detects it."""
 
     module: str
     api: str
@@ -38,7 +38,7 @@ def table() -> list[Row]:
     """Return the lines of the table.
 
     Raises:
-        ValueError: A line below the heading has another form.
+        ValueError: A line of the table is malformed.
     """
     lines = [line for line in TABLE.read_text("utf-8").splitlines() if line.startswith("| `")]
     rows = [Row(*match.groups()) for line in lines if (match := _ROW.match(line))]
@@ -50,25 +50,25 @@ def table() -> list[Row]:
 def modules() -> dict[str, str]:
     """Return the source of each module by its path; the package `trieye` is omitted from paths."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    own = {path: path.relative_to(ROOT).as_posix().removeprefix("trieye/") for path in paths}
-    return {own[path]: path.read_text("utf-8") for path in paths if not own[path].startswith(("template/", "conf/"))}
+    keys = {path: path.relative_to(ROOT).as_posix().removeprefix("trieye/") for path in paths}
+    return {keys[path]: path.read_text("utf-8") for path in paths if not keys[path].startswith(("template/", "conf/"))}
 
 
 def used() -> set[tuple[str, str]]:
     """Return (module, name) of the private names of other packages that the source uses; imported ones in full.
 
-    Found are imports, attributes that trieye defines nowhere, attributes of other objects as the linter sees them,
-    names in `getattr` and its kin, and names in texts such as the name of a logger.
+    Covers imports, attributes that trieye does not define, attributes of other objects that the linter flags, names
+    in `getattr` and similar functions, and names in strings, such as the name of a logger.
     """
     sources = modules()
     nodes = {module: list(ast.walk(ast.parse(source))) for module, source in sources.items()}
-    defined = {name for own in nodes.values() for node in own for name in _defined_by(node)}
+    defined = {name for tree in nodes.values() for node in tree for name in _defined_by(node)}
     return {
         (module, name)
-        for module, own in nodes.items()
+        for module, tree in nodes.items()
         for name in [
-            *(name for node in own for name in _used_by(node, defined)),
-            *_told_by_linter(sources[module]),
+            *(name for node in tree for name in _used_by(node, defined)),
+            *_flagged_by_linter(sources[module]),
         ]
         if name not in DOCUMENTED
     }
@@ -107,7 +107,7 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and (not name.startswith("__") or _OF_A_LIBRARY.fullmatch(name) is not None)
 
 
-def _told_by_linter(source: str) -> Iterator[str]:
+def _flagged_by_linter(source: str) -> Iterator[str]:
     for line in source.splitlines():
         code, is_private, reason = line.partition("noqa: SLF001")
         if is_private and not reason.removeprefix(" - ").startswith(OWN):

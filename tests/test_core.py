@@ -1,4 +1,4 @@
-"""What works with `trieye-core`: programs in which the packages that it does not require cannot be imported."""
+"""Features of `trieye-core`: programs that cannot import the packages of the full distribution."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def _work(tmp_path, monkeypatch):
 
 
 def python(code, *arguments, is_warm=True):
-    """Run a program; a warm one forks from a process that has imported modules while all packages were there."""
+    """Run a program; a warm one forks from a process that imported its modules before packages were hidden."""
     Path("program.py").write_text(HIDES + code)
     popen = warm.PopenLight if warm and is_warm else subprocess.Popen
     command, environment = [sys.executable, "program.py", *arguments], {**os.environ, "COLUMNS": "100"}
@@ -83,7 +83,7 @@ def test_a_run_resumes_and_its_results_are_shown():
     assert verified
 
 
-def test_a_summary_writer_needs_one_changed_line_and_says_that_mlflow_is_not_installed():
+def test_a_summary_writer_reports_that_mlflow_is_not_installed():
     code, _, errors = python(WRITER)
     assert code == 0, errors
     expected = "trieye: run 'first' is not logged to MLflow, which is not installed: pip install trieye\n"
@@ -98,7 +98,7 @@ def test_a_summary_writer_needs_one_changed_line_and_says_that_mlflow_is_not_ins
         ("local", True, ("sinks.mlflow.enabled=true needs MLflow", "set sinks.mlflow.enabled=false")),
     ],
 )
-def test_a_default_that_needs_a_missing_package_is_refused_and_not_changed(runtime, mlflow, parts):
+def test_a_setting_that_needs_a_missing_package_is_an_error(runtime, mlflow, parts):
     code, _, errors = python(RUN % (runtime, mlflow))
     assert code == 1
     (message,) = (line for line in errors.splitlines() if "MissingPackageError" in line)
@@ -107,7 +107,7 @@ def test_a_default_that_needs_a_missing_package_is_refused_and_not_changed(runti
     assert not Path(".trieye_data").exists()
 
 
-def test_a_command_that_needs_a_missing_package_says_so_in_one_line():
+def test_a_command_that_needs_a_missing_package_fails_with_one_line():
     commands = [
         ["new", "my_agent", "--no-input"],
         ["results", "curve", "-o", "x.png", ".trieye_data/app", "--metric", "loss"],
@@ -121,15 +121,15 @@ def test_a_command_that_needs_a_missing_package_says_so_in_one_line():
 
 
 def test_a_plain_hydra_program_sweeps_without_ray():
-    ours = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "+lr=0.1,0.2")
-    code, output, errors = python(HYDRA, *ours, "hydra.launcher.backend=ray")
+    sweep_options = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "+lr=0.1,0.2")
+    code, output, errors = python(HYDRA, *sweep_options, "hydra.launcher.backend=ray")
     assert code == 2
     assert errors.splitlines()[-1] == (
         "error: hydra.launcher.backend=ray needs Ray, which is not installed: "
         "pip install trieye, or set hydra.launcher.backend=local"
     )
     assert not list(Path().rglob("sweep.json")), "it would be the newest sweep"
-    code, output, errors = python(HYDRA, *ours, is_warm=False)
+    code, output, errors = python(HYDRA, *sweep_options, is_warm=False)
     assert code == 0, errors
     assert "best of 2 jobs (max)" in output
     assert "sweep: 2 jobs in multirun/" in errors
@@ -140,8 +140,8 @@ def test_a_plain_hydra_program_sweeps_without_ray():
 
 
 def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
-    ours = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweep.dir=sweep")
-    code, output, errors = python(HYDRA, *ours, "+lr=0.1,0.5")
+    sweep_options = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweep.dir=sweep")
+    code, output, errors = python(HYDRA, *sweep_options, "+lr=0.1,0.5")
     assert code == 1
     assert "1 job did not complete" in output
     assert "ValueError: diverged at once" in output
@@ -152,19 +152,19 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     assert "Traceback" not in errors
     assert "Traceback" in Path("sweep/1/output.log").read_text()
     assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
-    code, _, errors = python(HYDRA, *ours, "+lr=0.5", "hydra.sweep.dir=alone", "hydra.launcher.isolate=none")
+    code, _, errors = python(HYDRA, *sweep_options, "+lr=0.5", "hydra.sweep.dir=alone", "hydra.launcher.isolate=none")
     assert errors.splitlines()[-1] == (
         "error: 1 of 1 job failed; job 0 raised ValueError: diverged at once. To retry: trieye sweep relaunch "
         f"{Path('alone').resolve()}"
     )
     fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.isolate=none", "hydra.launcher.fail_fast=true")
-    code, _, errors = python(HYDRA, *ours, "+lr=0.5,0.1,0.2", *fail_fast)
+    code, _, errors = python(HYDRA, *sweep_options, "+lr=0.5,0.1,0.2", *fail_fast)
     error = errors.splitlines()[-1]
     assert error.startswith("error: 1 of 1 job failed; 2 did not start; job 0 raised ValueError: diverged at once.")
     assert error.endswith(f"trieye sweep relaunch {Path('fast').resolve()} hydra.launcher.fail_fast=false")
     _, output, _ = python(CLI, '[["sweep", "status", "fast"]]')
     assert "trieye sweep relaunch fast hydra.launcher.fail_fast=false" in output
-    code, _, errors = python(HYDRA, *ours, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
+    code, _, errors = python(HYDRA, *sweep_options, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
     assert (code, errors.count("\n")) == (2, 1)
     assert "did you mean 'local'?" in errors
 
@@ -177,13 +177,13 @@ def test_a_name_that_needs_a_missing_package_says_how_to_install_it(name):
     assert "which is not installed: pip install trieye" in errors.splitlines()[-1]
 
 
-def test_a_missing_module_of_the_program_itself_is_no_missing_package():
+def test_a_missing_module_of_the_user_is_not_reported_as_a_missing_package():
     with pytest.raises(ModuleNotFoundError, match="no_such_module") as error, packages.explaining("this"):
         import no_such_module  # noqa: F401
     assert not isinstance(error.value, TrieyeError)
 
 
-def test_the_error_is_one_of_the_configuration_and_of_the_import():
+def test_missing_package_error_is_a_configuration_error_and_an_import_error():
     with pytest.raises(MissingPackageError, match="xyz needs no_such_module, which is not installed: pip install no_"):
         packages.require("no_such_module", "xyz")
     assert issubclass(MissingPackageError, ConfigurationError)

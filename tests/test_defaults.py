@@ -28,7 +28,7 @@ STATED = {
 }  # fmt: skip
 """Keys that a new project changes."""
 WINS = {"sample/uniform": {"replay.kind"}}
-"""Options that say a default because they shall win over what another group has chosen."""
+"""Options that state a default to override the choice of another group."""
 
 
 @pytest.fixture(scope="module")

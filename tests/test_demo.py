@@ -12,7 +12,7 @@ DEMO = Path(__file__).parents[1] / "demo" / "run.py"
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_demo_is_killed_resumes_and_ends_solved(tmp_path):
+def test_the_demo_is_killed_resumes_and_solves_cartpole(tmp_path):
     command = [sys.executable, str(DEMO), "--folder", str(tmp_path)]
     demo = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert demo.returncode == 0, demo.stdout + demo.stderr

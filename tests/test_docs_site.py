@@ -74,7 +74,7 @@ def test_every_field_of_every_config_model_is_in_the_reference(documented):
 
 
 @pytest.mark.parametrize("prefix", ["", "hydra.launcher", "hydra.sweeper"])
-def test_every_documented_override_has_the_grammar_of_hydra_and_the_default_of_its_model(generated, documented, prefix):
+def test_documented_overrides_parse_and_equal_the_defaults(generated, documented, prefix):
     model = generated["roots"]()[prefix]
     required = {"env.id": "CartPole-v1", "run_name": "first"}
     words = [f"{key}={required.get(key, value)}" for key, value in documented.items() if "NAME" not in key]
@@ -148,7 +148,7 @@ def commands_on(page):
 
 
 @pytest.mark.parametrize("page", [page for page in COMMAND_PAGES if commands_on(page)], ids=lambda page: page.name)
-def test_the_commands_of_a_page_have_arguments_that_their_parsers_accept(page, capsys):
+def test_the_commands_of_a_page_are_accepted_by_their_parsers(page, capsys):
     for words in commands_on(page):
         try:
             cli._parser(words[0]).parse_args(words, argparse.Namespace(typed=words))
@@ -165,7 +165,7 @@ def test_the_files_and_tests_that_a_page_names_exist(page):
         assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name} has no {test}"
 
 
-def test_the_index_of_a_site_lists_every_version_newest_first_and_a_new_build_replaces_that_of_its_version(tmp_path):
+def test_the_site_index_lists_versions_newest_first_and_a_rebuild_replaces_its_version(tmp_path):
     add = runpy.run_path(str(ROOT / ".ci/site.py"))["add"]
     (build := tmp_path / "build").mkdir()
     site = tmp_path / "site"

@@ -1,4 +1,4 @@
-"""Each program of examples/ runs, and does what its first lines say."""
+"""Each program of examples/ runs with the results that its docstring describes."""
 
 import csv
 import importlib
@@ -46,7 +46,7 @@ def test_the_classifier_reaches_its_target(example):
     assert example("classifier", "run_name=spirals") >= 0.99
 
 
-def test_the_single_file_collects_rows_from_which_the_offline_example_learns(example):
+def test_the_offline_example_learns_from_rows_of_the_ppo_example(example):
     example("ppo", "run_name=first", "loop.env_steps=6000", "loop.evaluate_every_steps=3000", "env.eval_episodes=5")
     assert returns_of("first").max() > 60
     example("ppo", "mode=explore", "run_name=first", "loop.env_steps=3000", f"explore.output={Path.cwd()}/rows.npz")
@@ -78,7 +78,7 @@ def test_the_sweep_of_the_plain_program_ranks_its_jobs(tmp_path):
 
 
 @pytest.mark.long
-def test_the_population_continues_from_its_better_trials(tmp_path):
+def test_the_population_example_runs_its_trials(tmp_path):
     words = ["run_name=pbt", "tune=pbt", 'tune.space.lr="interval(1e-3, 1.0)"', "tune.num_trials=4"]
     subprocess.run([sys.executable, str(EXAMPLES / "population.py"), *words], check=True, cwd=tmp_path)
     records = list((tmp_path / ".trieye_data").rglob("run.json"))
@@ -86,7 +86,7 @@ def test_the_population_continues_from_its_better_trials(tmp_path):
 
 
 @pytest.mark.long
-def test_two_nodes_train_together(tmp_path):
+def test_the_example_of_two_nodes_trains(tmp_path):
     command = [sys.executable, str(EXAMPLES / "two_nodes.py"), "4000"]
     printed = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
     assert "best return" in printed.stdout

@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 MODULES_PAGE = ROOT / "docs/modules.md"
 
-ROOMS = (
+PACKAGES = (
     "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
     "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
     "config", "process", "renames", "version", "exceptions",
 )  # fmt: skip
-"""From the top to the bottom: a module imports from its own room and from those after it."""
+"""From top to bottom: a module imports from its own package and from later ones."""
 
-DOORS = {
+ALIASES = {
     "actor": {"TrieyeActor", "actor_name", "get_or_create"},
     "actor_logic": {"ActorLogic"},
     "actor_state": {"ActorState"},
@@ -35,7 +35,7 @@ DOORS = {
     "serializer": {"Serializer"},
     "stats_processor": {"StatsProcessor"},
 }
-"""The module names of trieye 0.1.5."""
+"""The module names of trieye 0.1.5: compatibility aliases."""
 
 HOMES = {
     "mlflow": {"sinks/mlflow/*"},
@@ -103,7 +103,7 @@ def nodes_of(path):
 
 @functools.cache
 def imported(name):
-    """Return every module that a module imports, inside functions and for type checkers, too."""
+    """Return every module that a module imports, including imports in functions and for type checkers."""
     return set(_imported(MODULES[name])) - {name}
 
 
@@ -119,43 +119,43 @@ def _imported(path):
                 yield node.module
 
 
-def room_of(name):
+def package_of(name):
     return name.split(".")[1]
 
 
-def inside():
-    """Yield each module that lies in a room, and those of the package that it imports."""
-    for name in MODULES.keys() - {"trieye"} - {f"trieye.{door}" for door in DOORS}:
+def imports_within_trieye():
+    """Yield each module in a package, with the modules of trieye that it imports."""
+    for name in MODULES.keys() - {"trieye"} - {f"trieye.{module}" for module in ALIASES}:
         yield name, {other for other in imported(name) if other.startswith("trieye.")}
 
 
 def test_imports_point_down():
-    assert {room_of(name) for name in MODULES if "." in name} <= {*ROOMS, *DOORS}
+    assert {package_of(name) for name in MODULES if "." in name} <= {*PACKAGES, *ALIASES}
     upwards = [
-        f"{name} imports {other}, which is a door or lies above it"
-        for name, others in inside()
+        f"{name} imports {other}, which is an alias or above it"
+        for name, others in imports_within_trieye()
         for other in others
-        if room_of(other) in DOORS or ROOMS.index(room_of(other)) < ROOMS.index(room_of(name))
+        if package_of(other) in ALIASES or PACKAGES.index(package_of(other)) < PACKAGES.index(package_of(name))
     ]
     assert upwards == []
 
 
 def test_no_modules_import_each_other():
     try:
-        graphlib.TopologicalSorter(dict(inside())).prepare()
+        graphlib.TopologicalSorter(dict(imports_within_trieye())).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
 
 
 def test_a_heavy_library_has_one_home():
     users = {(name, other.split(".")[0]) for name in MODULES for other in imported(name)}
-    strays = [
+    violations = [
         f"{name} imports {library}, whose home is {' or '.join(sorted(HOMES[library]))}"
         for name, library in users
         if library in HOMES
-        if not any(fnmatchcase(MODULES[name].relative_to(PACKAGE).as_posix(), place) for place in HOMES[library])
+        if not any(fnmatchcase(MODULES[name].relative_to(PACKAGE).as_posix(), pattern) for pattern in HOMES[library])
     ]
-    assert strays == []
+    assert violations == []
 
 
 def test_consoles_and_tables_of_rich_have_one_home():
@@ -166,13 +166,13 @@ def test_consoles_and_tables_of_rich_have_one_home():
     )
 
 
-def test_the_module_names_of_trieye_0_1_5_are_doors():
-    for door, names in DOORS.items():
-        docstring, *imports, exported = ast.parse((PACKAGE / f"{door}.py").read_text()).body
-        assert isinstance(docstring, ast.Expr), door
-        assert all(isinstance(node, ast.ImportFrom) for node in imports), door
-        assert {alias.name for node in imports for alias in node.names} == names, door
-        assert ast.unparse(exported) == f"__all__ = {sorted(names)}", door
+def test_the_module_names_of_trieye_0_1_5_are_compatibility_aliases():
+    for module, names in ALIASES.items():
+        docstring, *imports, exported = ast.parse((PACKAGE / f"{module}.py").read_text()).body
+        assert isinstance(docstring, ast.Expr), module
+        assert all(isinstance(node, ast.ImportFrom) for node in imports), module
+        assert {alias.name for node in imports for alias in node.names} == names, module
+        assert ast.unparse(exported) == f"__all__ = {sorted(names)}", module
 
 
 def test_private_apis_of_dependencies_are_in_the_table_with_a_test():
@@ -184,7 +184,7 @@ def test_private_apis_of_dependencies_are_in_the_table_with_a_test():
         assert f"def {name}(" in (ROOT / "tests" / path).read_text(), f"{path} has no {name}"
 
 
-def test_tests_lie_where_the_modules_lie():
+def test_test_folders_mirror_the_packages():
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     assert [folder for folder in folders if not (PACKAGE / folder).is_dir()] == []
 
@@ -211,7 +211,7 @@ def test_start_up_is_light(code):
     assert not {"ray", "torch", "mlflow", "tensorboard", "numpy"} & modules_after(code)
 
 
-def test_contracts_of_sinks_need_no_torch():
+def test_the_sink_contract_imports_no_torch():
     assert "torch" not in modules_after("from trieye.testing import SinkContract")
 
 
@@ -224,7 +224,7 @@ def test_every_public_name_can_be_imported():
         trieye.nonsense  # noqa: B018
 
 
-def test_the_names_of_trieye_0_1_5_are_all_there():
+def test_all_names_of_trieye_0_1_5_are_public():
     import trieye
 
     names = {
@@ -237,7 +237,7 @@ def test_the_names_of_trieye_0_1_5_are_all_there():
     assert names <= set(trieye.__all__)
 
 
-def test_the_version_is_that_of_the_package():
+def test_the_version_equals_that_of_the_distribution():
     import trieye
 
     assert trieye.__version__ == importlib.metadata.version("trieye")
@@ -252,8 +252,16 @@ def test_the_files_and_packages_that_a_page_names_exist(page):
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
 
 
+@pytest.mark.parametrize("page", ["docs/guarantees.md", "docs/performance.md"])
+def test_the_tests_and_scripts_that_a_page_cites_exist(page):
+    named = re.findall(r"`((?:tests|soak|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", (ROOT / page).read_text())
+    assert len(named) >= 20
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text() if name else (ROOT / path).exists(), f"{path} {name}"
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
-def test_the_names_that_a_page_places_in_a_file_are_there(page):
+def test_the_names_that_a_page_locates_in_a_file_exist(page):
     named = re.findall(r"`(\w+)` (?:of|in|\()\s?`([\w/]+\.py)`", (ROOT / page).read_text())
     assert len(named) >= 3
     files = {name: next(path for path in (PACKAGE / name, ROOT / name) if path.exists()) for _, name in named}
@@ -262,22 +270,24 @@ def test_the_names_that_a_page_places_in_a_file_are_there(page):
 
 def test_architecture_lists_the_packages_in_import_order():
     listed = re.findall(r"^\| `trieye/(\w+)(?:/|\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
-    assert listed == [room for room in ROOMS if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()]
+    assert listed == [
+        package for package in PACKAGES if (PACKAGE / package).is_dir() or (PACKAGE / f"{package}.py").is_file()
+    ]
 
 
 def module_list():
     """Return a line for each module of the packages, with the first line of its docstring."""
     lines = []
-    for room in ROOMS:
-        lines += ["", f"## {room}", ""] if room in {room_of(name) for name in MODULES if "." in name} else []
-        for path in (path for name, path in MODULES.items() if "." in name and room_of(name) == room):
+    for package in PACKAGES:
+        lines += ["", f"## {package}", ""] if package in {package_of(name) for name in MODULES if "." in name} else []
+        for path in (path for name, path in MODULES.items() if "." in name and package_of(name) == package):
             module = nodes_of(path)[0]
             if path.name != "__init__.py" or len(module.body) > 1:
                 lines.append(f"- `{path.relative_to(PACKAGE)}`: {ast.get_docstring(module).splitlines()[0]}")
     return "\n".join(lines) + "\n"
 
 
-def test_the_list_of_modules_shows_the_docstrings():
+def test_the_module_list_is_up_to_date():
     assert MODULES_PAGE.read_text() == MODULE_LIST + module_list(), "run `python tests/test_layout.py`"
 
 
@@ -290,7 +300,7 @@ def stub_of(name):
 
 
 def stub(name):
-    """Return what type checkers and editors read of a package whose public names are imported on first use."""
+    """Return the stub, for type checkers and editors, of a package with lazily imported public names."""
     package = importlib.import_module(name)
     title = f"Public names of {name}, for type checkers and editors; `python tests/test_layout.py` writes it."
     lines = [f'"""{title}"""', ""]
@@ -303,14 +313,14 @@ def by_home(item):
 
 
 @pytest.mark.parametrize("name", LAZY)
-def test_type_checkers_know_the_public_names(name):
-    assert stub_of(name).read_text() == stub(name), "write it anew with `python tests/test_layout.py`"
+def test_the_stub_declares_the_public_names(name):
+    assert stub_of(name).read_text() == stub(name), "rewrite it with `python tests/test_layout.py`"
     assert sorted(importlib.import_module(name)._HOME) == sorted(
         set(importlib.import_module(name).__all__) - {"__version__"}
     )
 
 
-def test_no_public_name_that_is_imported_on_first_use_equals_a_module_of_its_package():
+def test_lazily_imported_names_do_not_clash_with_modules():
     names = {f"{package}.{name}" for package in LAZY for name in importlib.import_module(package)._HOME}
     assert names & MODULES.keys() == set(), "importing the module hides the name; rename either"
 

@@ -77,7 +77,7 @@ def record(project, name):
     return RunRecord.read(project / ".trieye_data/my_agent/runs" / name / "run.json")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_cells_of_the_page_run_stop_resume_and_plot(project, kernel):
     cell = COMPOSE.replace('"runtime', '"agent.rollout_steps=16", "runtime')
     assert kernel.run(cell)[2] == ""

@@ -20,7 +20,7 @@ DISTRIBUTIONS = runpy.run_path(str(ROOT / ".ci/distributions.py"))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Return the wheel that the sdist of the committed and uncommitted files gives."""
+    """Return the wheel built from an sdist of the committed and uncommitted files."""
     return built("trieye", tmp_path_factory)
 
 
@@ -55,12 +55,13 @@ def test_both_distributions_have_the_same_modules_and_core_requires_less(wheel, 
     }
 
 
-def test_a_project_that_a_wheel_made_has_an_equal_wheel(wheel, tmp_path):
+@pytest.mark.long
+def test_a_project_created_by_a_wheel_contains_an_equal_wheel(wheel, tmp_path):
     quietly = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*quietly, "--target", str(tmp_path / "site"), wheel.filename], check=True)
     paths = {"PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1"}
-    made = [sys.executable, "-c", "import sys; from trieye.cli import main; sys.exit(main())", "new", "my_agent"]
-    subprocess.run([*made, "--no-input"], cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, check=True)
+    create = [sys.executable, "-c", "import sys; from trieye.cli import main; sys.exit(main())", "new", "my_agent"]
+    subprocess.run([*create, "--no-input"], cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, check=True)
     copy = tmp_path / "my_agent" / "wheels" / Path(wheel.filename).name
     assert f"{{root:uri}}/wheels/{copy.name}" in (tmp_path / "my_agent" / "pyproject.toml").read_text()
     with zipfile.ZipFile(copy) as copied:
@@ -69,14 +70,14 @@ def test_a_project_that_a_wheel_made_has_an_equal_wheel(wheel, tmp_path):
     subprocess.run([*quietly, "--target", str(tmp_path / "again"), copy], check=True)  # pip checks names and metadata
 
 
-def test_a_link_inside_the_package_takes_no_foreign_folder_along(tmp_path):
+def test_a_linked_foreign_folder_is_not_repacked(tmp_path):
     (tmp_path / "link").symlink_to("/etc")
     assert not repacking._is_own(tmp_path / "link")
     assert repacking._is_own(ROOT / "trieye/conf")
     assert repacking._is_own(ROOT / "trieye/run")
 
 
-def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):
+def test_the_wheel_contains_all_configs_and_template_files(wheel):
     names = set(wheel.namelist())
     for folder in ("conf", "template"):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -85,12 +86,12 @@ def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):
             assert f"trieye/{path.relative_to(ROOT)}" in names
 
 
-def test_the_wheel_holds_the_template_of_reports(wheel):
+def test_the_wheel_contains_the_report_template(wheel):
     name = "trieye/results/report.html.jinja"
     assert wheel.read(name) == (ROOT / name).read_bytes()
 
 
-def test_the_wheel_is_typed_and_installs_nothing_beside_trieye_and_its_plugin(wheel):
+def test_the_wheel_is_typed_and_contains_only_trieye_and_its_plugin(wheel):
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert "trieye/py.typed" in names
     assert {name for name in names if not name.startswith("trieye/")} == {
@@ -100,7 +101,7 @@ def test_the_wheel_is_typed_and_installs_nothing_beside_trieye_and_its_plugin(wh
     assert not any("__pycache__" in name for name in names)
 
 
-def test_hydra_finds_the_configs_of_what_the_wheel_installs(wheel, tmp_path):
+def test_hydra_finds_the_configs_of_an_installed_wheel(wheel, tmp_path):
     wheel.extractall(tmp_path / "site")
     program = "import hydra_plugins.trieye as plugin, trieye; print(plugin.__file__, trieye.compose().app_name)"
     done = subprocess.run(

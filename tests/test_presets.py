@@ -36,10 +36,10 @@ def compose(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registration, "current", registration.current)
         patch.syspath_prepend(project)
-        own = importlib.import_module(f"{project.name}.config")
+        config_module = importlib.import_module(f"{project.name}.config")
         root = f"persistence.root_data_dir={project}"
         yield lambda *words: trieye.compose(
-            [*words, root, "runtime=local"], config_path=project / "conf", config_type=own.TrainConfig
+            [*words, root, "runtime=local"], config_path=project / "conf", config_type=config_module.TrainConfig
         )
         for name in [name for name in sys.modules if name.partition(".")[0] == project.name]:
             del sys.modules[name]
@@ -61,7 +61,7 @@ def test_a_preset_has_the_network_of_its_publication(compose, preset):
     assert sum(weights.numel() for weights in policy.parameters()) == num_weights
 
 
-def test_evaluations_of_dqn_select_random_actions_with_their_own_epsilon(compose):
+def test_dqn_evaluations_select_random_actions_with_eval_epsilon(compose):
     actions = {}
     obs = torch.zeros(1000, 10, 10, 4)
     for epsilon in (0.0, 0.5):
@@ -77,7 +77,7 @@ def test_evaluations_of_dqn_select_random_actions_with_their_own_epsilon(compose
 
 
 @pytest.mark.parametrize("clips", [False, True])
-def test_the_value_loss_of_ppo_is_clipped_if_the_preset_says_so(compose, clips):
+def test_the_value_loss_of_ppo_is_clipped_if_configured(compose, clips):
     config = compose("agent=ppo", "env=cartpole", "agent.rollout_steps=32", f"agent.clip_value={clips}")
     engine = engine_class(config)(config)
     rows = engine.collect()
@@ -94,12 +94,12 @@ def test_the_value_loss_of_ppo_is_clipped_if_the_preset_says_so(compose, clips):
 
 
 @pytest.mark.parametrize("preset", ["dqn_minatar", "ppo_minatar"])
-def test_the_games_of_minatar_are_environments(compose, preset):
+def test_the_minatar_presets_pass_their_check(compose, preset):
     pytest.importorskip("minatar", reason="env=minatar needs the extra minatar of a project")
     compose(f"experiment={preset}").check()
 
 
-def test_a_recurrent_ppo_unrolls_its_memory_to_the_values_of_the_collection(compose):
+def test_recurrent_ppo_reproduces_the_collected_values_when_unrolled(compose):
     words = ["agent=recurrent_ppo", "env=cartpole_positions", "env.num=3", "env.max_episode_steps=9"]
     config = compose(*words, "agent.rollout_steps=24")
     engine = engine_class(config)(config)

@@ -53,5 +53,5 @@ def test_misspelled_names_of_the_config_and_of_a_batch_are_type_errors(tmp_path,
         assert code.count(name) == 1
         code = code.replace(name, f"{name.rpartition('.')[0]}.{typo}")
     file.write_text(code, "utf-8")
-    found = sorted(re.sub(r".*: error: (.*?)(;.*)?  \[.*", r"\1", line) for line in errors_of(project))
-    assert found == sorted(message for _, message in TYPOS.values())
+    messages = sorted(re.sub(r".*: error: (.*?)(;.*)?  \[.*", r"\1", line) for line in errors_of(project))
+    assert messages == sorted(message for _, message in TYPOS.values())

@@ -99,7 +99,7 @@ def is_composed_elsewhere(line, folder):
 
 
 def small(line):
-    """Return the arguments of a command, with a small budget if it trains: the lengths are the demo's business."""
+    """Return the arguments of a command, with a small budget if it trains; the demo covers long trainings."""
     command = shlex.split(KILL.sub("", line))
     overrides = line.partition(".train ")[2]
     if IS_LONG:
@@ -109,7 +109,7 @@ def small(line):
     if ".train" not in line or re.search(r" --(help|cfg|info)\b", line):
         return command
     if not re.search("run_name|debug=default|-m |metric@", overrides):
-        return [*command, "--cfg=job"]  # the others train often enough: this one composes and checks its config
+        return [*command, "--cfg=job"]  # other lines train; this one only composes and checks its config
     is_ppo = "agent=ppo" in line or "experiment=ppo" in line
     budget = [
         "loop.steps=48",
@@ -164,7 +164,7 @@ def project(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(project):
+def test_a_killed_run_resumes_bit_identically(project):
     checksums = [line.split()[0] for line in (project / "checksums").read_text().splitlines()]
     assert len(checksums) == 2
     assert len(set(checksums)) == 1
@@ -174,7 +174,7 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(project):
 
 
 @pytest.mark.slow
-def test_all_commands_run_and_every_job_of_the_sweeps_is_completed(project):
+def test_all_commands_run_and_all_sweep_jobs_complete(project):
     assert {record["status"] for record in records(project)} == {"FINISHED"}
     statuses = [json.loads(path.read_text()) for path in project.glob("multirun/*/*/status.json")]
     assert [status["state"] for status in statuses] == ["completed"] * 4
@@ -205,7 +205,7 @@ def test_the_longer_trainings_of_other_pages_compose(project):
 
 
 @pytest.mark.slow
-def test_a_mistake_is_one_message_and_exit_code_2(project):
+def test_a_configuration_error_is_one_message_and_exit_code_2(project):
     (block,) = [block for block in blocks("docs/project.md", "text") if block.startswith("$ ")]
     command, _, message = block.removeprefix("$ ").partition("\n")
     done = run(shlex.split(command), project)
@@ -224,7 +224,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_the_code_runs(tmp_path):
+def test_the_code_of_the_pages_runs(tmp_path):
     (tmp_path / "run_blocks.py").write_text(RUN_BLOCKS)
     scripts = []
     for page in CODE_PAGES:
@@ -232,11 +232,11 @@ def test_the_code_runs(tmp_path):
             scripts.append(f"{Path(page).stem}_{number}.py")
             (tmp_path / scripts[-1]).write_text(block)
     assert len(scripts) >= 8
-    done = run(["python", str(tmp_path / "run_blocks.py"), *scripts], tmp_path)  # one process: they import the same
+    done = run(["python", str(tmp_path / "run_blocks.py"), *scripts], tmp_path)  # one process: same imports
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_a_test_runs_every_block_of_commands_and_code():
+def test_every_block_of_commands_and_code_has_a_test():
     pages = [str(page.relative_to(ROOT)) for page in LINKED_PAGES if page.name != "CONTRIBUTING.md"]
     run_here = {"bash": {*COMMAND_PAGES}, "python": {*CODE_PAGES, *PROJECT_CODE_PAGES, *PAGES_WITH_A_TEST}}
     for language, covered in run_here.items():
@@ -245,7 +245,7 @@ def test_a_test_runs_every_block_of_commands_and_code():
         assert Path(page).name in (ROOT / "tests" / test).read_text(), f"{test} does not run {page}"
 
 
-def test_any_hydra_program_is_swept(tmp_path):
+def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
     programs = {block.split()[1]: block for block in blocks("docs/hydra_sweeps.md", "python")}
     for name, program in programs.items():
         (tmp_path / name).write_text(program)
@@ -255,7 +255,7 @@ def test_any_hydra_program_is_swept(tmp_path):
     block, results = blocks("docs/hydra_sweeps.md", "console")
     first, *others = block.splitlines()
     assert first in (ROOT / "README.md").read_text()
-    # the server that forks jobs imports all that this process has
+    # the fork server imports all modules of this process
     for command in ([*shlex.split(first), "hydra.launcher.backend=local"], *map(shlex.split, others)):
         done = run(command, tmp_path, warm.LIGHT)
         assert done.returncode == 0, done.stderr
@@ -296,7 +296,7 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_links_exist(page):
+def test_the_links_of_a_page_exist(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:

@@ -45,7 +45,7 @@ def test_there_are_forms_for_bugs_features_and_questions():
     assert load(".github/ISSUE_TEMPLATE/config.yml")["blank_issues_enabled"] is False
 
 
-def test_the_citation_is_valid_and_that_of_this_version():
+def test_the_citation_is_valid_and_names_the_current_version():
     citation = load("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert citation["type"] in {"software", "dataset"}

@@ -9,16 +9,16 @@ import trieye
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("value", "expected"),
     [(1, 1), (2.5, 2.5), (True, 1), ("3.5", 3.5), (np.float32(2), 2.0), (np.int64(3), 3), (torch.tensor(2.5), 2.5)],
 )
-def test_numbers_of_every_kind_are_taken_as_values(given, kept):
-    event = trieye.RawMetricEvent(name="m", value=given, global_step=-3)
-    assert event.value == kept
+def test_an_event_accepts_every_kind_of_number(value, expected):
+    event = trieye.RawMetricEvent(name="m", value=value, global_step=-3)
+    assert event.value == expected
     assert event.is_valid()
 
 
-def test_no_value_is_refused_and_what_is_not_finite_is_told():
+def test_a_missing_value_is_rejected_and_a_non_finite_value_is_invalid():
     with pytest.raises(ValidationError):
         trieye.RawMetricEvent(name="m", value=None, global_step=1)
     for value in (math.nan, math.inf):
@@ -27,11 +27,11 @@ def test_no_value_is_refused_and_what_is_not_finite_is_told():
         trieye.RawMetricEvent(name="m", value=10**400, global_step=1).is_valid()
 
 
-def test_counters_of_a_checkpoint_are_not_negative():
+def test_negative_checkpoint_counters_are_rejected():
     with pytest.raises(ValidationError, match="episodes_played"):
         trieye.CheckpointData(run_name="r", global_step=0, episodes_played=-1, total_simulations_run=0)
 
 
-def test_a_fresh_run_has_nothing_loaded():
+def test_a_new_loaded_training_state_is_empty():
     loaded = trieye.LoadedTrainingState()
     assert (loaded.checkpoint_data, loaded.buffer_data, loaded.buffer_step) == (None, None, None)

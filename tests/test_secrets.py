@@ -1,4 +1,4 @@
-"""No password, token or key reaches a file, a tracker or the terminal, and whoever needs one gets it."""
+"""No password, token or key is written to a file, a tracker or the terminal; user code gets the real values."""
 
 import logging
 import os
@@ -56,7 +56,7 @@ hydra: {searchpath: ["pkg://trieye.conf"]}
 
 @pytest.fixture
 def server(tmp_path, warm_programs):
-    """Start an MLflow server that wants the password `hunter2` of `ann`, and return its port."""
+    """Start an MLflow server that requires the password `hunter2` of `ann`, and return its port."""
     (tmp_path / "server").mkdir()
     program = Path(__file__).parent / "sinks" / "mlflow_server.py"
     with (tmp_path / "server" / "log").open("wb") as log:
@@ -71,15 +71,13 @@ def server(tmp_path, warm_programs):
 
 
 def holding(directory, secrets):
-    """Return the files below a directory that hold a secret; what a user writes is in `conf`."""
+    """Return the files below a directory that contain a secret, except for the user's own files in `conf`."""
     files = [path for path in directory.rglob("*") if path.is_file() and "conf" not in path.parts]
     return [path for path in files if any(secret in path.read_bytes() for secret in secrets)]
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_delivered_to_a_server_with_a_password_that_is_written_nowhere(
-    server, tmp_path, monkeypatch, capfd
-):
+def test_a_killed_run_is_delivered_to_a_server_whose_password_is_never_stored(server, tmp_path, monkeypatch, capfd):
     uri = f"http://ann:hunter2@127.0.0.1:{server}"
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(CONFIG)
@@ -91,32 +89,32 @@ def test_a_killed_run_is_delivered_to_a_server_with_a_password_that_is_written_n
     assert not any(secret in done.stdout + done.stderr for secret in SECRETS)
 
     run = tmp_path / ".trieye_data" / "app" / "runs" / "run"
-    for now in ("", "http://ann:hunter2@elsewhere"):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", now)
+    for current_uri in ("", "http://ann:hunter2@elsewhere"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", current_uri)
         assert main(["close", str(run)]) == 2
-        told = capfd.readouterr().err
-        assert f"http://ann:***@127.0.0.1:{server}" in told
-        assert "set the environment variable MLFLOW_TRACKING_URI" in told
-        assert "hunter2" not in told
+        errors = capfd.readouterr().err
+        assert f"http://ann:***@127.0.0.1:{server}" in errors
+        assert "set the environment variable MLFLOW_TRACKING_URI" in errors
+        assert "hunter2" not in errors
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert main(["close", str(run)]) == 0
     assert main(["rebuild", str(run), "--sink", "mlflow"]) == 0
-    told = capfd.readouterr()
-    assert "hunter2" not in told.out + told.err
+    captured = capfd.readouterr()
+    assert "hunter2" not in captured.out + captured.err
 
     client = MlflowClient(tracking_uri=uri)
-    (shown,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
-    assert shown.info.status == "KILLED"
-    assert len(client.get_metric_history(shown.info.run_id, "loss")) == 10
-    assert {shown.data.params[key] for key in ("game.login", "game.password", "tags.db_token")} == HIDDEN
-    assert (shown.data.params["seed"], shown.data.tags["kept"]) == ("0", "yes")
-    assert {shown.data.tags[key] for key in ("login", "db_token")} == HIDDEN
+    (mlflow_run,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    assert mlflow_run.info.status == "KILLED"
+    assert len(client.get_metric_history(mlflow_run.info.run_id, "loss")) == 10
+    assert {mlflow_run.data.params[key] for key in ("game.login", "game.password", "tags.db_token")} == HIDDEN
+    assert (mlflow_run.data.params["seed"], mlflow_run.data.tags["kept"]) == ("0", "yes")
+    assert {mlflow_run.data.tags[key] for key in ("login", "db_token")} == HIDDEN
     assert holding(tmp_path, SECRETS) == []
     assert '"password": "***"' in (run / "configs.json").read_text()
     assert "${oc.env:GAME_TOKEN}" in (run / ".hydra" / "config.yaml").read_text()
 
 
-def test_the_log_and_the_traceback_that_are_kept_of_a_failed_run_have_no_secrets(make_config, monkeypatch):
+def test_stored_logs_and_tracebacks_of_a_failed_run_contain_no_secrets(make_config, monkeypatch):
     monkeypatch.setenv("GAME_TOKEN", "g4me-t0ken")
     with pytest.raises(RuntimeError), trieye.Run(make_config()) as run:
         logging.getLogger("trieye.game").warning("the game says: token=%s", "hunter2")
@@ -126,5 +124,5 @@ def test_the_log_and_the_traceback_that_are_kept_of_a_failed_run_have_no_secrets
     logs = [path.read_text() for path in (run.dir / "logs").iterdir()]
     assert any("the game says: token=***" in log for log in logs)
     assert "token=*** http://ann:***@host\n" in (run.dir / "logs" / "output.log").read_text()
-    kept = (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
-    assert "no answer from http://ann:***@host for ***, password=***" in kept
+    report = (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
+    assert "no answer from http://ann:***@host for ***, password=***" in report

@@ -157,11 +157,11 @@ def project(tmp_path_factory):
     return make(tmp_path_factory.mktemp("default"))
 
 
-def test_exactly_these_files_are_made(project):
+def test_a_new_project_has_exactly_these_files(project):
     assert files_in(project) == FILES
 
 
-def test_nothing_of_the_template_is_left_in_the_files(project):
+def test_no_template_placeholders_remain_in_the_files(project):
     for path in project.rglob("*"):
         assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|#\}|cookiecutter|trieye-requirement", path.name), path
         if path.is_file() and path.suffix != ".whl" and path.name != "constraints.txt":
@@ -171,7 +171,7 @@ def test_nothing_of_the_template_is_left_in_the_files(project):
 
 
 @pytest.mark.parametrize("slug", ["a", "a_package_whose_name_has_forty_charactes"])
-def test_the_project_is_formatted_and_lint_free_whatever_its_name(tmp_path, slug):
+def test_the_project_is_formatted_and_lint_free_for_any_name(tmp_path, slug):
     project = make(tmp_path, slug=slug, ci="none")
     assert files_in(project) == {name.replace(SLUG, slug) for name in FILES - {".github/workflows/ci.yml"}}
     for arguments in (["check"], ["format", "--check"]):
@@ -179,7 +179,7 @@ def test_the_project_is_formatted_and_lint_free_whatever_its_name(tmp_path, slug
         assert done.returncode == 0, done.stdout
 
 
-def test_the_project_has_the_trieye_that_made_it_as_a_wheel_and_the_tested_versions(project):
+def test_the_project_contains_a_trieye_wheel_and_the_tested_versions(project):
     assert pyproject(project)["dependencies"][0] == f"trieye @ {{root:uri}}/{WHEEL}"
     assert (project / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()
     installed = importlib.metadata.distribution("trieye")
@@ -191,7 +191,7 @@ def test_the_project_has_the_trieye_that_made_it_as_a_wheel_and_the_tested_versi
         assert names == {f"trieye-{installed.version}.dist-info/{name}" for name in METADATA}
 
 
-def test_the_project_of_a_moved_wheel_is_built_with_the_path_that_it_has_now(project, tmp_path):
+def test_a_moved_project_depends_on_its_wheel_at_the_new_path(project, tmp_path):
     shutil.copytree(project, tmp_path / "moved there")
     moved = tmp_path / "moved there"
     build = "from hatchling.build import prepare_metadata_for_build_editable as prepare; print(prepare('.'))"
@@ -200,12 +200,12 @@ def test_the_project_of_a_moved_wheel_is_built_with_the_path_that_it_has_now(pro
     assert f"Requires-Dist: trieye @ {moved.as_uri()}/{WHEEL}\n" in metadata, done.stderr
 
 
-def test_it_imports_public_names_only(project):
+def test_the_project_imports_public_names_only(project):
     code = "\n".join(path.read_text("utf-8") for path in project.rglob("*.py"))
     assert set(re.findall(r"(?:from|import) (trieye\.\S+)", code)) == {"trieye.integrations.sb3"}
 
 
-def test_its_commands_complete_what_is_typed(project):
+def test_the_commands_of_the_project_have_completion(project):
     scripts = pyproject(project)["scripts"]
     assert scripts == {f"{SLUG}-train": f"{SLUG}.train:train"}
     as_installed = "import sys; sys.argv[0] = 'my_agent-train'; from my_agent.train import train; train()"
@@ -239,7 +239,7 @@ GIT = {"vcs": "git", "commit_id": "1f2e"}
         ({"url": "https://a:b@example.org/t.git", "vcs_info": GIT}, "trieye @ git+https://example.org/t.git@1f2e"),
     ],
 )
-def test_a_project_made_by_what_pip_installed_depends_on_where_that_came_from(tmp_path, direct_url, expected):
+def test_a_project_created_by_an_installed_trieye_depends_on_its_source(tmp_path, direct_url, expected):
     (info := tmp_path / "trieye-0.2.0.dist-info").mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trieye\nVersion: 0.2.0\n")
     if direct_url is not None:
@@ -250,7 +250,7 @@ def test_a_project_made_by_what_pip_installed_depends_on_where_that_came_from(tm
     assert done.stdout.strip() == expected, done.stderr
 
 
-def test_make_install_takes_the_tested_versions(project):
+def test_make_install_uses_the_tested_versions(project):
     done = subprocess.run(["make", "-n", "install"], cwd=project, capture_output=True, text=True, check=True)
     assert "pip install --quiet -c constraints.txt -e '.[dev]'" in done.stdout
 
@@ -276,9 +276,9 @@ PROJECTS = [  # algorithm, environment, license, Python, option of the environme
 def test_answers_reach_configs_metadata_readme_and_ci(
     tmp_path, algorithm, env_id, license_name, version, option, extra
 ):
-    own = {"env_id": env_id} if env_id else {}
+    env_answer = {"env_id": env_id} if env_id else {}
     typed = {"license": license_name, "author": "Ann Author", "python_version": version}
-    project = make(tmp_path, algorithm=algorithm, **typed, **own)
+    project = make(tmp_path, algorithm=algorithm, **typed, **env_answer)
     assert files_in(project) == FILES | {f"conf/env/{option}.yaml"}  # a new option if no option has the environment
     assert yaml.safe_load((project / f"conf/env/{option}.yaml").read_text())["id"] == env_id or not env_id
     assert yaml.safe_load((project / "conf/env/cartpole.yaml").read_text())["id"] == "CartPole-v1"
@@ -300,7 +300,8 @@ def test_answers_reach_configs_metadata_readme_and_ci(
     assert workflow["jobs"]["test"]["steps"][1]["with"]["python-version"] == version
 
 
-def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its_tests(project, tmp_path):
+@pytest.mark.long
+def test_a_project_without_stable_baselines3_names_the_package_and_skips_its_tests(project, tmp_path):
     without = "import runpy, sys\nsys.modules['stable_baselines3'] = None\nsys.argv = sys.argv[1:]\n"
     without += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
     done = warm.run(["-c", without, f"{SLUG}.sb3", f"persistence.root_data_dir={tmp_path}"], project)
@@ -326,18 +327,18 @@ def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its
         ((2, 10, 10, 6), (12, 10, 10)),
     ],
 )
-def test_the_convolutions_of_a_project_find_the_channels_of_pictures(shape, planes):
+def test_the_convolutions_of_a_project_find_the_channel_axis_of_images(shape, planes):
     networks = runpy.run_path(str(TEMPLATE / "{{cookiecutter.slug}}" / "{{cookiecutter.slug}}" / "networks.py"))
     encoder = networks["Encoder"](gym.spaces.Box(0, 1, shape, np.float32), torch.nn.Identity())
     picture = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     convolutions = encoder.parts[0]
     assert convolutions.planes == planes
-    seen = []
-    convolutions.layers.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    received = []
+    convolutions.layers.register_forward_pre_hook(lambda _, inputs: received.append(inputs[0]))
     assert encoder(torch.from_numpy(picture)[None]).shape == (1, encoder.size)
-    assert seen[0].shape == (1, *planes)
+    assert received[0].shape == (1, *planes)
     if planes[0] == shape[-1]:
-        assert np.array_equal(seen[0][0], picture.transpose(2, 0, 1))
+        assert np.array_equal(received[0][0], picture.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,7 @@ def test_the_convolutions_of_a_project_find_the_channels_of_pictures(shape, plan
     ],
     ids=range(3 + len(HOSTILE)),
 )
-def test_hostile_text_gives_valid_files_that_say_the_same(tmp_path, texts):
+def test_hostile_text_yields_valid_files_with_the_same_text(tmp_path, texts):
     name, description, author = (" ".join(text.split()) for text in texts)
     project = make(tmp_path, **dict(zip(("project_name", "description", "author"), texts, strict=True)), slug=SLUG)
     assert files_in(project) == FILES
@@ -372,7 +373,7 @@ def plain_cookiecutter(folder, *answers):
     return run(folder, *arguments, *answers, env={"HOME": str(home), "PATH": "/usr/bin:/bin"})
 
 
-def test_plain_cookiecutter_makes_the_same_project(tmp_path, project):
+def test_plain_cookiecutter_creates_the_same_project(tmp_path, project):
     done = plain_cookiecutter(tmp_path)
     assert done.returncode == 0, done.stderr
     for name in FILES:
@@ -387,14 +388,14 @@ def test_plain_cookiecutter_makes_the_same_project(tmp_path, project):
         ("algorithm=ddpg", "ddpg"),
     ],
 )
-def test_plain_cookiecutter_refuses_bad_answers_and_leaves_nothing(tmp_path, answer, message):
+def test_plain_cookiecutter_rejects_invalid_answers_and_leaves_no_files(tmp_path, answer, message):
     done = plain_cookiecutter(tmp_path, answer)
     assert done.returncode != 0
     assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_help_of_the_project_is_fast_to_load(project):
+def test_help_of_the_project_imports_no_heavy_libraries(project):
     code = (
         "import sys, runpy\nsys.argv = ['train', '--help']\n"
         f"try: runpy.run_module('{SLUG}.train', run_name='__main__')\nexcept SystemExit: pass\n"
@@ -469,7 +470,7 @@ SB3 = ["sinks=[]", "loop.evaluate_every_steps=0", "env.eval_episodes=1"]
 
 @pytest.mark.slow
 @pytest.mark.long  # a signal and kills of such runs are in test_sb3.py and soak/sb3_kills.py
-def test_a_run_of_stable_baselines3_that_is_killed_goes_on(project, tmp_path):
+def test_a_killed_run_of_stable_baselines3_resumes(project, tmp_path):
     typed = [*SB3, "algorithm=DQN", "loop.steps=12_000", "persistence.checkpoint_save_freq_steps=1000", "run_name=one"]
     command = ["-m", f"{SLUG}.sb3", *typed, f"persistence.root_data_dir={tmp_path}"]
     run_dir = tmp_path / SLUG / "runs" / "one"
@@ -503,7 +504,7 @@ def test_a_project_with_discrete_observations_trains(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_single_file_evaluates_a_budget_below_one_evaluation(project, tmp_path):
+def test_the_single_file_evaluates_a_budget_below_the_evaluation_interval(project, tmp_path):
     words = ["loop.steps=20", "eval_episodes=1", "sinks=[]", "run_name=short", f"persistence.root_data_dir={tmp_path}"]
     done = run(project, "-m", f"{SLUG}.single_file", *words)
     assert done.returncode == 0, done.stderr
@@ -516,7 +517,7 @@ def test_the_single_file_evaluates_a_budget_below_one_evaluation(project, tmp_pa
 @pytest.mark.parametrize(
     "agent", ["agent=dqn", pytest.param("agent=sac env=pendulum agent.learning_starts=100", marks=pytest.mark.long)]
 )
-def test_a_profile_of_updates_is_in_the_directory_of_the_run(project, tmp_path, agent):
+def test_a_profile_of_updates_is_in_the_run_directory(project, tmp_path, agent):
     typed = ["debug=profiler", *agent.split(), "loop.steps=100", "loop.profile_steps=2", "run_name=profiled"]
     done = run(project, "-m", f"{SLUG}.train", *typed, f"persistence.root_data_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -525,7 +526,7 @@ def test_a_profile_of_updates_is_in_the_directory_of_the_run(project, tmp_path, 
 
 
 @pytest.mark.slow
-def test_what_cannot_be_trained_is_one_message(project, tmp_path):
+def test_an_unknown_environment_is_an_error_before_files_are_created(project, tmp_path):
     typed = [f"persistence.root_data_dir={tmp_path}", "env.id=CartPol-v1"]
     for flags in ([], ["-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep"]):
         done = run(project, "-m", f"{SLUG}.train", *flags, *typed)
@@ -537,7 +538,7 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_that_were_normalized_are_not_scaled_as_bytes_again(project):
+def test_normalized_images_are_not_scaled_as_bytes_again(project):
     code = f"""
 import gymnasium as gym, numpy as np, torch, trieye
 from {SLUG} import dqn, networks, ppo, sac, td3
@@ -571,7 +572,7 @@ def trained(project, tmp_path_factory):
     return root
 
 
-def test_a_finished_run_says_so_and_loads_nothing_heavy(project, trained):
+def test_a_finished_run_is_reported_without_heavy_imports(project, trained):
     typed = ["train", "debug=limit", f"persistence.root_data_dir={trained}", "run_name=one"]
     code = (
         f"import sys, runpy\nsys.argv = {typed}\n"

@@ -1,4 +1,4 @@
-"""Forks of a warm process are to a test what interpreters are that start."""
+"""Forks of a warm process behave like new interpreters."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def popen():
     return warm.PopenLight
 
 
-def said(popen, *command, **options):
+def output_of(popen, *command, **options):
     with popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, **options) as process:
         return process.communicate(timeout=60)[0].strip(), process.returncode
 
@@ -27,8 +27,8 @@ def test_a_program_is_a_child_of_the_test_with_its_arguments_directory_and_envir
     (tmp_path / "program.py").write_text(text)
     (tmp_path / "module.py").write_text(text)
     for command in (["program.py"], ["-m", "module"], ["-c", text]):
-        found, _ = said(popen, *command, "x y", cwd=tmp_path, env={**os.environ, "A": "1"})
-        assert found == f"{os.getpid()} {tmp_path} ['x y'] 1 __main__ True"
+        result, _ = output_of(popen, *command, "x y", cwd=tmp_path, env={**os.environ, "A": "1"})
+        assert result == f"{os.getpid()} {tmp_path} ['x y'] 1 __main__ True"
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_a_program_is_a_child_of_the_test_with_its_arguments_directory_and_envir
         ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
     ],
 )
-def test_it_ends_as_an_interpreter_does(popen, code, status):
+def test_a_program_exits_as_in_an_interpreter(popen, code, status):
     code = f"import atexit; atexit.register(print, 'left', flush=True)\n{code}"
     real = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    found = said(popen, "-c", code, stderr=subprocess.PIPE)
-    assert found == (real.stdout.strip(), real.returncode)
-    assert found[1] == status
+    result = output_of(popen, "-c", code, stderr=subprocess.PIPE)
+    assert result == (real.stdout.strip(), real.returncode)
+    assert result[1] == status
 
 
-def test_it_hears_signals_and_may_lead_a_session(popen):
+def test_a_program_receives_signals_and_may_lead_a_session(popen):
     code = "import os, time; print(os.getsid(0), flush=True); time.sleep(60)"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -61,13 +61,13 @@ def test_it_hears_signals_and_may_lead_a_session(popen):
             assert process.wait(30) == -number
 
 
-def test_threads_that_are_no_daemons_end_before_it(popen):
+def test_a_program_waits_for_its_non_daemon_threads(popen):
     code = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('done'))).start()"
-    assert said(popen, "-c", code) == ("done", 0)
+    assert output_of(popen, "-c", code) == ("done", 0)
 
 
 @pytest.mark.parametrize(
     "options", [{"env": {**os.environ, "PYTHONHASHSEED": "1"}}, {"preexec_fn": int}, {"executable": sys.executable}]
 )
-def test_what_only_an_interpreter_can_do_starts_one(popen, options):
-    assert said(popen, "-c", f"import sys; print({LOADED})", **options) == ("False", 0)
+def test_unsupported_options_start_an_interpreter(popen, options):
+    assert output_of(popen, "-c", f"import sys; print({LOADED})", **options) == ("False", 0)

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does: the one way in which tests wait."""
+"""Wait for conditions that another thread or process fulfills; tests wait in no other way."""
 
 import threading
 import time
@@ -8,14 +8,14 @@ LONG_S = 60.0
 
 
 def wait_until(condition: Callable[[], object], *, within_s: float = LONG_S, pause_s: float = 0.005) -> None:
-    """Return when a condition holds; fail if it does not within so many seconds.
+    """Return as soon as a condition is true; fail after a time limit.
 
     Args:
-        condition: Is asked again and again.
-        within_s: Longer than it takes on the busiest machine.
-        pause_s: Between two looks; longer where a look costs the one that is waited for some work.
+        condition: Polled until it returns a true value.
+        within_s: Time limit, generous enough for a busy machine.
+        pause_s: Time between polls; longer if polling slows down the observed process.
     """
     deadline, pause = time.monotonic() + within_s, threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         pause.wait(pause_s)

@@ -1,8 +1,8 @@
-"""Programs that start in a fork of a process which has imported what takes seconds: Hydra, and torch and MLflow too.
+"""Start programs in forks of a process that has imported slow modules: Hydra, torch, MLflow.
 
-Tests whose subject is not the start of a program use it instead of `subprocess`: an interpreter that imports torch, the
-compiler of its first optimizer and MLflow takes 5 s of CPU, and the tests start hundreds. They also create hundreds of
-MLflow stores, whose tables take a second: these are copies of a single store.
+Tests whose subject is not the start of a program use it instead of `subprocess`: importing torch, the compiler of its
+first optimizer and MLflow takes 5 s of CPU, and the tests start hundreds of programs. They also create hundreds of
+MLflow stores, whose tables take a second: each store is a copy of the first one.
 """
 
 import atexit
@@ -41,13 +41,13 @@ HEAVY = (
     "gymnasium.envs.classic_control",
 )  # fmt: skip
 
-STARTED = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
+PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-ASKS_FOR_MORE = ("preexec_fn", "pass_fds", "shell", "executable")
+UNSUPPORTED = ("preexec_fn", "pass_fds", "shell", "executable")
 TABLES = "TRIEYE_TESTS_TABLES"
-"""Variable of the environment: the file of a store with MLflow's tables and nothing else, or where it shall be."""
+"""Environment variable: path of an MLflow store with empty tables, which the first store creates."""
 SUBREAPER = 36
-"""`PR_SET_CHILD_SUBREAPER`: who has it becomes the parent of grandchildren whose parent ends."""
+"""`PR_SET_CHILD_SUBREAPER`: the process becomes the parent of grandchildren whose parent ends."""
 
 
 class Warm:
@@ -58,13 +58,13 @@ class Warm:
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._asks, asked = socket.socketpair()
+        self._requests, receiver = socket.socketpair()
         self._startup = startup_variables(os.environ)
-        with asked:
+        with receiver:
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(asked.fileno()), *modules],
+                [sys.executable, __file__, str(receiver.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[asked.fileno()],
+                pass_fds=[receiver.fileno()],
                 env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
             )
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Warm:
 
     def close(self) -> None:
         """End the process; a second call does nothing."""
-        self._asks.close()
+        self._requests.close()
         self._server.wait()
 
     def is_alive(self) -> bool:
@@ -82,8 +82,8 @@ class Warm:
     def can_start(self, command: list[str], cwd: str, env: Mapping[str, str]) -> bool:
         """Return True if a fork behaves like a new interpreter with these arguments."""
         is_program = command[0] in {"-c", "-m"} or (command[0].endswith(".py") and Path(cwd, command[0]).is_file())
-        is_of_tests = not any("site-packages" in word for word in command[:2])  # Ray's processes start with theirs
-        return is_program and is_of_tests and Path(cwd).is_dir() and startup_variables(env) == self._startup
+        is_own_program = not any("site-packages" in word for word in command[:2])  # as in Ray's commands
+        return is_program and is_own_program and Path(cwd).is_dir() and startup_variables(env) == self._startup
 
     def start(self, command: list[str], cwd: str, env: Mapping[str, str], files: list[int], *, leads: bool) -> int:
         """Start a program as a child of this process and return its id.
@@ -95,45 +95,45 @@ class Warm:
             files: Descriptors of its input, output and errors.
             leads: Whether the program leads a new session.
         """
-        asked = json.dumps([command, cwd, dict(env), leads]).encode()
+        request = json.dumps([command, cwd, dict(env), leads]).encode()
         system = ctypes.CDLL(None)
         with self._lock:
             system.prctl(SUBREAPER, 1)
             try:
-                socket.send_fds(self._asks, [len(asked).to_bytes(4)], files)
-                self._asks.sendall(asked)
-                return int.from_bytes(self._asks.recv(4))
+                socket.send_fds(self._requests, [len(request).to_bytes(4)], files)
+                self._requests.sendall(request)
+                return int.from_bytes(self._requests.recv(4))
             finally:
                 system.prctl(SUBREAPER, 0)
 
 
 class Popen(subprocess.Popen):
-    """A process as `subprocess` starts it; a Python program that can be a fork is one, whose parent is this process.
+    """A process as `subprocess` starts it; a Python program is a fork if possible, and a child of this process.
 
-    `_execute_child` is private: without it programs start as interpreters, and `test_warm.py` fails.
+    `_execute_child` is private: without it, programs start as interpreters, and `test_warm.py` fails.
     """
 
     modules = HEAVY
 
-    def _execute_child(self, *values: Any) -> None:
-        given = dict(zip(STARTED, values, strict=True))
-        command = [os.fspath(word) for word in given["args"]] if isinstance(given["args"], list | tuple) else []
-        cwd, env = os.fspath(given["cwd"] or Path.cwd()), os.environ if given["env"] is None else given["env"]
-        is_plain = sys.platform == "linux" and not any(given[name] for name in ASKS_FOR_MORE)
+    def _execute_child(self, *arguments: Any) -> None:
+        values = dict(zip(PARAMETERS, arguments, strict=True))
+        command = [os.fspath(word) for word in values["args"]] if isinstance(values["args"], list | tuple) else []
+        cwd, env = os.fspath(values["cwd"] or Path.cwd()), os.environ if values["env"] is None else values["env"]
+        is_plain = sys.platform == "linux" and not any(values[name] for name in UNSUPPORTED)
         if not (
             is_plain and command[:1] == [sys.executable] and server_of(self.modules).can_start(command[1:], cwd, env)
         ):
-            super()._execute_child(*values)
+            super()._execute_child(*arguments)
             return
-        pipes = [given[name] for name in PIPES]
-        files = [own if end == -1 else end for own, end in enumerate((pipes[0], pipes[3], pipes[5]))]
-        self.pid = server_of(self.modules).start(command[1:], cwd, env, files, leads=given["start_new_session"])
+        pipes = [values[name] for name in PIPES]
+        files = [standard if end == -1 else end for standard, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self.pid = server_of(self.modules).start(command[1:], cwd, env, files, leads=values["start_new_session"])
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
 
 class PopenLight(Popen):
-    """Forks of a process that has imported Hydra and little else."""
+    """Forks of a process that has imported little more than Hydra."""
 
     modules = LIGHT
 
@@ -163,7 +163,7 @@ def run(
     Args:
         command: `-c` and code, `-m` and a module, or the path of a script, and arguments.
         cwd: Its working directory.
-        env: Its environment; None: the present one.
+        env: Its environment; None for the current one.
         modules: Modules that are imported before the program starts.
     """
     command = [sys.executable, *command]
@@ -182,50 +182,50 @@ make_tables = store._make_tables
 
 
 def freeze() -> None:
-    """Exempt all present objects from garbage collection, and collect later ones less often."""
+    """Exempt all existing objects from garbage collection, and collect later ones less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
-def copy_tables(made: Path, draft: Path) -> None:
-    """Create the tables like the sink's `make_tables`, as a copy of the first ones."""
-    if made.exists():
-        shutil.copyfile(made, draft)
+def copy_tables(template: Path, draft: Path) -> None:
+    """Create the tables of a store like the sink's `make_tables`, as a copy of a template."""
+    if template.exists():
+        shutil.copyfile(template, draft)
         return
-    make_tables(draft)  # and several at once may
-    own = made.with_name(f"{os.getpid()}-{threading.get_ident()}")
-    shutil.copyfile(draft, own)
-    own.replace(made)
+    make_tables(draft)  # concurrent processes may do the same
+    temporary = template.with_name(f"{os.getpid()}-{threading.get_ident()}")
+    shutil.copyfile(draft, temporary)
+    temporary.replace(template)
 
 
 def keep_schema() -> None:
-    """Let MLflow look up the newest revision of its tables once, and copy the tables of a new store.
+    """Cache the newest schema revision of MLflow, and copy the tables of a new store.
 
-    It imports 60 scripts each time it opens a store, and runs them all to create one.
+    MLflow imports 60 scripts each time it opens a store, and runs all of them to create one.
     """
     from mlflow.store.db import utils
 
     utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
     utils._get_latest_schema_revision()
-    initialize, made = utils._initialize_tables, Path(os.environ[TABLES])
+    initialize, template = utils._initialize_tables, Path(os.environ[TABLES])
 
-    def copied(engine: Any) -> None:
-        if engine.url.database and made.exists():
+    def copy(engine: Any) -> None:
+        if engine.url.database and template.exists():
             engine.dispose()
-            shutil.copyfile(made, engine.url.database)
+            shutil.copyfile(template, engine.url.database)
         else:
             initialize(engine)
 
-    utils._initialize_tables = copied
+    utils._initialize_tables = copy
 
 
 def startup_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what only an interpreter that starts reads."""
+    """Return the variables that an interpreter reads only at its start."""
     return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
-def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
+def serve(requests: socket.socket, modules: list[str]) -> tuple[list[str], str]:
     """Fork for each request; a child returns from here with its command and its directory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the tests
     for module in modules:
@@ -233,31 +233,31 @@ def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
     if "mlflow" in modules:
         keep_schema()
     store._make_tables = partial(copy_tables, Path(os.environ[TABLES]))
-    freeze()  # a collection in a child would copy all of it, which takes seconds
+    freeze()  # a collection in a child would copy all imported objects, which takes seconds
     while True:
-        size, files, _, _ = socket.recv_fds(asked, 4, 3)
+        size, files, _, _ = socket.recv_fds(requests, 4, 3)
         if not size:
             os._exit(0)
-        command, cwd, env, leads = json.loads(asked.recv(int.from_bytes(size), socket.MSG_WAITALL))
-        here, there = socket.socketpair()
+        command, cwd, env, leads = json.loads(requests.recv(int.from_bytes(size), socket.MSG_WAITALL))
+        parent_end, child_end = socket.socketpair()
         if between := os.fork():
-            with here, there:
-                pid = here.recv(4)
+            with parent_end, child_end:
+                pid = parent_end.recv(4)
                 os.waitpid(between, 0)  # from now on the program is a child of the tests
-                here.sendall(b".")
+                parent_end.sendall(b".")
             for each in files:
                 os.close(each)
-            asked.sendall(pid)
+            requests.sendall(pid)
             continue
         if os.fork():
             os._exit(0)
         if leads:
             os.setsid()
-        with here, there, asked:
-            there.sendall(os.getpid().to_bytes(4))
-            there.recv(1)
-        for own, each in enumerate(files):
-            os.dup2(each, own)
+        with parent_end, child_end, requests:
+            child_end.sendall(os.getpid().to_bytes(4))
+            child_end.recv(1)
+        for target, each in enumerate(files):
+            os.dup2(each, target)
             os.close(each)
         os.chdir(cwd)
         os.environ.clear()
@@ -266,7 +266,7 @@ def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
 
 
 def become(command: list[str], cwd: str) -> None:
-    """Run a program as an interpreter does that starts with it."""
+    """Run a program as a new interpreter does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     importlib.invalidate_caches()
     if "numpy" in sys.modules:
@@ -287,12 +287,12 @@ def become(command: list[str], cwd: str) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End as an interpreter does, by SIGINT if the code says so, but take nothing apart: that copies all imports."""
+    """Exit as an interpreter does, by SIGINT for that code, but without cleanup: it would copy all imported objects."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == -signal.SIGINT:  # by which an interpreter ends, too
+    if code == -signal.SIGINT:  # as an interpreter ends
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
@@ -303,14 +303,14 @@ def main() -> NoReturn:
     program = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
     try:
         become(*program)
-    except SystemExit as wanted:
-        if isinstance(wanted.code, str):
-            sys.stderr.write(f"{wanted.code}\n")
-        end(wanted.code if isinstance(wanted.code, int) else int(wanted.code is not None))
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
+        end(error.code if isinstance(error.code, int) else int(error.code is not None))
     except KeyboardInterrupt:
         sys.excepthook(*sys.exc_info())
         end(-signal.SIGINT)
-    except Exception:  # noqa: BLE001 - any that the program lets through
+    except Exception:  # noqa: BLE001 - any uncaught error of the program
         sys.excepthook(*sys.exc_info())
         end(1)
     end(0)

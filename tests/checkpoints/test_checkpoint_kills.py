@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.forked import in_a_child, killed_at_each, said_until_killed
+from tests.forked import in_a_child, killed_at_each, lines_until_killed
 from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.exceptions import SerializationError
 from trieye.snapshot.encode import encode
@@ -57,7 +57,7 @@ def test_reported_saves_survive_a_kill_of_the_process(tmp_path):
             store.prune(Retention(keep_last=2))
 
     for _ in range(6):
-        reported = int(said_until_killed(save, chance.randrange(1, 8))[-1])
+        reported = int(lines_until_killed(save, chance.randrange(1, 8))[-1])
         store = CheckpointStore(tmp_path / "c")
         entry = store.latest()
         loaded = store.load(entry.path)

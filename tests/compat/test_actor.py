@@ -236,9 +236,7 @@ def test_a_killed_actor_resumes_the_same_run_and_unanswered_calls_count_once(sta
     assert (record.run_id, record.attempt) == (run_id, 1)
 
 
-def test_get_or_create_returns_the_same_actor_in_the_root_of_the_directory_where_the_config_was_created(
-    tmp_path, monkeypatch
-):
+def test_get_or_create_returns_one_actor_below_the_directory_of_the_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = trieye.TrieyeConfig(run_name="shared", persistence={"root_data_dir": "data"}, sinks={})
     monkeypatch.chdir("/")

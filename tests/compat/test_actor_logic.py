@@ -59,7 +59,7 @@ def test_invalid_events_are_counted_and_affect_no_others(open_logic, caplog):
     assert any("str" in message for message in caplog.messages)
 
 
-def test_without_metrics_all_events_are_logged_and_with_metrics_undeclared_ones_are_counted(open_logic):
+def test_undeclared_events_are_logged_without_metrics_and_counted_with_them(open_logic):
     everything = open_logic(run_name="a")
     everything.log_event(event("anything"))
     everything.force_process_and_log(1)

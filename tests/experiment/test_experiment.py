@@ -24,14 +24,14 @@ from trieye.stats.operations import LogImage, LogTable
 class Walk(trieye.Experiment):
     """A random walk; the objective declines after step 30, so that the best state is not the last."""
 
-    made = []
+    instances = []
 
     def setup(self, config):
         self.position = np.zeros(2)
         self.steps_done = 0
         self.evaluations = 0
         self.cleaned = False
-        Walk.made.append(self)
+        Walk.instances.append(self)
 
     def step(self):
         self.position += np.random.rand(2) + random.random()  # noqa: NPY002 - the generators that the loop saves
@@ -92,12 +92,12 @@ def loop_config(make_config):
     return make
 
 
-def test_it_trains_to_its_last_step_and_tells_the_best_objective_and_its_checkpoint(loop_config):
+def test_an_experiment_trains_to_its_last_step_and_returns_its_best_checkpoint(loop_config):
     result = trieye.run_experiment(Walk, loop_config(steps=50, evaluate_every_steps=10))
     assert (result.step, result.env_steps, result.objective) == (50, 200, 0.0)
     assert result.stop_reason == "loop.steps=50 done"
-    assert Walk.made[-1].evaluations == 5
-    assert Walk.made[-1].cleaned
+    assert Walk.instances[-1].evaluations == 5
+    assert Walk.instances[-1].cleaned
     assert result.best_checkpoint.name == "checkpoint_step_30"
     best = trieye.load_checkpoint(result.run_dir)
     assert (best.path, best.step, best.objective) == (result.best_checkpoint, 30, 0.0)
@@ -108,7 +108,7 @@ def test_it_trains_to_its_last_step_and_tells_the_best_objective_and_its_checkpo
         trieye.load_checkpoint(result.run_dir, 7)
 
 
-def test_an_experiment_has_its_run_and_one_without_says_so(loop_config):
+def test_an_experiment_logs_to_its_run_and_raises_without_one(loop_config):
     result = trieye.run_experiment(Showing, loop_config(steps=4, evaluate_every_steps=2))
     with closing(Journal(result.run_dir / "journal.db")) as journal:
         items, _ = History(journal, result.run_dir / "history").read(0, 10_000)
@@ -135,23 +135,23 @@ def test_an_experiment_has_its_run_and_one_without_says_so(loop_config):
         ),
     ],
 )
-def test_the_first_limit_stops_it(loop_config, loop, step, reason):
+def test_the_first_limit_stops_the_experiment(loop_config, loop, step, reason):
     result = trieye.run_experiment(Walk, loop_config(**loop))
     assert result.step == step
     assert reason in result.stop_reason
 
 
-def test_a_config_without_a_limit_is_refused_before_anything_is_made(loop_config, tmp_path):
+def test_a_config_without_a_limit_is_rejected_before_a_run_is_created(loop_config, tmp_path):
     with pytest.raises(ConfigurationError, match=r"loop\.steps"):
         trieye.run_experiment(Walk, loop_config())
     assert not (tmp_path / "root").exists()
 
 
 @pytest.mark.parametrize("experiment", [Walk, InFiles])
-def test_interrupted_and_started_again_it_ends_bit_identically(loop_config, experiment):
+def test_a_restart_after_an_error_ends_bit_identically(loop_config, experiment):
     loop_config.name = "whole"
     trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
-    whole = Walk.made[-1].position
+    uninterrupted = Walk.instances[-1].position
 
     class Interrupted(experiment):
         def step(self):
@@ -164,7 +164,7 @@ def test_interrupted_and_started_again_it_ends_bit_identically(loop_config, expe
         trieye.run_experiment(Interrupted, loop_config(steps=40, evaluate_every_steps=10))
     result = trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
     assert result.step == 40
-    assert np.array_equal(Walk.made[-1].position, whole)
+    assert np.array_equal(Walk.instances[-1].position, uninterrupted)
 
 
 def attempts(result):
@@ -174,7 +174,7 @@ def attempts(result):
 @pytest.mark.parametrize(
     "limit", [{"steps": 20}, {"env_steps": 80}, {"time_s": 1e-9}, {"target": -25.0, "steps": 999}], ids=str
 )
-def test_a_finished_experiment_says_so_and_starts_nothing_until_its_budget_grows(loop_config, capfd, limit):
+def test_a_finished_experiment_restarts_only_with_a_larger_budget(loop_config, capfd, limit):
     config = loop_config(**limit, evaluate_every_steps=5)
     first = trieye.run_experiment(Walk, config)
     again = trieye.run_experiment("no.such:module", config)
@@ -185,20 +185,20 @@ def test_a_finished_experiment_says_so_and_starts_nothing_until_its_budget_grows
     assert (more.step, attempts(more)) == (first.step + 10, 2)
 
 
-def test_a_finished_experiment_is_started_while_something_is_left_to_do(loop_config, make_config):
-    def again(**changes):
+def test_a_finished_experiment_restarts_for_new_sinks_or_checkpoints(loop_config, make_config):
+    def run_again(**changes):
         persistence = {"checkpoint_save_freq_steps": 10, **changes.pop("persistence", {})}
         return trieye.run_experiment(Walk, make_config(loop={"steps": 20}, persistence=persistence, **changes))
 
-    assert attempts(again()) == 1
-    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2  # the run has no checkpoint yet
-    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2
-    assert attempts(again(persistence={"load_checkpoint_path": "step:10"})) == 3
-    shutil.rmtree(again().run_dir / "checkpoints")
-    assert attempts(again()) == 4
+    assert attempts(run_again()) == 1
+    assert attempts(run_again(sinks={"tensorboard": {"enabled": True}})) == 2  # the run has no checkpoint yet
+    assert attempts(run_again(sinks={"tensorboard": {"enabled": True}})) == 2
+    assert attempts(run_again(persistence={"load_checkpoint_path": "step:10"})) == 3
+    shutil.rmtree(run_again().run_dir / "checkpoints")
+    assert attempts(run_again()) == 4
 
 
-def test_a_finished_experiment_says_what_is_configured_differently(loop_config, make_config, capfd):
+def test_a_finished_experiment_reports_config_changes(loop_config, make_config, capfd):
     trieye.run_experiment(Walk, loop_config(steps=5))
     trieye.run_experiment(Walk, make_config(loop={"steps": 5}, seed=7))
     assert "seed: 0 -> 7" in capfd.readouterr().err
@@ -210,7 +210,7 @@ def test_an_experiment_may_be_named_instead_of_imported(loop_config):
         trieye.run_experiment("tests.Walk", loop_config(steps=6))
 
 
-def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_config, tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_before_a_run_is_created(loop_config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = loop_config(steps=5).model_copy(update={"sinks": SinksConfig(wandb={"enabled": True})})
     with pytest.raises(ConfigurationError, match="wandb, which is not installed"):
@@ -218,13 +218,13 @@ def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_con
     assert not (tmp_path / "root").exists()
 
 
-def test_an_experiment_that_cannot_be_evaluated_from_a_checkpoint_says_so(loop_config, tmp_path):
+def test_background_evaluation_requires_evaluate_saved(loop_config, tmp_path):
     with pytest.raises(ConfigurationError, match=r"loop.background_evaluation: Walk has no evaluate_saved\(\)"):
         trieye.run_experiment(Walk, loop_config(steps=5, background_evaluation=True))
     assert not (tmp_path / "root").exists()
 
 
-def test_an_objective_may_be_told_after_the_checkpoint_was_saved(make_config):
+def test_a_saved_checkpoint_can_be_rated_later(make_config):
     with trieye.Run(make_config(persistence={"keep_last": 1})) as run:
         run.save(step=1, objective="later", x=1)
         run.save(step=2, objective=1.0, x=2)
@@ -236,15 +236,15 @@ def test_an_objective_may_be_told_after_the_checkpoint_was_saved(make_config):
     assert (best.step, best.objective) == (1, 5.0)
 
 
-def test_the_seed_decides_the_training(make_config):
+def test_the_seed_determines_the_training(make_config):
     ends = []
     for run_name, seed in (("a", 1), ("b", 1), ("c", 2)):
         trieye.run_experiment(Walk, make_config(run_name=run_name, seed=seed, loop={"steps": 5}))
-        ends.append(Walk.made[-1].position.tolist())
+        ends.append(Walk.instances[-1].position.tolist())
     assert ends[0] == ends[1] != ends[2]
 
 
-def test_missing_methods_are_named(make_config):
+def test_a_missing_step_method_is_named(make_config):
     class Nothing(trieye.Experiment):
         pass
 
@@ -252,7 +252,7 @@ def test_missing_methods_are_named(make_config):
         trieye.run_experiment(Nothing, make_config(loop={"steps": 1}))
 
 
-def test_an_objective_that_is_not_finite_counts_as_none(loop_config, capfd):
+def test_nonfinite_objectives_are_ignored(loop_config, capfd):
     class Diverging(Walk):
         def evaluate(self):
             return {"eval/return": np.float32("nan") if self.steps_done < 20 else np.float32(self.steps_done)}
@@ -262,12 +262,12 @@ def test_an_objective_that_is_not_finite_counts_as_none(loop_config, capfd):
     assert "is ignored" in capfd.readouterr().err
 
 
-def test_an_objective_that_is_never_returned_is_an_error_that_names_the_nearest(loop_config):
+def test_an_unknown_objective_is_rejected_with_a_suggestion(loop_config):
     with pytest.raises(ConfigurationError, match=r"loop\.objective=eval/retrn.*did you mean 'eval/return'"):
         trieye.run_experiment(Walk, loop_config(steps=20, evaluate_every_steps=10, objective="eval/retrn"))
 
 
-def test_a_checkpoint_that_does_not_fit_is_one_clear_error(loop_config):
+def test_a_load_error_names_the_incompatible_experiment(loop_config):
     trieye.run_experiment(Walk, loop_config(steps=10))
 
     class Other(Walk):
@@ -287,15 +287,15 @@ def test_a_save_checkpoint_without_return_is_an_error(loop_config):
         trieye.run_experiment(Forgetful, loop_config(steps=10))
 
 
-def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follows(loop_config):
-    class AskedLate(Walk):
+def test_a_signal_in_the_last_step_finishes_the_run_and_raises_run_interrupted(loop_config):
+    class InterruptedLate(Walk):
         def step(self):
             if self.steps_done == 9:
                 signal.raise_signal(signal.SIGINT)
             return super().step()
 
     with pytest.raises(trieye.RunInterrupted, match="was already finished"):
-        trieye.run_experiment(AskedLate, loop_config(steps=10))
+        trieye.run_experiment(InterruptedLate, loop_config(steps=10))
     assert trieye.run_experiment(Walk, loop_config(steps=10)).step == 10
 
 
@@ -320,14 +320,14 @@ def evaluated_steps(result):
     return [step for metric, step in names if metric == "eval/return"]
 
 
-def test_what_is_due_waits_until_the_experiment_can_be_saved(loop_config):
+def test_due_saves_and_evaluations_wait_until_the_experiment_can_be_saved(loop_config):
     config = loop_config(steps=60, evaluate_every_steps=20)
     result = trieye.run_experiment(Episodes, config)
     assert saved_steps(result) == [14, 28, 42, 56, 60]
     assert evaluated_steps(result) == [28, 42, 60]
 
 
-def test_it_does_not_wait_for_ever(loop_config):
+def test_overdue_saves_and_evaluations_stop_waiting(loop_config):
     class Endless(Episodes):
         length = 10_000
 
@@ -340,7 +340,7 @@ def test_it_does_not_wait_for_ever(loop_config):
     assert evaluated_steps(rare) == [450, 750, 1000]  # none is skipped
 
 
-def test_a_signal_is_not_kept_waiting_and_an_evaluation_that_waits_is_not_forgotten(loop_config):
+def test_a_signal_saves_at_once_and_the_restart_makes_the_pending_evaluation(loop_config):
     class Stopped(Episodes):
         def step(self):
             if self.steps_done == 23:
@@ -353,7 +353,7 @@ def test_a_signal_is_not_kept_waiting_and_an_evaluation_that_waits_is_not_forgot
     assert evaluated_steps(trieye.run_experiment(Episodes, config)) == [28, 40]
 
 
-def test_the_best_of_the_run_from_which_it_started_is_not_its_own(loop_config, make_config):
+def test_the_best_objective_of_a_fork_excludes_its_parent(loop_config, make_config):
     trieye.run_experiment(Walk, loop_config(steps=30, evaluate_every_steps=10))
     config = make_config(
         run_name="second",
@@ -381,14 +381,14 @@ def position_at(run_dir, step):
     return trieye.load_checkpoint(run_dir, step).objects["experiment"]["state"]["position"]
 
 
-def test_a_run_that_begins_from_another_one_keeps_what_it_took_over_as_its_own_first_checkpoint(forked):
+def test_the_first_checkpoint_of_a_fork_is_the_state_of_its_parent(forked):
     result = forked("second")
     assert saved_steps(result) == [10, 20]
     assert trieye.load_checkpoint(result.run_dir, 10).objective is None  # excludes the parent's objective
     assert np.array_equal(position_at(result.run_dir, 10), position_at(result.run_dir.with_name("run"), 10))
 
 
-def test_only_another_seed_lets_a_fork_draw_other_numbers_than_its_parent(forked):
+def test_a_fork_repeats_its_parent_unless_the_seed_differs(forked):
     same, other = forked("same"), forked("other", seed=7)
     parent = same.run_dir.with_name("run")
     for result in (same, other):
@@ -397,7 +397,7 @@ def test_only_another_seed_lets_a_fork_draw_other_numbers_than_its_parent(forked
     assert not np.array_equal(position_at(other.run_dir, 20), position_at(parent, 20))
 
 
-def test_mlflow_and_the_record_say_where_a_fork_began_and_a_later_attempt_does_not_forget_it(forked):
+def test_mlflow_and_the_run_record_name_the_parent_of_a_fork_across_attempts(forked):
     enabled = {"mlflow": {"enabled": True}}
     result = forked("second", sinks=enabled)
     parent = RunRecord.read(result.run_dir.with_name("run") / "run.json")
@@ -412,14 +412,14 @@ def test_mlflow_and_the_record_say_where_a_fork_began_and_a_later_attempt_does_n
     assert record.resumed_from == str(again.run_dir / "checkpoints" / "checkpoint_step_10")
 
 
-def test_a_run_that_begins_anew_after_all_is_no_fork(forked, make_config):
+def test_a_run_restarted_from_scratch_is_not_a_fork(forked, make_config):
     result = forked("second")
     shutil.rmtree(result.run_dir / "checkpoints")
     trieye.run_experiment(Walk, make_config(run_name="second", loop={"steps": 3}))
     assert RunRecord.read(result.run_dir / "run.json").forked_from is None
 
 
-def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop_config):
+def test_a_failing_cleanup_raises_without_hiding_an_earlier_error(loop_config):
     class Untidy(Walk):
         def step(self):
             if self.config.run_name == "bad" and self.steps_done == 3:
@@ -439,7 +439,7 @@ def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop
 
 
 @pytest.mark.parametrize("name", ["../planted", "/planted", "sub/../../planted", "", "..", "planted\0"])
-def test_a_planted_checkpoint_writes_no_file_elsewhere(loop_config, tmp_path, monkeypatch, name):
+def test_a_malicious_checkpoint_writes_no_file_outside_its_directory(loop_config, tmp_path, monkeypatch, name):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     name = str(tmp_path) + name if name.startswith("/") else name
@@ -462,9 +462,14 @@ class Counting(Walk):
 
 
 @pytest.mark.parametrize(
-    ("axis", "saved", "total"), [("env_steps", [20, 40, 60], 60), ("updates", [21, 42, 60], 60), ("step", [20, 40], 40)]
+    ("axis", "saved", "evaluated", "total"),
+    [
+        ("env_steps", [20, 40, 60], [32, 60], 60),
+        ("updates", [21, 42, 60], [30, 60], 60),
+        ("step", [20, 40], [30, 40], 40),
+    ],
 )
-def test_everything_that_counts_steps_counts_the_axis(loop_config, axis, saved, total):
+def test_limits_saves_evaluations_and_points_are_counted_in_the_axis(loop_config, axis, saved, evaluated, total):
     config = loop_config(every=20, axis=axis, steps=total, evaluate_every_steps=30)
     result = trieye.run_experiment(Counting, config)
     assert result.step == total
@@ -472,9 +477,10 @@ def test_everything_that_counts_steps_counts_the_axis(loop_config, axis, saved, 
     store = CheckpointStore(result.run_dir / "checkpoints", read_only=True)
     steps = [entry.step for entry in store.entries()]
     assert set(saved) <= set(steps)
-    table = read_history(result.run_dir, ["position", "progress/env_steps", "progress/updates"]).to_pylist()
+    assert [row["step"] for row in read_history(result.run_dir, ["eval/return"]).to_pylist()] == evaluated
     if axis != "step":
-        counted = [row for row in table if row["metric"] == f"progress/{axis}"]
+        counted = read_history(result.run_dir, [f"progress/{axis}"]).to_pylist()
+        assert counted
         assert all(row["step"] == row["value"] for row in counted)
     loop = trieye.load_checkpoint(result.run_dir, "latest").objects["loop"]
     done = loop["iterations"]
@@ -482,25 +488,25 @@ def test_everything_that_counts_steps_counts_the_axis(loop_config, axis, saved, 
     assert RunRecord.read(result.run_dir / "run.json").axis == axis
 
 
-def test_a_run_that_goes_on_keeps_its_axis(loop_config):
+def test_a_resumed_run_keeps_its_axis(loop_config):
     trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
     with pytest.raises(
         ConfigurationError, match=r"loop.axis=updates: run 'run' has counted its steps in env_steps since"
     ):
         trieye.run_experiment(Counting, loop_config(axis="updates", steps=400))
     result = trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=80))
-    assert (result.step, result.env_steps, Walk.made[-1].steps_done) == (80, 80, 20)
+    assert (result.step, result.env_steps, Walk.instances[-1].steps_done) == (80, 80, 20)
 
 
-def test_another_run_that_starts_from_it_may_count_otherwise(loop_config, make_config):
+def test_a_fork_may_use_another_axis(loop_config, make_config):
     trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
     persistence = {"load_checkpoint_path": "run:latest"}
     other = make_config(run_name="other", loop={"axis": "updates", "steps": 30}, persistence=persistence)
     result = trieye.run_experiment(Counting, other)
-    assert (result.step, result.env_steps, Walk.made[-1].steps_done) == (30, 48, 12)
+    assert (result.step, result.env_steps, Walk.instances[-1].steps_done) == (30, 48, 12)
 
 
-def test_what_starts_from_a_run_that_counted_further_is_evaluated_as_its_own_axis_says(loop_config, make_config):
+def test_evaluations_of_a_fork_follow_its_own_axis(loop_config, make_config):
     trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40, evaluate_every_steps=20))
     limits = {"axis": "updates", "steps": 60, "evaluate_every_steps": 9}
     other = make_config(run_name="other", loop=limits, persistence={"load_checkpoint_path": "run:latest"})
@@ -509,7 +515,7 @@ def test_what_starts_from_a_run_that_counted_further_is_evaluated_as_its_own_axi
     assert [row["step"] for row in evaluated] == [27, 36, 45, 54, 60]
 
 
-def test_an_axis_that_nobody_counts_is_an_error(loop_config):
+def test_an_axis_without_counts_is_an_error(loop_config):
     with pytest.raises(ConfigurationError, match=r"loop.axis=updates: Walk.step\(\) returned no 'updates'"):
         trieye.run_experiment(Walk, loop_config(axis="updates", steps=10))
 
@@ -523,7 +529,7 @@ class Late(Walk):
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [(50, 3), (5, 1)])
-def test_torch_profiles_some_steps_from_the_first_update_on(loop_config, capfd, steps, recorded):
+def test_profiling_starts_after_the_first_update(loop_config, capfd, steps, recorded):
     result = trieye.run_experiment(Late, loop_config(steps=steps, profile_steps=3))
     profiles = result.run_dir / "profile_data"
     assert f"the profile of {recorded} steps is in {profiles}" in capfd.readouterr().err

@@ -22,14 +22,14 @@ def left_by_a_dead_process(path, kind):
     return path.rename(path.parent / f".{kind}-{path.name}~{host}~{dead.pid}~{token}")
 
 
-def test_writing_replaces_the_content_and_leaves_nothing_else(tmp_path):
+def test_an_atomic_write_replaces_the_file_without_leftovers(tmp_path):
     for data in (b"one", b"", b"three"):
         write_atomic(tmp_path / "f", data)
         assert (tmp_path / "f").read_bytes() == data
     assert names(tmp_path) == ["f"]
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
+def test_a_failed_write_leaves_no_temporary_file(tmp_path):
     (tmp_path / "d").mkdir()
     with pytest.raises(OSError, match="directory"):
         write_atomic(tmp_path / "d", b"x")
@@ -46,7 +46,7 @@ def test_a_link_is_relative_and_replaces_links_and_files(tmp_path):
     assert names(tmp_path) == ["a", "link"]
 
 
-def test_a_directory_appears_whole_or_not_at_all(tmp_path):
+def test_a_new_directory_appears_complete_or_not_at_all(tmp_path):
     with pytest.raises(UnicodeEncodeError), new_directory(tmp_path / "d") as scratch:
         (scratch / "f").write_text("half \ud800", encoding="utf-8")
     assert names(tmp_path) == []
@@ -57,7 +57,7 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
     assert names(tmp_path) == ["d"]
 
 
-def test_what_an_interrupted_replacement_moved_away_comes_back(tmp_path):
+def test_recover_restores_a_directory_moved_by_a_dead_process(tmp_path):
     (tmp_path / "d").mkdir()
     old = left_by_a_dead_process(tmp_path / "d", "old")
     assert replaced(tmp_path) == {"d": old}
@@ -65,7 +65,7 @@ def test_what_an_interrupted_replacement_moved_away_comes_back(tmp_path):
     assert names(tmp_path) == ["d"]
 
 
-def test_leftovers_of_the_dead_are_deleted_and_those_of_the_living_kept(tmp_path):
+def test_recover_deletes_leftovers_of_dead_processes_only(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / name / "inside").mkdir(parents=True)
     left_by_a_dead_process(tmp_path / "a", "tmp")
@@ -77,7 +77,7 @@ def test_leftovers_of_the_dead_are_deleted_and_those_of_the_living_kept(tmp_path
         assert names(tmp_path) == sorted([scratch.name, "b", "c"])
 
 
-def test_a_leftover_of_another_machine_is_kept_for_a_day(tmp_path):
+def test_leftovers_of_other_machines_are_retained_until_they_are_old(tmp_path):
     foreign = tmp_path / ".tmp-d~elsewhere~1~00000000"
     foreign.mkdir()
     recover(tmp_path)
@@ -87,7 +87,7 @@ def test_a_leftover_of_another_machine_is_kept_for_a_day(tmp_path):
     assert not foreign.exists()
 
 
-def test_a_replacement_that_is_interrupted_leaves_the_old_content_in_its_place(tmp_path, monkeypatch):
+def test_an_interrupted_replacement_preserves_the_old_directory(tmp_path, monkeypatch):
     with new_directory(tmp_path / "d") as scratch:
         (scratch / "f").write_text("old")
     rename = Path.rename
@@ -104,7 +104,7 @@ def test_a_replacement_that_is_interrupted_leaves_the_old_content_in_its_place(t
     assert names(tmp_path) == ["d"]
 
 
-def test_recovering_one_entry_leaves_the_others_alone(tmp_path):
+def test_recover_can_be_limited_to_one_entry(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         left_by_a_dead_process(tmp_path / name, "old")

@@ -33,18 +33,18 @@ a line that means nothing
         ("/mnt/twice/x", "btrfs"),
     ],
 )
-def test_the_deepest_newest_mount_says_the_type(path, kind):
+def test_the_deepest_and_latest_mount_determines_the_type(path, kind):
     assert type_of(Path(path), MOUNTINFO) == kind
 
 
-def test_network_types_are_told_from_local_ones():
+def test_network_filesystem_types_are_recognized():
     shared = "nfs nfs4 cifs smb3 9p lustre fuse.sshfs fuse.glusterfs"
     local = "ext4 xfs btrfs zfs tmpfs overlay apfs fuse.ntfs-3g fuseblk"
     assert [kind for kind in f"{shared} {local}".split() if is_network_type(kind)] == shared.split()
     assert type_of(Path("/runs"), "") is None, "unknown without mount points"
 
 
-def test_the_type_of_a_real_path_is_found_through_links(tmp_path, monkeypatch):
+def test_the_filesystem_of_a_link_is_that_of_its_target(tmp_path, monkeypatch):
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()
     link.symlink_to(real)
@@ -56,6 +56,6 @@ def test_the_type_of_a_real_path_is_found_through_links(tmp_path, monkeypatch):
     assert network_type(tmp_path / "journal.db") is None
 
 
-def test_a_system_without_mountinfo_is_taken_for_local(tmp_path, monkeypatch):
+def test_without_mountinfo_no_path_is_on_a_network_filesystem(tmp_path, monkeypatch):
     monkeypatch.setattr(filesystem, "MOUNTINFO", tmp_path / "missing")
     assert network_type(tmp_path) is None

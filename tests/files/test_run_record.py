@@ -27,7 +27,7 @@ def test_two_runs_have_different_ids(tmp_path):
     assert all(len(record.run_id) == 32 for record in records)
 
 
-def test_a_record_that_was_cut_or_cannot_be_read_is_never_replaced_by_a_new_identity(tmp_path):
+def test_a_truncated_or_invalid_record_is_never_overwritten(tmp_path):
     path = tmp_path / "run.json"
     open_run_record(path, app_name="a", run_name="r")
     whole = path.read_bytes().rstrip()
@@ -47,7 +47,7 @@ def test_fields_of_a_later_version_survive_a_restart(tmp_path):
     assert json.loads(path.read_text())["invented_later"] == [1]
 
 
-def test_a_record_that_cannot_be_written_is_named(tmp_path):
+def test_a_record_that_cannot_be_written_is_reported_by_path(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SerializationError, match="file"):
         RunRecord(app_name="a", run_name="r").save(tmp_path / "file" / "run.json")

@@ -55,11 +55,11 @@ class Hub:
             clock=lambda: self.now,
             wall_clock=lambda: NOW + self.now if wall is None else wall,
         )
-        self.goes_on = self.ledger.open(attempt=self.attempt, created=NOW)
+        self.is_continuation = self.ledger.open(attempt=self.attempt, created=NOW)
         return self
 
     def die(self):
-        """End without a snapshot, like a killed process: memory is lost."""
+        """End without a snapshot, as a killed process does: its memory is lost."""
         self.journal.close()
 
     def log(self, *steps, name="loss", client="", seq=None):

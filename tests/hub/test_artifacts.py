@@ -30,13 +30,13 @@ def artifacts(tmp_path, policy, *, with_parts=False):
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("none", set()), ("best", {True}), ("all", {True, False})])
-def test_the_policy_says_which_checkpoints_trackers_get(checkpoint, tmp_path, policy, expected):
+def test_the_policy_selects_the_checkpoints_for_trackers(checkpoint, tmp_path, policy, expected):
     staged = {best: artifacts(tmp_path, policy).stage(checkpoint, is_best=best) for best in (True, False)}
     assert {best for best, path in staged.items() if path is not None} == expected
     assert all(path.name == "checkpoint_step_1" for path in staged.values() if path is not None)
 
 
-def test_what_grows_is_left_out_and_what_is_left_is_whole(checkpoint, tmp_path):
+def test_incremental_parts_are_excluded_and_the_copy_is_intact(checkpoint, tmp_path):
     staged = artifacts(tmp_path, "all").stage(checkpoint, is_best=False)
     manifest = verify(staged)
     assert not manifest.part_names
@@ -44,28 +44,28 @@ def test_what_grows_is_left_out_and_what_is_left_is_whole(checkpoint, tmp_path):
     assert sorted(path.name for path in staged.iterdir()) == ["MANIFEST.json", "state.json", "state.safetensors"]
 
 
-def test_what_grows_comes_along_if_it_is_asked_for_and_takes_no_room(checkpoint, tmp_path):
+def test_with_parts_incremental_parts_are_hard_linked(checkpoint, tmp_path):
     staged = artifacts(tmp_path, "all", with_parts=True).stage(checkpoint, is_best=False)
     assert verify(staged) == read_manifest(checkpoint)
     for path in checkpoint.rglob("*.safetensors"):
         assert path.samefile(staged / path.relative_to(checkpoint))
 
 
-def test_a_copy_goes_when_every_tracker_has_it(checkpoint, tmp_path):
+def test_a_copy_is_deleted_after_its_delivery(checkpoint, tmp_path):
     killed = artifacts(tmp_path, "all").stage(checkpoint, is_best=False)
     copies = artifacts(tmp_path, "all")
     first, second = (copies.stage(checkpoint, is_best=False) for _ in range(2))
     copies.note_recorded(first, 5)
     copies.note_recorded(second, 7)
     assert copies.has_any(9)
-    for delivered, left in ((4, [first, second, killed]), (5, [second, killed]), (8, [killed]), (9, [])):
+    for delivered, remaining in ((4, [first, second, killed]), (5, [second, killed]), (8, [killed]), (9, [])):
         copies.release(delivered)
-        assert [path for path in (first, second, killed) if path.exists()] == left
+        assert [path for path in (first, second, killed) if path.exists()] == remaining
     assert not copies.has_any(9)
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
-def test_a_copy_that_is_being_made_is_not_taken_for_one_that_a_kill_left(tmp_path):
+def test_a_copy_in_progress_is_not_deleted_as_a_leftover(tmp_path):
     store = artifacts(tmp_path, "all")
     (tmp_path / "big").mkdir()
     for number in range(3):
@@ -76,7 +76,7 @@ def test_a_copy_that_is_being_made_is_not_taken_for_one_that_a_kill_left(tmp_pat
     assert sorted(path.read_text() for path in under_way.iterdir()) == ["0", "1", "2"]
 
 
-def test_what_is_held_stays_as_it_was(tmp_path):
+def test_a_copy_is_independent_of_later_writes_to_the_source(tmp_path):
     store = artifacts(tmp_path, "all")
     inside = tmp_path / "given" / "sub" / "a.bin"
     inside.parent.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_what_is_held_stays_as_it_was(tmp_path):
     assert store.hold(tmp_path / "empty").parent != copies[2].parent  # the same name may be held twice
 
 
-def test_what_cannot_be_held_is_named_and_leaves_nothing(tmp_path):
+def test_a_path_that_cannot_be_copied_is_named_and_leaves_no_files(tmp_path):
     store = artifacts(tmp_path, "all")
     (tmp_path / "given").mkdir()
     os.mkfifo(tmp_path / "given" / "pipe")
@@ -105,7 +105,7 @@ def test_what_cannot_be_held_is_named_and_leaves_nothing(tmp_path):
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
-def test_the_directory_of_the_copies_can_be_part_of_what_is_held(tmp_path):
+def test_a_copied_directory_may_contain_the_artifacts_directory(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     copy = artifacts(tmp_path, "all").hold(tmp_path)
     assert [path.name for path in copy.iterdir()] == ["run.json"]
@@ -133,7 +133,7 @@ def notes_of(config, tmp_path):
     return {path.name: path.read_text() for path in local.iterdir()}
 
 
-def test_a_file_that_is_gone_when_the_tracker_comes_is_there_as_it_was(make_config, tmp_path):
+def test_a_logged_file_is_delivered_after_the_original_is_deleted(make_config, tmp_path):
     config = config_of(make_config)
     with trieye.Run(config) as run:
         log_temporary(run, "a.txt", "first")
@@ -145,7 +145,7 @@ def test_a_file_that_is_gone_when_the_tracker_comes_is_there_as_it_was(make_conf
 
 
 @pytest.mark.slow
-def test_a_project_that_was_moved_has_its_artifacts_and_those_that_waited_in_the_new_place(make_config, tmp_path):
+def test_delivered_and_waiting_artifacts_move_with_the_project(make_config, tmp_path):
     with trieye.Run(config_of(make_config)) as run:
         run.mlflow_run_id(60.0)
         log_temporary(run, "a.txt", "delivered")
@@ -199,7 +199,7 @@ def logged(uri):
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("all", [1, 2, 3]), ("best", [1, 2])])
-def test_mlflow_gets_what_the_policy_says_although_retention_deletes_it(make_config, tmp_path, policy, steps):
+def test_mlflow_gets_selected_checkpoints_even_if_retention_deletes_them(make_config, tmp_path, policy, steps):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     run_dir, _ = saved_run(make_config, tmp_path, policy, uri=uri)
     assert [path.name for path in run_dir.glob("checkpoints/checkpoint_*")] == ["checkpoint_step_3"]
@@ -210,7 +210,7 @@ def test_mlflow_gets_what_the_policy_says_although_retention_deletes_it(make_con
     assert (loaded.objects["model"] == np.full(10, steps[-1])).all()
 
 
-def test_a_checkpoint_waits_for_a_tracker_that_is_away_until_a_later_attempt(make_config, tmp_path):
+def test_checkpoints_for_an_unreachable_tracker_are_delivered_by_a_later_attempt(make_config, tmp_path):
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     (tmp_path / "store").write_bytes(b"")
     run_dir, _ = saved_run(make_config, tmp_path, "all", uri=uri, objectives=(1.0, 2.0), is_away=True)

@@ -26,7 +26,7 @@ WELL = Node(
 )
 
 
-def test_of_a_cluster_that_is_well_nothing_is_said():
+def test_a_healthy_cluster_has_no_findings():
     findings = compare([WELL, replace(WELL, is_here=True)], HERE, "/data")
     assert (findings.problems, findings.notes) == ([], [])
 
@@ -46,7 +46,7 @@ def test_of_a_cluster_that_is_well_nothing_is_said():
         ({"disks": {"/data": (GB // 100, GB // 50)}}, "0.0 GB of 0.0 GB are free in /data"),
     ],
 )
-def test_what_keeps_a_training_from_running_is_a_problem_with_a_name(change, message):
+def test_a_node_that_cannot_run_a_training_is_a_problem(change, message):
     findings = compare([replace(WELL, **change)], HERE, "/data")
     assert len(findings.problems) == 1
     assert findings.problems[0].startswith("node abcdef01 (worker)")
@@ -64,14 +64,14 @@ def test_what_keeps_a_training_from_running_is_a_problem_with_a_name(change, mes
         ({"is_alive": False}, "is dead"),
     ],
 )
-def test_what_may_be_meant_so_is_a_note(change, message):
+def test_a_possibly_intended_difference_is_a_note(change, message):
     findings = compare([replace(WELL, **change)], HERE, "/data")
     assert findings.problems == []
     assert len(findings.notes) == 1
     assert message in findings.notes[0]
 
 
-def test_what_is_the_same_of_many_nodes_is_said_once():
+def test_findings_shared_by_many_nodes_are_reported_once():
     old = {"versions": {**VERSIONS, "trieye": "0.2.0"}, "sees_root": False}
     nodes = [replace(WELL, node_id=str(number), host=f"worker{number}", **old) for number in range(20)]
     findings = compare([WELL, *nodes], HERE, "/data")
@@ -80,13 +80,13 @@ def test_what_is_the_same_of_many_nodes_is_said_once():
     assert ", ...): trieye 0.2.0 there, 0.3.0 here" in findings.problems[0]
 
 
-def test_of_a_clock_the_fastest_answer_counts():
+def test_the_fastest_answer_determines_latency_and_clock_offset():
     latency_s, offset_s = offset_of([(0.0, 5.9, 1.0), (2.0, 7.05, 2.1), (3.0, 9.0, 4.5)])
     assert latency_s == pytest.approx(0.1)
     assert offset_s == pytest.approx(5.0)
 
 
-def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
+def test_cluster_check_queries_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -100,7 +100,7 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     assert node["import_error"] is None
     assert node["sees_root"]
     assert 0.0 < node["latency_s"] < 5.0
-    assert abs(node["offset_s"]) < node["latency_s"]  # it is the same clock
+    assert abs(node["offset_s"]) < node["latency_s"]  # both use the same clock
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,14 +114,14 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     ],
 )
 @pytest.mark.parametrize("is_typed", [True, False])
-def test_where_no_cluster_is_the_command_says_so_at_once(monkeypatch, capsys, address, message, is_typed):
+def test_cluster_check_rejects_an_address_without_a_cluster(monkeypatch, capsys, address, message, is_typed):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert main(["cluster", "check", *([address] if is_typed else [])]) == 2
-    wanted = message if is_typed else message.replace("address=", "RAY_ADDRESS=", 1)
-    assert capsys.readouterr().err.splitlines()[-1].startswith(wanted)
+    expected = message if is_typed else message.replace("address=", "RAY_ADDRESS=", 1)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(expected)
 
 
-def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
+def test_an_auto_address_without_a_running_ray_is_an_error(monkeypatch):
     import ray
 
     from trieye.hub.ray_cluster import address_to_join
@@ -153,11 +153,11 @@ def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
         ),
     ],
 )
-def test_why_a_cluster_cannot_be_joined_is_told_apart(error, message):
+def test_the_message_depends_on_why_a_cluster_is_unreachable(error, message):
     assert message in unreachable("address=10.0.0.5:6379", error)
 
 
-def test_a_part_of_a_runtime_environment_that_ray_would_pass_over_is_refused(monkeypatch):
+def test_an_unknown_runtime_env_key_is_rejected_unless_ray_has_plugins(monkeypatch):
     import ray
 
     from trieye.hub.ray_start import join_ray

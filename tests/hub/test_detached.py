@@ -81,7 +81,7 @@ def record_of(config):
     return json.loads(RunFiles(config.persistence).run_record_path.read_text())
 
 
-def test_an_orphaned_hub_is_found_in_every_namespace_by_who_becomes_its_driver(config, start_driver):
+def test_a_new_driver_finds_an_orphaned_hub_in_any_namespace(config, start_driver):
     import ray
 
     kill(start_driver("detached"))
@@ -94,7 +94,7 @@ def test_an_orphaned_hub_is_found_in_every_namespace_by_who_becomes_its_driver(c
     ray.kill(hub)
 
 
-def test_a_run_takes_over_from_a_hub_whose_driver_is_dead_and_not_before(config, start_driver, tmp_path):
+def test_a_run_takes_over_a_detached_hub_only_after_its_driver_died(config, start_driver, tmp_path):
     driver = start_driver("detached")
     with pytest.raises(trieye.RunLockedError, match=f"process {driver.pid} on .* through a detached hub"):
         trieye.Run(config).open()
@@ -115,7 +115,7 @@ def test_a_run_takes_over_from_a_hub_whose_driver_is_dead_and_not_before(config,
 
 
 @pytest.mark.long
-def test_after_kill_9_of_a_driver_on_a_cluster_the_next_one_starts_at_once(config, start_driver):
+def test_a_run_on_a_cluster_reopens_right_after_its_driver_was_killed(config, start_driver):
     driver = start_driver("run")
     with pytest.raises(trieye.RunLockedError, match=f"process {driver.pid} on"):
         trieye.Run(config).open()
@@ -127,7 +127,7 @@ def test_after_kill_9_of_a_driver_on_a_cluster_the_next_one_starts_at_once(confi
 
 
 @pytest.mark.long
-def test_a_hub_that_is_restarted_goes_on_under_the_lock_of_its_driver(config):
+def test_a_restarted_hub_keeps_the_lock_of_its_driver(config):
     import ray
 
     with trieye.Run(config) as run:

@@ -57,7 +57,7 @@ ACTIONS = st.one_of(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(ACTIONS, max_size=25), data=st.data())
-def test_a_hub_that_is_killed_at_any_moment_gives_the_same_points(tmp_path_factory, script, data):
+def test_a_hub_killed_at_any_moment_produces_the_same_points(tmp_path_factory, script, data):
     crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
     calm, calm_counts = play(Hub(tmp_path_factory.mktemp("calm")), script, crashes=set())
     killed, counts = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
@@ -67,7 +67,7 @@ def test_a_hub_that_is_killed_at_any_moment_gives_the_same_points(tmp_path_facto
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(st.one_of(ACTIONS, st.tuples(st.just("again"), st.none())), max_size=25), data=st.data())
-def test_attempts_whose_hub_is_killed_at_any_moment_supersede_the_same_points(tmp_path_factory, script, data):
+def test_attempts_with_killed_hubs_supersede_the_same_points(tmp_path_factory, script, data):
     crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
     calm, _ = play(Hub(tmp_path_factory.mktemp("calm")), script, crashes=set())
     killed, _ = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
@@ -82,29 +82,29 @@ def test_every_accepted_event_is_in_exactly_one_point(tmp_path_factory, script):
 
 
 MOMENTS = {
-    "points are made": ("advance", lambda hub: (hub.ledger.stats, "advance")),
+    "points are computed": ("advance", lambda hub: (hub.ledger.stats, "advance")),
     "points get their indices": ("advance", lambda hub: (hub.history, "append")),
-    "a snapshot ingests the queue": ("snapshot", lambda hub: (hub.ledger.stats, "ingest")),
+    "a snapshot ingests pending events": ("snapshot", lambda hub: (hub.ledger.stats, "ingest")),
     "a snapshot is taken": ("snapshot", lambda hub: (hub.ledger.stats, "to_state")),
     "a snapshot is stored": ("snapshot", lambda hub: (hub.journal, "commit")),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_events_are_accepted_in_the_middle_of_a_pass_or_a_snapshot_and_come_after_it(hub, monkeypatch, moment):
+def test_events_accepted_during_a_flush_or_snapshot_follow_it(hub, monkeypatch, moment):
     work, target = MOMENTS[moment]
     hub.start()
     hub.log(1, 2)
     owner, name = target(hub)
     original, reached, opened = getattr(owner, name), threading.Event(), threading.Event()
 
-    def held_up(*arguments, **options):
+    def delayed(*arguments, **options):
         reached.set()
         assert opened.wait(30)
         return original(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, held_up)
+        patch.setattr(owner, name, delayed)
         worker = threading.Thread(target=getattr(hub.ledger, work))
         worker.start()
         assert reached.wait(30)
@@ -128,7 +128,7 @@ def test_events_are_accepted_in_the_middle_of_a_pass_or_a_snapshot_and_come_afte
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_journal_alone_determines_the_points_of_events_that_come_at_any_moment(hub, seed):
+def test_the_journal_alone_determines_the_points_of_concurrent_producers(hub, seed):
     rng = random.Random(seed)
     hub.start()
 
@@ -153,7 +153,7 @@ def test_the_journal_alone_determines_the_points_of_events_that_come_at_any_mome
         assert events_in(hub.points(metric)) == counts["accepted"] == 3 * (2 * 59 + 8)
 
 
-def test_a_batch_that_is_sent_again_counts_once_also_after_a_restart(hub):
+def test_a_resent_batch_counts_once_even_after_a_restart(hub):
     hub.start()
     assert hub.log(1, 2, client="a", seq=1)
     assert not hub.log(1, 2, client="a", seq=1)
@@ -184,19 +184,19 @@ def test_calls_with_the_same_key_count_once(hub):
     assert sum(isinstance(item, LogText) for item in items) == 1
 
 
-def test_a_new_attempt_without_a_checkpoint_goes_on_with_the_open_windows(hub):
+def test_a_new_attempt_without_a_checkpoint_continues_the_open_windows(hub):
     hub.start()
     hub.log(*range(1, 16))
     hub.ledger.advance()
     hub.die()
     hub.start()
-    assert not hub.goes_on
+    assert not hub.is_continuation
     hub.log(*range(16, 21))
     hub.ledger.advance(force=True)
     assert [(point.step, point.count) for point in hub.points("windows")] == [(10, 10), (20, 10)]
 
 
-def test_a_rewind_supersedes_what_came_after_the_checkpoint(hub):
+def test_a_rewind_supersedes_points_after_the_checkpoint(hub):
     hub.start()
     hub.log(*range(1, 101), name="every")
     hub.log(*range(1, 101))
@@ -219,7 +219,7 @@ def test_a_rewind_supersedes_what_came_after_the_checkpoint(hub):
     assert steps_of(hub.points("every")) == list(range(1, 121))
 
 
-def test_events_logged_before_the_rewind_stay(hub):
+def test_events_logged_before_a_rewind_are_kept(hub):
     hub.start()
     hub.log(*range(1, 6))
     state = hub.ledger.to_state(5)
@@ -237,7 +237,7 @@ def test_events_logged_before_the_rewind_stay(hub):
     assert steps_of(hub.points("setup")) == [8]
 
 
-def test_a_run_that_begins_anew_shows_only_the_new_branch(hub):
+def test_a_restart_from_scratch_supersedes_the_points_of_the_previous_attempt(hub):
     hub.start()
     hub.log(*range(1, 31))
     hub.ledger.advance()
@@ -252,7 +252,7 @@ def test_a_run_that_begins_anew_shows_only_the_new_branch(hub):
     assert hub.ledger.rewind({}) is None, "it went back already"
 
 
-def test_a_state_of_this_attempt_replaces_what_came_since(hub):
+def test_a_rewind_within_an_attempt_supersedes_later_points(hub):
     hub.start()
     hub.log(1, 2, 3, name="every")
     state = hub.ledger.to_state(3)
@@ -264,7 +264,7 @@ def test_a_state_of_this_attempt_replaces_what_came_since(hub):
     assert steps_of(hub.points("every")) == [1, 2, 3, 4]
 
 
-def test_a_branch_that_was_left_comes_back_with_its_checkpoint(hub):
+def test_a_checkpoint_of_an_abandoned_branch_restores_its_points(hub):
     hub.start()
     hub.log(*range(1, 11), name="every")
     old = hub.ledger.to_state(10)
@@ -287,7 +287,7 @@ def test_a_branch_that_was_left_comes_back_with_its_checkpoint(hub):
     assert steps_of(hub.points("every")) == list(range(1, 22))
 
 
-def test_a_state_of_another_run_takes_nothing_of_this_one(hub):
+def test_a_state_of_another_run_supersedes_no_points(hub):
     hub.start()
     hub.log(*range(1, 11), name="every")
     state = hub.ledger.to_state(10)
@@ -308,7 +308,7 @@ def test_parameters_survive_a_rewind(hub):
     assert items == [LogParams({"lr": "0.1"})]
 
 
-def test_the_journal_stays_small_however_long_the_run_is(hub):
+def test_the_journal_does_not_grow_with_the_length_of_the_run(hub):
     hub.start()
     hub.ledger.rewind({})
     sizes = []
@@ -323,7 +323,7 @@ def test_the_journal_stays_small_however_long_the_run_is(hub):
     assert sizes[-1] <= 2 * max(sizes[5:15])
 
 
-def test_metrics_that_are_configured_differently_go_on(tmp_path):
+def test_a_metric_with_a_changed_config_loses_no_events(tmp_path):
     hub = Hub(tmp_path, [MetricConfig(name="loss", aggregation="mean", log_frequency_steps=10)]).start()
     hub.log(*range(1, 16))
     hub.ledger.advance()
@@ -337,7 +337,7 @@ def test_metrics_that_are_configured_differently_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("days", [-3, 3])
-def test_a_clock_that_was_set_differently_between_attempts_spoils_no_interval(tmp_path, days):
+def test_intervals_survive_a_clock_change_between_attempts(tmp_path, days):
     metrics = [
         MetricConfig(name="timed", raw_event_name="loss", log_frequency_steps=0, log_frequency_seconds=5),
         MetricConfig(name="age", raw_event_name="loss", aggregation="latest", x_axis="wall_time"),
@@ -362,7 +362,7 @@ def test_a_clock_that_was_set_differently_between_attempts_spoils_no_interval(tm
     hub.die()
 
 
-def test_names_and_contexts_that_cannot_be_kept_cost_nothing_else(hub):
+def test_invalid_names_steps_and_contexts_do_not_affect_other_events(hub):
     hub.start()
     rows = [
         EventRow("good", 1.0, 1, NOW, {"huge": "x" * 10_000_000}),
@@ -384,7 +384,7 @@ def test_names_and_contexts_that_cannot_be_kept_cost_nothing_else(hub):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_kills_with_rewinds_lose_and_double_nothing(tmp_path, seed):
+def test_random_kills_and_rewinds_neither_lose_nor_duplicate_points(tmp_path, seed):
     rng = random.Random(seed)
     hub = Hub(tmp_path).start()
     surviving, saved, step, state = [], [], 0, {}

@@ -56,7 +56,7 @@ class Text(str):
 
 
 @pytest.mark.parametrize("name", [np.str_("loss"), Text("loss")])
-def test_a_name_of_another_string_type_is_a_name(hub, name):
+def test_event_names_may_be_subclasses_of_str(hub, name):
     hub.start()
     hub.log(1, name=name)
     hub.ledger.advance(force=True)
@@ -67,7 +67,7 @@ def test_a_name_of_another_string_type_is_a_name(hub, name):
 
 
 @pytest.mark.parametrize("value", ["\ud800", np.str_("long"), Text("long")])
-def test_a_text_in_a_context_costs_no_neighbor(tmp_path, value):
+def test_a_text_in_a_context_does_not_affect_other_events(tmp_path, value):
     metric = MetricConfig(name="length", raw_event_name="loss", context_key="length", aggregation="mean")
     hub = Hub(tmp_path, [metric]).start()
     rows = [EventRow("loss", 1.0, 1, NOW, {"length": value}), EventRow("loss", 1.0, 2, NOW, {"length": 5})]
@@ -77,7 +77,7 @@ def test_a_text_in_a_context_costs_no_neighbor(tmp_path, value):
     hub.die()
 
 
-def test_an_event_that_is_invalid_in_two_ways_costs_no_neighbor(hub):
+def test_an_event_invalid_in_two_ways_does_not_affect_other_events(hub):
     hub.start()
     hub.ledger.accept_rows([EventRow("\ud800", 10**400, 1, NOW), EventRow("every", 1.0, 2, NOW)])
     hub.ledger.advance(force=True)
@@ -88,7 +88,7 @@ def test_an_event_that_is_invalid_in_two_ways_costs_no_neighbor(hub):
 
 
 @pytest.mark.parametrize("kind", ["events", "operation", "pass"])
-def test_what_was_stored_by_a_call_that_failed_counts_once(hub, monkeypatch, kind):
+def test_an_entry_stored_by_a_failed_call_counts_once(hub, monkeypatch, kind):
     hub.start()
     hub.log(1, name="every", client="a", seq=1)
     with monkeypatch.context() as patch:
@@ -119,7 +119,7 @@ def test_what_was_stored_by_a_call_that_failed_counts_once(hub, monkeypatch, kin
 
 
 @pytest.mark.parametrize("method", ["append", "commit"])
-def test_a_full_disk_leaves_memory_and_journal_alike(hub, monkeypatch, method):
+def test_memory_and_journal_agree_after_a_full_disk(hub, monkeypatch, method):
     hub.start()
     hub.log(*range(1, 16))
     state = hub.ledger.to_state(5)
@@ -169,7 +169,7 @@ def test_all_events_are_accounted_for_after_a_rewind(hub):
     assert counts["accepted"] == counts["processed"] + counts["queued"] == 6
 
 
-def test_media_logged_before_the_rewind_stay(hub):
+def test_media_and_parameters_logged_before_a_rewind_are_kept(hub):
     hub.start()
     hub.log(1)
     state = hub.ledger.to_state(1)
@@ -194,7 +194,7 @@ def test_media_logged_before_the_rewind_stay(hub):
     assert operations() == expected
 
 
-def test_a_checkpoint_ahead_of_a_journal_that_lost_its_end_doubles_nothing(hub, tmp_path):
+def test_a_checkpoint_newer_than_a_truncated_journal_duplicates_no_points(hub, tmp_path):
     hub.start()
     hub.log(*range(1, 21), name="every")
     hub.ledger.advance(step=20)
@@ -232,7 +232,7 @@ def lose_records(hub, first, last):
         connection.execute("DELETE FROM records WHERE pos BETWEEN ? AND ?", (first, last))
 
 
-def test_a_rewind_reaches_what_stands_behind_records_that_the_journal_lost(hub):
+def test_a_rewind_supersedes_points_after_lost_entries(hub):
     hub.start()
     for step in range(1, 31):
         hub.log(step, name="every")
@@ -259,7 +259,7 @@ def test_a_rewind_reaches_what_stands_behind_records_that_the_journal_lost(hub):
     assert steps_of(hub.points("every")) == [1]  # also the second time, although new points use the lost indices
 
 
-def test_points_that_are_stored_come_once_when_the_state_of_the_metrics_is_lost(hub):
+def test_stored_points_are_not_duplicated_if_all_snapshots_are_lost(hub):
     hub.start()
     for step in range(1, 31):
         hub.log(step, name="every")
@@ -276,7 +276,7 @@ def test_points_that_are_stored_come_once_when_the_state_of_the_metrics_is_lost(
 
 
 @pytest.mark.parametrize("is_restart", [True, False])
-def test_no_item_gets_an_index_that_a_sink_has_seen_before_the_journal_lost_it(hub, tmp_path, is_restart):
+def test_indices_delivered_to_a_sink_before_a_loss_are_not_reused(hub, tmp_path, is_restart):
     hub.start()
     hub.log(*range(1, 21), name="every")
     hub.ledger.advance(force=True)
@@ -286,15 +286,15 @@ def test_no_item_gets_an_index_that_a_sink_has_seen_before_the_journal_lost_it(h
     hub.start(attempt=hub.attempt)
     hub.log(*range(21, 51), name="every")
     hub.ledger.advance(force=True)
-    shown = hub.history.end
-    hub.journal.set_cursor("tensorboard", shown, "place")
+    cursor = hub.history.end
+    hub.journal.set_cursor("tensorboard", cursor, "place")
     hub.die()
     (tmp_path / "journal.db").write_bytes(backup)
     hub.start(attempt=1 if is_restart else 2)
     assert hub.journal.num_lost == 2
     hub.log(99, name="every")
     hub.ledger.advance(force=True)
-    (item,) = hub.history.read(shown, 100)[0]
+    (item,) = hub.history.read(cursor, 100)[0]
     assert (item.metric, item.step) == ("every", 99)
     for _ in range(2):
         assert not hub.history.is_whole
@@ -304,7 +304,7 @@ def test_no_item_gets_an_index_that_a_sink_has_seen_before_the_journal_lost_it(h
     assert hub.history.is_whole
 
 
-def test_a_rewind_that_is_repeated_because_the_hub_died_loses_nothing(hub):
+def test_a_rewind_repeated_after_a_hub_crash_is_applied_once(hub):
     hub.start()
     hub.log(1, 2, name="every")
     state = hub.ledger.to_state(2)
@@ -323,7 +323,7 @@ def test_a_rewind_that_is_repeated_because_the_hub_died_loses_nothing(hub):
 # configs
 
 
-def test_a_setting_of_undeclared_names_holds_for_the_events_of_its_attempt(tmp_path):
+def test_the_undeclared_setting_applies_to_the_events_of_its_attempt(tmp_path):
     def opened(attempt, undeclared):
         journal = Journal(tmp_path / "journal.db")
         history = History(journal, tmp_path / "history")
@@ -353,7 +353,7 @@ def test_a_setting_of_undeclared_names_holds_for_the_events_of_its_attempt(tmp_p
 # bounds
 
 
-def test_the_journal_of_an_attempt_that_never_restores_stays_small(hub, monkeypatch):
+def test_the_journal_of_an_attempt_without_a_rewind_stays_small(hub, monkeypatch):
     monkeypatch.setattr("trieye.hub.ledger.MAX_UNDECIDED_BYTES", 1 << 20)
     hub.start()
     hub.log(1)
@@ -372,7 +372,7 @@ def test_the_journal_of_an_attempt_that_never_restores_stays_small(hub, monkeypa
 # threads
 
 
-def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
+def test_stats_can_be_read_while_new_names_are_added(hub):
     hub.start()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -406,7 +406,7 @@ def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
 CALM = {"stats": {"processing_interval_seconds": 3600}}
 
 
-def test_a_checkpoint_that_was_written_is_no_failure_because_the_journal_is_full(open_logic, monkeypatch):
+def test_a_save_succeeds_even_if_the_journal_is_full(open_logic, monkeypatch):
     logic = open_logic(**CALM)
     with monkeypatch.context() as patch:
         fails(patch, "append", after=2)
@@ -414,7 +414,7 @@ def test_a_checkpoint_that_was_written_is_no_failure_because_the_journal_is_full
     assert logic.load_initial_state().checkpoint_data.global_step == 1
 
 
-def test_a_save_that_fails_says_so_although_the_journal_is_full(open_logic, monkeypatch):
+def test_a_failed_save_is_reported_even_if_the_journal_is_full(open_logic, monkeypatch):
     logic = open_logic(**CALM)
     with monkeypatch.context() as patch:
         fails(patch, "append", after=2)
@@ -423,7 +423,7 @@ def test_a_save_that_fails_says_so_although_the_journal_is_full(open_logic, monk
     assert logic.health()["save_failures"] == 1
 
 
-def test_an_event_that_is_refused_because_the_journal_is_full_is_not_accepted(open_logic, monkeypatch):
+def test_an_event_rejected_by_a_full_journal_is_not_counted_as_accepted(open_logic, monkeypatch):
     monkeypatch.setattr("trieye.hub.ledger.MAX_PENDING_EVENTS", 2)
     logic = open_logic(**CALM)
     logic.log_batch_events([event(step=1), event(step=2), event(step=3)])
@@ -435,7 +435,7 @@ def test_an_event_that_is_refused_because_the_journal_is_full_is_not_accepted(op
     assert logic.health()["accepted"] == 4
 
 
-def test_a_hub_that_cannot_be_opened_leaves_no_thread(make_config, monkeypatch):
+def test_a_hub_that_fails_to_open_leaves_no_threads(make_config, monkeypatch):
     before = {thread.name for thread in threading.enumerate()}
     with monkeypatch.context() as patch:
         fails(patch, "append")
@@ -444,7 +444,7 @@ def test_a_hub_that_cannot_be_opened_leaves_no_thread(make_config, monkeypatch):
     assert {thread.name for thread in threading.enumerate()} <= before
 
 
-def test_a_sink_that_is_late_does_not_bring_back_an_earlier_attempt(open_logic):
+def test_a_late_sink_does_not_overwrite_the_run_record_of_a_newer_attempt(open_logic):
     first = open_logic(**CALM)
     first.shutdown()
     second = open_logic(**CALM)

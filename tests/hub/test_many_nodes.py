@@ -61,16 +61,16 @@ def machine(tmp_path, monkeypatch):
 
 def stop(ray_dir):
     """Stop Ray as `ray stop` does, except for other Rays on this machine."""
-    ours = [process for process in psutil.process_iter() if is_ray_below(process, ray_dir)]
-    for process in ours:
+    ray_processes = [process for process in psutil.process_iter() if is_ray_below(process, ray_dir)]
+    for process in ray_processes:
         process.kill()
-    psutil.wait_procs(ours, timeout=30)
+    psutil.wait_procs(ray_processes, timeout=30)
 
 
 def is_ray_below(process, ray_dir):
     try:
-        words = process.cmdline()
-        is_ray = any(part in " ".join(words) for part in ("ray::", "raylet", "gcs_server", "/ray/"))
+        command = process.cmdline()
+        is_ray = any(part in " ".join(command) for part in ("ray::", "raylet", "gcs_server", "/ray/"))
         return is_ray and process.environ().get("RAY_TMPDIR") == str(ray_dir)
     except psutil.Error:
         return False
@@ -90,7 +90,7 @@ def small(line):
     return f"{line} --num-cpus=1" if line.startswith("ray start") else line
 
 
-def test_the_commands_of_the_cluster_page_word_by_word(machine, tmp_path):
+def test_the_commands_of_the_cluster_page_work(machine, tmp_path):
     assert machine("trieye new my_agent --no-input").returncode == 0
     project = tmp_path / "my_agent"
     short = "loop.steps=400 loop.evaluate_every_steps=200 env.eval_episodes=1 agent.learning_starts=32"
@@ -118,14 +118,14 @@ def bare_venv(path):
     """Return the Python of a new environment with the packages of this one except trieye."""
     venv.EnvBuilder(symlinks=True).create(path)
     (packages,) = path.glob("lib/python*/site-packages")
-    (ours,) = (BIN.parent).glob("lib/python*/site-packages")
-    for entry in ours.iterdir():
+    (site_packages,) = (BIN.parent).glob("lib/python*/site-packages")
+    for entry in site_packages.iterdir():
         if "trieye" not in entry.name and entry.suffix != ".pth" and not (packages / entry.name).exists():
             (packages / entry.name).symlink_to(entry)
     return path / "bin" / "python"
 
 
-def test_a_machine_without_trieye_is_found_and_named(machine, head, tmp_path):
+def test_a_node_without_trieye_is_reported_and_rejected(machine, head, tmp_path):
     python = bare_venv(tmp_path / "bare")
     assert machine(f"{python} -c 'import ray'").returncode == 0
     assert machine(f"{python} -c 'import trieye'").returncode != 0
@@ -145,9 +145,7 @@ def test_a_machine_without_trieye_is_found_and_named(machine, head, tmp_path):
     assert "No module named 'trieye'" in sweep.stderr.splitlines()[-1]
 
 
-def test_jobs_on_a_machine_with_a_disk_of_its_own_come_to_the_sweep_and_their_runs_from_the_mirror(
-    machine, head, tmp_path
-):
+def test_a_sweep_collects_jobs_and_runs_of_a_node_without_a_shared_disk(machine, head, tmp_path):
     assert machine("trieye new my_agent --no-input").returncode == 0
     project = tmp_path / "my_agent"
     apart = "unshare --mount" if os.geteuid() == 0 else "unshare --mount --map-root-user"
@@ -172,7 +170,7 @@ def test_jobs_on_a_machine_with_a_disk_of_its_own_come_to_the_sweep_and_their_ru
 
 
 @pytest.mark.usefixtures("head")
-def test_when_the_head_is_lost_it_is_said_and_the_same_command_goes_on(machine, tmp_path):
+def test_a_run_whose_head_node_was_lost_resumes_with_the_same_command(machine, tmp_path):
     assert machine("trieye new my_agent --no-input").returncode == 0
     project = tmp_path / "my_agent"
     train = "python -m my_agent.train runtime=cluster explorer.num=1 agent.learning_starts=32 sinks=[] run_name=lost "

@@ -6,7 +6,7 @@ def batch(*values):
     return EventBatch.from_rows([EventRow("m", value, 1, 0.0) for value in values])
 
 
-def test_batches_are_taken_in_the_order_in_which_they_came_and_single_events_joined():
+def test_take_returns_batches_in_order_and_joins_consecutive_rows():
     pending = PendingEvents()
     pending.add_rows(batch(1.0))
     pending.add_rows(batch(2.0))

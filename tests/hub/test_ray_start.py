@@ -1,16 +1,19 @@
 """Starting Ray: its token file, its environment variables, and signals of its processes."""
 
+import re
+import signal
 import stat
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import ray
 
 from trieye.hub import ray_start
 from trieye.hub.ray_start import keep_token_private
 
 
-def test_the_token_of_ray_is_closed_to_others(tmp_path, monkeypatch):
+def test_the_ray_token_is_accessible_only_to_its_owner(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     keep_token_private()  # there may be none
@@ -22,29 +25,26 @@ def test_the_token_of_ray_is_closed_to_others(tmp_path, monkeypatch):
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
 
-def test_ray_has_the_variables_and_the_logger_that_trieye_uses():
+def test_ray_defines_the_variable_and_the_logger_that_trieye_uses():
     constants = pytest.importorskip("ray._private.runtime_env.constants")
     assert constants.RAY_JOB_CONFIG_JSON_ENV_VAR == ray_start.JOB_VARIABLE
     authentication = pytest.importorskip("ray._private.authentication.authentication_token_setup")  # since Ray 2.51
     assert authentication.logger.name == ray_start.AUTHENTICATION_LOGGER
 
 
-PROGRAM = """
-import signal, sys, ray
-from trieye.config import RuntimeConfig
-from trieye.hub.ray_start import join_ray
-
-def is_deaf():
+def is_sigterm_blocked():
     return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
-join_ray(RuntimeConfig(kind="ray", num_cpus=1))
-processes = [one.process for held in ray._private.worker._global_node.all_processes.values() for one in held]
-mortal = [one for one in processes if one.terminate == one.kill or one.kill.__name__ == "kill_with_agents"]
-print(len(processes) > 1, len(mortal) == len(processes), ray.get(ray.remote(is_deaf).remote()))
-"""
 
-
-@pytest.mark.slow
-def test_processes_of_ray_can_be_ended_and_workers_hear_sigterm():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "True True False"
+def test_processes_of_ray_are_killed_without_delay_and_workers_receive_sigterm(ray_cluster):
+    processes = [one.process for group in ray._private.worker._global_node.all_processes.values() for one in group]
+    assert len(processes) > 1
+    for process in processes:
+        assert process.terminate == process.kill or process.kill.__name__ == "kill_with_agents"
+        (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+        assert int(blocked, 16) >> signal.SIGTERM - 1 & 1
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import a test
+    try:
+        assert not ray.get(ray.remote(is_sigterm_blocked).remote())
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

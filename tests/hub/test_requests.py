@@ -17,14 +17,14 @@ def parts(logic):
 
 
 @ACTORS
-def test_each_request_is_one_of_one_part_and_a_method_of_the_actor(actor, logic):
+def test_each_request_belongs_to_one_part_and_is_a_method_of_the_actor(actor, logic):
     names = [{method.__name__ for method, _ in requests_of(part)} for part in parts(logic)]
     assert sum(map(len, names)) == len(set.union(*names))
     assert set.union(*names) <= set(dir(actor.__ray_metadata__.modified_class))
 
 
 @ACTORS
-def test_ray_runs_each_request_on_its_own_threads_and_sends_events_plainly(actor, logic):
+def test_ray_runs_requests_in_their_concurrency_groups_and_converts_arguments(actor, logic):
     meta = actor.__ray_metadata__.method_meta
     groups = {method.__name__: group for part in parts(logic) for method, group in requests_of(part) if group}
     assert groups.items() <= meta.concurrency_group_for_methods.items()

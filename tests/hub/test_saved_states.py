@@ -7,7 +7,7 @@ from trieye.checkpoints.directory import load_state
 from trieye.run.crash import save_crash
 
 
-def test_a_crash_checkpoint_replaces_the_previous_one_and_nothing_of_a_similar_name(make_config, tmp_path):
+def test_a_crash_checkpoint_replaces_only_the_previous_crash_checkpoint(make_config, tmp_path):
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (elsewhere / "kept").touch()
     with trieye.Run(make_config()) as run:

@@ -55,11 +55,11 @@ def staged(tmp_path):
 CODE = {"pyproject.toml", "my_agent/__init__.py", "my_agent/train.py", "conf/train.yaml"}
 
 
-def test_of_a_directory_hidden_ones_environments_and_runs_stay_here(project, staged):
+def test_hidden_files_environments_and_runs_are_not_staged(project, staged):
     assert staged(project) == {*CODE, "data/table.csv"}
 
 
-def test_of_a_repository_what_git_ignores_stays_here(project, staged):
+def test_files_that_git_ignores_are_not_staged(project, staged):
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("data/\n.trieye_data/\nvenv/\n__pycache__/\n")
     assert staged(project) == CODE
@@ -72,9 +72,7 @@ SECRET = [
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
-def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(
-    project, staged, tmp_path, is_repository, capsys
-):
+def test_credentials_runs_and_links_out_of_the_project_are_not_staged(project, staged, tmp_path, is_repository, capsys):
     for name in [*SECRET, "runs/app/runs/first/run.lock", "env/pyvenv.cfg", "my_agent/credentials.py"]:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("secret")
@@ -99,7 +97,7 @@ def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(
     assert {*capsys.readouterr().out.split()} == sent
 
 
-def test_the_home_directory_what_contains_it_and_the_root_are_refused(project, tmp_path, monkeypatch):
+def test_the_home_directory_and_its_parents_are_rejected(project, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(project / "conf"))
     for directory in (project / "conf", project, Path("/")):
         with pytest.raises(ConfigurationError, match=r"working_dir=DIR|is not sent"):
@@ -107,7 +105,7 @@ def test_the_home_directory_what_contains_it_and_the_root_are_refused(project, t
     assert "(2 files" in stage(project / "my_agent", tmp_path)
 
 
-def test_a_file_that_git_tracks_and_that_is_gone_is_not_missed(project, staged):
+def test_a_tracked_but_deleted_file_is_skipped(project, staged):
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     subprocess.run(["git", "-C", str(project), "add", "my_agent/train.py"], check=True)
     (project / "my_agent/train.py").unlink()
@@ -141,9 +139,7 @@ def sent_to_workers(*directories):
 
 
 @pytest.mark.slow
-def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_address(
-    project, staged, tmp_path, ray_cluster
-):
+def test_ray_workers_see_the_staged_files_and_equal_files_share_an_address(project, staged, tmp_path, ray_cluster):
     (tmp_path / "key.txt").write_text("secret")
     (project / "link.txt").symlink_to(tmp_path / "key.txt")
     (project / "run.sh").write_text("true")
@@ -159,7 +155,7 @@ def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_a
     assert "link.txt" in all_of_it, "Ray itself follows links: docs/cluster.md could say less"
 
 
-def test_far_too_much_is_refused_with_the_largest_files(project, tmp_path, monkeypatch):
+def test_an_oversized_project_is_rejected_with_its_largest_files(project, tmp_path, monkeypatch):
     monkeypatch.setattr(working_dir, "MOST_BYTES", 1000)
     (project / "weights.bin").write_bytes(bytes(5000))
     with pytest.raises(ConfigurationError, match=r"its 6 files have 5 KiB.*the largest: weights.bin \(5 KiB\)"):
@@ -167,7 +163,7 @@ def test_far_too_much_is_refused_with_the_largest_files(project, tmp_path, monke
 
 
 @pytest.mark.parametrize("has_directory", [True, False])
-def test_nothing_to_send_is_refused(tmp_path, has_directory):
+def test_an_empty_or_missing_directory_is_rejected(tmp_path, has_directory):
     if has_directory:
         (tmp_path / "empty").mkdir()
     match = "the directory has no file" if has_directory else "the directory does not exist"
@@ -176,7 +172,7 @@ def test_nothing_to_send_is_refused(tmp_path, has_directory):
 
 
 @pytest.mark.parametrize("mark", ["pyproject.toml", "setup.py", ".git"])
-def test_the_project_is_the_nearest_directory_that_says_so(tmp_path, monkeypatch, mark):
+def test_the_project_is_the_nearest_directory_with_a_marker_file(tmp_path, monkeypatch, mark):
     program = tmp_path / "deep" / "my_agent" / "train.py"
     program.parent.mkdir(parents=True)
     program.touch()
@@ -185,18 +181,18 @@ def test_the_project_is_the_nearest_directory_that_says_so(tmp_path, monkeypatch
     assert project_of_program() == tmp_path / "deep"
 
 
-def test_a_lone_script_sends_its_directory(tmp_path, monkeypatch):
+def test_the_project_of_a_lone_script_is_its_directory(tmp_path, monkeypatch):
     program = tmp_path / "train.py"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
     assert project_of_program() == tmp_path
 
 
 @pytest.mark.parametrize("path", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
-def test_of_what_is_installed_nothing_is_sent(monkeypatch, path):
+def test_an_installed_program_has_no_project(monkeypatch, path):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{path}", raising=False)
     assert project_of_program() is None
 
 
-def test_without_a_file_nothing_is_sent(monkeypatch):
+def test_a_program_without_a_file_has_no_project(monkeypatch):
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     assert project_of_program() is None

@@ -14,9 +14,9 @@ PAYLOAD = b"events"
 
 @pytest.fixture(params=["file", "memory"])
 def journal(request, tmp_path):
-    made = Journal(tmp_path / "run" / "journal.db" if request.param == "file" else None)
-    yield made
-    made.close()
+    opened = Journal(tmp_path / "run" / "journal.db" if request.param == "file" else None)
+    yield opened
+    opened.close()
 
 
 class Reopened:
@@ -24,21 +24,21 @@ class Reopened:
 
     def __init__(self, path):
         self.path = path
-        self.now = Journal(path)
+        self.current = Journal(path)
 
-    def again(self, durability="process"):
-        self.now.close()
-        self.now = Journal(self.path, durability=durability)
-        assert self.now.damage == []
-        assert self.now.num_lost == 0
-        return self.now
+    def reopen(self, durability="process"):
+        self.current.close()
+        self.current = Journal(self.path, durability=durability)
+        assert self.current.damage == []
+        assert self.current.num_lost == 0
+        return self.current
 
 
 @pytest.fixture
 def reopened(tmp_path):
-    made = Reopened(tmp_path / "journal.db")
-    yield made
-    made.now.close()
+    opened = Reopened(tmp_path / "journal.db")
+    yield opened
+    opened.current.close()
 
 
 def snapshot_at(journal, payload=b"state", index=0):
@@ -49,7 +49,7 @@ def positions(journal, after=0):
     return [record.pos for record in journal.records(after)]
 
 
-def test_records_come_back_in_order_as_they_were_appended(journal):
+def test_entries_are_read_in_the_order_appended(journal):
     records = [
         JournalEntry(1, "events", 0.0, "one", 1, b""),
         JournalEntry(2, "events", 0.25, "two", 1, b"\0\xff" * 9000),
@@ -74,27 +74,27 @@ def test_a_new_journal_is_empty(journal):
     assert journal.meta("attempt") is None
 
 
-def test_times_are_kept_to_the_last_bit(reopened):
+def test_times_are_stored_bit_exactly(reopened):
     times = [0.0, -0.0, 5, 0.1, 1 / 3, 1e300, 5e-324, 123456789.0]
     for at in times:
-        reopened.now.append("pass", b"", at=at)
-    stored = [record.at for record in reopened.again().records(0)]
+        reopened.current.append("pass", b"", at=at)
+    stored = [record.at for record in reopened.reopen().records(0)]
     assert stored == times
     assert all(isinstance(at, float) for at in stored)
 
 
-def test_records_may_be_appended_while_others_are_read(journal):
+def test_entries_can_be_appended_during_iteration(journal):
     for _ in range(200):
         journal.append("events", PAYLOAD, at=0.0)
-    seen = []
+    read_positions = []
     for record in journal.records(0):
-        seen.append(record.pos)
+        read_positions.append(record.pos)
         if record.pos % 10 == 0 and record.pos < 300:
             journal.append("events", PAYLOAD, at=0.0)
-    assert seen == list(range(1, journal.last_pos + 1))
+    assert read_positions == list(range(1, journal.last_pos + 1))
 
 
-def test_a_batch_is_taken_once(journal):
+def test_a_repeated_batch_is_ignored(journal):
     assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) == 1
     assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) is None
     assert journal.append("events", PAYLOAD, at=0.0, client="b", seq=1) == 2
@@ -103,7 +103,7 @@ def test_a_batch_is_taken_once(journal):
     assert len(positions(journal)) == 3
 
 
-def test_a_batch_that_comes_before_another_one_is_refused(journal):
+def test_a_gap_in_the_batch_numbers_of_a_client_is_an_error(journal):
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
     with pytest.raises(SequenceGapError, match="client 'a' sent batch 4, but batch 2 is next") as caught:
         journal.append("events", PAYLOAD, at=0.0, client="a", seq=4)
@@ -114,15 +114,15 @@ def test_a_batch_that_comes_before_another_one_is_refused(journal):
     assert journal.last_pos == 1
 
 
-def test_a_key_is_taken_once_and_no_key_always(journal):
+def test_calls_with_a_key_are_stored_once_and_calls_without_always(journal):
     assert journal.append("rows", PAYLOAD, at=0.0, client="task") == 1
     assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
     assert journal.append("rows", PAYLOAD, at=0.0) == 2
     assert journal.append("rows", PAYLOAD, at=0.0) == 3
 
 
-def test_what_was_taken_is_known_also_after_its_record_was_deleted(reopened):
-    journal = reopened.now
+def test_repeated_batches_and_keys_are_ignored_after_their_entries_are_deleted(reopened):
+    journal = reopened.current
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=2)
     journal.append("rows", PAYLOAD, at=0.0, client="task")
@@ -130,52 +130,52 @@ def test_what_was_taken_is_known_also_after_its_record_was_deleted(reopened):
         for _ in range(num_commits):
             journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
         assert positions(journal) == retained
-        journal = reopened.again()
+        journal = reopened.reopen()
         assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=2) is None
         assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
         with pytest.raises(SequenceGapError):
             journal.append("events", PAYLOAD, at=0.0, client="a", seq=4)
-    assert reopened.now.append("events", PAYLOAD, at=0.0, client="a", seq=3) == 4
+    assert reopened.current.append("events", PAYLOAD, at=0.0, client="a", seq=3) == 4
 
 
 def test_only_the_newest_keys_are_remembered(reopened, monkeypatch):
     monkeypatch.setattr(journal_keys, "MAX_CALLS", 100)
-    journal = reopened.now
+    journal = reopened.current
     for number in range(110):
         journal.append("rows", b"", at=0.0, client=f"task-{number}")
         if number % 30 == 0:
             journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
     for _ in range(2):
         journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
-    journal = reopened.again()
+    journal = reopened.reopen()
     assert journal.append("rows", b"", at=0.0, client="task-10") is None
     assert journal.append("rows", b"", at=0.0, client="task-9") is not None
 
 
-def test_positions_are_never_used_again(reopened):
-    journal = reopened.now
+def test_positions_are_never_reused(reopened):
+    journal = reopened.current
     for _ in range(5):
         journal.append("events", PAYLOAD, at=2.5)
     for _ in range(2):
         journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
-    journal = reopened.again()
+    journal = reopened.reopen()
     assert positions(journal) == []
     assert (journal.last_pos, journal.last_at) == (5, 2.5)
     assert journal.append("events", PAYLOAD, at=3.0) == 6
 
 
-def test_records_are_kept_that_follow_the_older_snapshot(reopened):
-    journal = reopened.now
+def test_entries_after_the_older_of_two_snapshots_are_kept(reopened):
+    journal = reopened.current
     for _ in range(3):
         journal.append("events", PAYLOAD, at=0.0)
         journal.append("pass", PAYLOAD, at=0.0)
         journal.commit(snapshot_at(journal, b"%d" % journal.last_pos), keep_after=journal.last_pos)
         assert positions(journal, journal.last_pos - 2) == [journal.last_pos - 1, journal.last_pos]
     assert positions(journal) == [5, 6]
-    assert reopened.again().snapshot() == Snapshot(6, 0, 1.5, b"6")
+    assert reopened.reopen().snapshot() == Snapshot(6, 0, 1.5, b"6")
 
 
-def test_records_are_kept_as_long_as_the_caller_needs_them(journal):
+def test_a_commit_keeps_entries_after_keep_after(journal):
     for _ in range(9):
         journal.append("events", PAYLOAD, at=0.0)
         journal.commit(snapshot_at(journal), keep_after=4)
@@ -185,7 +185,7 @@ def test_records_are_kept_as_long_as_the_caller_needs_them(journal):
 
 
 def test_a_commit_stores_all_of_its_parts(reopened):
-    journal = reopened.now
+    journal = reopened.current
     journal.append("events", PAYLOAD, at=0.0)
     chunks = [Chunk(0, 10, b"first"), Chunk(10, 12, b"second")]
     journal.commit(
@@ -195,7 +195,7 @@ def test_a_commit_stores_all_of_its_parts(reopened):
         superseded=[(3, 5)],
         meta={"attempt": b"1", "final": b""},
     )
-    journal = reopened.again()
+    journal = reopened.reopen()
     assert journal.snapshot() == Snapshot(1, 12, 1.5, b"state")
     assert journal.chunks() == [(0, 10), (10, 12)]
     assert [journal.read_chunk(0), journal.read_chunk(10)] == [b"first", b"second"]
@@ -203,7 +203,7 @@ def test_a_commit_stores_all_of_its_parts(reopened):
     assert (journal.meta("attempt"), journal.meta("final")) == (b"1", b"")
 
 
-def test_a_commit_that_fails_changes_nothing(journal):
+def test_a_failed_commit_changes_nothing(journal):
     journal.append("events", PAYLOAD, at=0.0)
     journal.commit(snapshot_at(journal), keep_after=1)
     journal.append("events", PAYLOAD, at=0.0)
@@ -215,8 +215,8 @@ def test_a_commit_that_fails_changes_nothing(journal):
     assert journal.append("events", PAYLOAD, at=0.0) == 3
 
 
-def test_after_a_rewind_no_older_snapshot_stands_in(reopened):
-    journal = reopened.now
+def test_a_rewind_replaces_both_snapshots(reopened):
+    journal = reopened.current
     for _ in range(2):
         journal.append("events", PAYLOAD, at=0.0)
         journal.commit(snapshot_at(journal, b"before"), keep_after=0)
@@ -226,18 +226,18 @@ def test_after_a_rewind_no_older_snapshot_stands_in(reopened):
     assert positions(journal) == []
     journal.append("events", PAYLOAD, at=0.0)
     journal.commit(snapshot_at(journal, b"after"), keep_after=3)
-    assert reopened.again().snapshot().payload == b"after"
-    assert positions(reopened.now) == [3]
+    assert reopened.reopen().snapshot().payload == b"after"
+    assert positions(reopened.current) == [3]
 
 
-def test_superseded_ranges_replace_those_before_and_are_merged(journal):
+def test_superseded_ranges_are_merged_and_replace_the_previous_ones(journal):
     for _ in range(2):
         journal.set_superseded([(5, 8), (1, 3), (3, 4), (7, 9), (20, 20)])
         assert journal.superseded() == [(1, 4), (5, 9)]
 
 
-def test_a_file_of_the_history_replaces_chunks(reopened):
-    journal = reopened.now
+def test_a_history_segment_replaces_its_chunks(reopened):
+    journal = reopened.current
     for first in range(0, 60, 10):
         journal.commit(snapshot_at(journal), chunks=[Chunk(first, first + 10, b"%d" % first)], keep_after=0)
     small = [Segment(0, 10, "a", 1, 2), Segment(10, 20, "b", 3, 2**32 - 1)]
@@ -245,7 +245,7 @@ def test_a_file_of_the_history_replaces_chunks(reopened):
         journal.replace_chunks(segment)
     assert journal.segments() == small
     journal.replace_chunks(Segment(20, 40, "c", 5, 6))
-    journal = reopened.again()
+    journal = reopened.reopen()
     assert journal.segments() == [*small, Segment(20, 40, "c", 5, 6)]
     assert journal.chunks() == [(40, 50), (50, 60)]
     assert journal.read_chunk(50) == b"50"
@@ -253,21 +253,21 @@ def test_a_file_of_the_history_replaces_chunks(reopened):
         journal.read_chunk(30)
 
 
-def test_cursors_and_values_are_replaced(reopened):
-    journal = reopened.now
+def test_cursors_and_metadata_are_overwritten(reopened):
+    journal = reopened.current
     for index in range(3):
         journal.set_cursor("mlflow", index, None)
         journal.set_cursor("tensorboard", index, f"file:{index}")
         journal.set_meta("status", b"%d" % index)
-    journal = reopened.again()
+    journal = reopened.reopen()
     assert journal.cursor("mlflow") == (2, None)
     assert journal.cursor("tensorboard") == (2, "file:2")
     assert journal.cursor("console") is None
     assert journal.meta("status") == b"2"
 
 
-def test_threads_may_append_and_read_at_once(reopened):
-    journal = reopened.now
+def test_threads_append_and_read_concurrently(reopened):
+    journal = reopened.current
     failures = []
 
     def append(name):
@@ -280,9 +280,9 @@ def test_threads_may_append_and_read_at_once(reopened):
 
     def read():
         for _ in range(50):
-            seen = positions(journal)
-            if seen != list(range(1, len(seen) + 1)):
-                failures.append(seen)
+            read_positions = positions(journal)
+            if read_positions != list(range(1, len(read_positions) + 1)):
+                failures.append(read_positions)
 
     threads = [threading.Thread(target=append, args=(f"client-{n}",)) for n in range(4)]
     threads += [threading.Thread(target=read) for _ in range(2)]
@@ -291,10 +291,10 @@ def test_threads_may_append_and_read_at_once(reopened):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert positions(reopened.again()) == list(range(1, 401))
+    assert positions(reopened.reopen()) == list(range(1, 401))
 
 
-def test_a_record_whose_storing_was_interrupted_is_kept(journal):
+def test_an_entry_stored_by_an_interrupted_append_is_kept_once(journal):
     journal.append("events", b"noted", at=0.0, client="a", seq=1)
     # as if a signal had interrupted the call after the row was stored
     journal._add("records", (2, "events", 4.0, "a", 2, b"stored"))
@@ -303,7 +303,7 @@ def test_a_record_whose_storing_was_interrupted_is_kept(journal):
     assert [record.payload for record in journal.records(0)] == [b"noted", b"stored", b"next"]
 
 
-def test_the_file_does_not_grow_with_what_was_deleted(tmp_path):
+def test_the_file_reuses_the_space_of_deleted_entries(tmp_path):
     journal = Journal(tmp_path / "journal.db")
     sizes = []
     for _ in range(20):
@@ -317,7 +317,7 @@ def test_the_file_does_not_grow_with_what_was_deleted(tmp_path):
     assert max(sizes[10:]) < 1.5 * max(sizes[:10])
 
 
-def test_a_closed_journal_says_so(tmp_path):
+def test_using_a_closed_journal_is_an_error(tmp_path):
     journal = Journal(tmp_path / "journal.db")
     journal.close()
     journal.close()
@@ -326,7 +326,7 @@ def test_a_closed_journal_says_so(tmp_path):
             use()
 
 
-def test_a_path_may_hold_any_character(tmp_path):
+def test_a_path_may_contain_any_character(tmp_path):
     path: Path = tmp_path / "100 % & ?#' ü" / "journal.db"
     for pos in (1, 2):
         journal = Journal(path)

@@ -12,11 +12,11 @@ def directory(tmp_path, monkeypatch):
     if not memory.is_dir():
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(dir=memory) as made:
-        monkeypatch.setattr(tempfile, "tempdir", made)
-        yield Path(made)
+    with tempfile.TemporaryDirectory(dir=memory) as memory_directory:
+        monkeypatch.setattr(tempfile, "tempdir", memory_directory)
+        yield Path(memory_directory)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_cut_off_or_flipped_no_value_is_wrong_and_what_is_lost_is_reported(directory, kind):
+def test_truncated_or_corrupted_files_yield_no_wrong_values_and_losses_are_reported(directory, kind):
     assert list(problems(directory, [kind], stride=128, bits=1, rounds=2, every=4)) == []

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.forked import in_a_child, said_until_killed
+from tests.forked import in_a_child, lines_until_killed
 from tests.waiting import wait_until
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files import filesystem
@@ -29,7 +29,7 @@ def fill(journal, count=20):
         journal.append("events", bytes(2800), at=float(number), client="a", seq=journal.last_pos + 1)
 
 
-def test_on_a_network_file_system_there_is_no_write_ahead_log_and_one_warning(tmp_path, mounts, caplog):
+def test_a_network_file_system_disables_the_wal_with_one_warning(tmp_path, mounts, caplog):
     path = tmp_path / "journal.db"
     with caplog.at_level(logging.WARNING):
         journal = Journal(path)
@@ -61,7 +61,7 @@ def test_a_journal_may_move_between_local_disks_and_network_file_systems(tmp_pat
         journal.close()
 
 
-def test_others_can_read_while_it_is_written_on_a_network_file_system(tmp_path, mounts):
+def test_a_journal_on_a_network_file_system_is_readable_while_open(tmp_path, mounts):
     path = tmp_path / "journal.db"
     journal = Journal(path)
     for count in (20, 40):
@@ -72,18 +72,18 @@ def test_others_can_read_while_it_is_written_on_a_network_file_system(tmp_path, 
     journal.close()
 
 
-def test_nothing_acknowledged_is_lost_by_a_kill_on_a_network_file_system(tmp_path, mounts):
+def test_acknowledged_entries_survive_a_kill_on_a_network_file_system(tmp_path, mounts):
     path = tmp_path / "journal.db"
 
-    def write(say):
+    def write(report):
         journal = Journal(path)
-        say(f"{journal.num_lost} {journal.damage}")
+        report(f"{journal.num_lost} {journal.damage}")
         while True:
-            say(journal.append("events", bytes(2800), at=0.0))
+            report(journal.append("events", bytes(2800), at=0.0))
 
     acknowledged = 0
     for count in (1, 37, 5):
-        opened, *acknowledgements = said_until_killed(write, 1 + count)
+        opened, *acknowledgements = lines_until_killed(write, 1 + count)
         assert opened == "0 []"
         assert int(acknowledgements[0]) in {acknowledged + 1, acknowledged + 2}
         acknowledged = int(acknowledgements[-1])
@@ -93,7 +93,7 @@ def test_nothing_acknowledged_is_lost_by_a_kill_on_a_network_file_system(tmp_pat
     journal.close()
 
 
-def test_a_directory_that_cannot_be_written_is_an_error_that_names_the_journal(tmp_path):
+def test_an_unusable_path_is_an_error_that_names_the_journal(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match=r"the journal .*journal\.db cannot be created"):
         Journal(tmp_path / "file" / "journal.db")
@@ -118,7 +118,7 @@ def synced(tmp_path, monkeypatch):
     journal.close()
 
 
-def test_what_was_written_is_brought_to_the_disk_soon(synced):
+def test_appended_entries_are_synced_in_the_background(synced):
     journal, tries = synced
     for _ in range(2):
         before = len(tries)
@@ -126,7 +126,7 @@ def test_what_was_written_is_brought_to_the_disk_soon(synced):
         wait_until(lambda before=before: len(tries) > before)
 
 
-def test_a_file_that_cannot_be_synced_is_reported_to_the_next_writer_and_costs_no_record(synced, tmp_path):
+def test_a_failed_sync_is_reported_by_a_later_append_and_loses_no_entries(synced, tmp_path):
     journal, tries = synced
     (tmp_path / "broken").touch()
     journal.append("events", b"first", at=0.0)
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_synced_is_reported_to_the_next_writer_and_costs_n
     assert [record.pos for record in journal.records(0)] == list(range(1, last + 1))
 
 
-def test_the_thread_that_syncs_ends_with_the_journal(synced):
+def test_the_sync_thread_ends_when_the_journal_is_closed(synced):
     names = [thread.name for thread in threading.enumerate()]
     assert "trieye-journal-sync" in names
     synced[0].close()
@@ -166,7 +166,7 @@ def is_refused(use):
 
 @pytest.mark.parametrize("durability", ["process", "always"])
 @pytest.mark.parametrize("size", [60_000, 300_000])
-def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, durability, size):
+def test_a_full_disk_rejects_new_entries_and_loses_no_accepted_ones(tmp_path, durability, size):
     path, last_file = tmp_path / "journal.db", tmp_path / "last"
     parts = {"chunks": [Chunk(0, 9, b"chunk")], "meta": {"key": b"value"}}
 
@@ -204,7 +204,7 @@ def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, 
     journal.close()
 
 
-def test_a_journal_that_is_full_from_the_beginning_says_so(tmp_path):
+def test_a_disk_too_full_for_a_new_journal_is_a_journal_full_error(tmp_path):
     def begin():
         limit(5000)
         with pytest.raises(JournalFullError, match="the journal"):
@@ -216,7 +216,7 @@ def test_a_journal_that_is_full_from_the_beginning_says_so(tmp_path):
     journal.close()
 
 
-def test_a_row_that_is_damaged_while_the_journal_is_open_is_not_given_out(tmp_path):
+def test_reading_a_row_damaged_while_the_journal_is_open_is_an_error(tmp_path):
     journal = Journal(tmp_path / "journal.db")
     with sqlite3.connect(tmp_path / "journal.db") as other:
         other.execute("INSERT INTO meta VALUES ('key', x'00', 12345)")

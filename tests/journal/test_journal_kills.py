@@ -3,15 +3,15 @@ import random
 
 import pytest
 
-from tests.forked import forked, said_until_killed
+from tests.forked import forked, lines_until_killed
 from trieye.journal.journal import Chunk, Journal, Snapshot
 from trieye.journal.scan import inspect
 
 
-def write(path, durability, seed, say):
+def write(path, durability, seed, report):
     """Write to a journal until this process is killed, and report each acknowledged position."""
     journal = Journal(path, durability=durability)
-    say(f"{journal.last_pos} {journal.num_lost} {' '.join(journal.damage)}")
+    report(f"{journal.last_pos} {journal.num_lost} {' '.join(journal.damage)}")
     source = random.Random(seed)
     seq = journal.last_pos  # there is no other client
     last = journal.snapshot()
@@ -20,7 +20,7 @@ def write(path, durability, seed, say):
         seq += 1
         payload = b"%d:" % seq + bytes(source.choice([10, 2800, 9000]))
         pos = journal.append("events", payload, at=float(seq), client="writer", seq=seq)
-        say(pos)
+        report(pos)
         if source.random() < 0.01:
             chunk = Chunk(index, index + 1, b"%d" % index)
             index += 1
@@ -29,16 +29,16 @@ def write(path, durability, seed, say):
 
 
 @pytest.mark.parametrize(("durability", "most"), [("process", 1000), ("interval", 1000), ("always", 100)])
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durability, most):
+def test_acknowledged_entries_survive_a_kill_of_the_writer(tmp_path, durability, most):
     source = random.Random(durability)
     path = tmp_path / "journal.db"
     acknowledged = 0
     for seed in range(5):
         work = functools.partial(write, path, durability, seed)
-        opened, *acknowledgements = said_until_killed(work, 1 + source.randrange(1, most))
-        begun, *damage = opened.split()
+        opened, *acknowledgements = lines_until_killed(work, 1 + source.randrange(1, most))
+        last_pos, *damage = opened.split()
         # the batch in progress may or may not be accepted
-        assert acknowledged <= int(begun) <= acknowledged + 1
+        assert acknowledged <= int(last_pos) <= acknowledged + 1
         assert damage == ["0"]
         acknowledged = int(acknowledgements[-1])
     journal = Journal(path)
@@ -46,7 +46,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durabi
     assert acknowledged <= journal.last_pos <= acknowledged + 1
     records = list(journal.records(0))
     assert [record.pos for record in records] == list(range(records[0].pos, journal.last_pos + 1))
-    # positions, batch numbers and contents increase together: none is repeated
+    # positions, batch numbers and contents increase together, without repetitions
     assert all(record.pos == record.seq == int(record.payload.split(b":")[0]) for record in records)
     assert records[0].pos <= (journal.snapshot().pos if journal.snapshot() else 1) + 1
     assert [journal.read_chunk(first) for first, _ in journal.chunks()] == [
@@ -55,7 +55,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durabi
     journal.close()
 
 
-def test_a_journal_that_is_being_written_is_whole(tmp_path):
+def test_a_journal_is_intact_while_another_process_writes_it(tmp_path):
     path = tmp_path / "journal.db"
     with forked(functools.partial(write, path, "process", 1)) as output:
         output.readline()

@@ -50,7 +50,7 @@ def path(tmp_path):
     return tmp_path / "journal.db"
 
 
-def test_a_whole_journal_is_left_alone(path):
+def test_opening_an_intact_journal_changes_nothing(path):
     write(path).close()
     before = path.read_bytes()
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_a_whole_journal_is_left_alone(path):
     assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-watermark.jsonl"}
 
 
-def test_the_records_behind_a_damaged_one_are_lost_and_counted(path):
+def test_entries_after_a_damaged_entry_are_counted_as_lost(path):
     write(path).close()
     change(path, "UPDATE records SET payload = x'00' WHERE pos IN (7, 8, 12)")
     journal = opened(path)
@@ -73,7 +73,7 @@ def test_the_records_behind_a_damaged_one_are_lost_and_counted(path):
     journal.close()
 
 
-def test_a_snapshot_stands_for_damaged_records_before_it(path):
+def test_a_snapshot_replaces_damaged_entries_before_it(path):
     journal = write(path)
     journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=0)
     journal.close()
@@ -87,7 +87,7 @@ def test_a_snapshot_stands_for_damaged_records_before_it(path):
 
 
 @pytest.mark.parametrize("column", ["kind = 'pass'", "at = 99.0", "client = 'b'", "seq = 5", "pos = 99", "crc = 1"])
-def test_each_value_of_a_row_is_covered_by_its_checksum(path, column):
+def test_a_checksum_covers_every_value_of_a_row(path, column):
     write(path).close()
     change(path, f"UPDATE records SET {column} WHERE pos = 20")  # noqa: S608 - from above
     journal = opened(path)
@@ -96,7 +96,7 @@ def test_each_value_of_a_row_is_covered_by_its_checksum(path, column):
     journal.close()
 
 
-def test_records_missing_after_the_last_one_are_counted_as_far_as_anybody_knows(path):
+def test_missing_entries_at_the_end_are_counted_as_lost(path):
     journal = write(path)
     journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=20)
     journal.close()
@@ -107,7 +107,7 @@ def test_records_missing_after_the_last_one_are_counted_as_far_as_anybody_knows(
     journal.close()
 
 
-def test_missing_records_are_counted_once(path):
+def test_missing_entries_are_counted_once(path):
     write(path).close()
     change(path, "DELETE FROM records WHERE pos BETWEEN 15 AND 24")
     journal = opened(path)
@@ -124,7 +124,7 @@ def test_missing_records_are_counted_once(path):
     journal.close()
 
 
-def test_the_older_snapshot_stands_in_for_a_damaged_one(path):
+def test_the_older_snapshot_replaces_a_damaged_newer_one(path):
     journal = write(path)
     for number in (1, 2, 3):
         journal.append("pass", b"", at=0.0)
@@ -138,7 +138,7 @@ def test_the_older_snapshot_stands_in_for_a_damaged_one(path):
     journal.close()
 
 
-def test_without_any_snapshot_the_loss_of_the_state_is_reported(path):
+def test_the_loss_of_all_snapshots_is_reported(path):
     journal = write(path)
     for number in (1, 2, 3):
         journal.commit(Snapshot(30, 0, 0.0, b"%d" % number), keep_after=30)
@@ -187,7 +187,7 @@ def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
     journal.close()
 
 
-def test_a_damaged_number_of_a_sender_is_rebuilt_from_its_records(path):
+def test_a_damaged_batch_number_is_rebuilt_from_the_entries(path):
     journal = write(path)
     journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=0)
     journal.close()
@@ -198,7 +198,7 @@ def test_a_damaged_number_of_a_sender_is_rebuilt_from_its_records(path):
     journal.close()
 
 
-def test_a_damaged_number_of_a_sender_without_records_is_forgotten_and_reported(path):
+def test_a_damaged_batch_number_without_entries_is_dropped_and_reported(path):
     journal = write(path)
     for _ in range(2):
         journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
@@ -238,7 +238,7 @@ def killed(tmp_path, path):
     return tmp_path / "killed" / path.name
 
 
-def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(killed):
+def test_entries_after_a_damaged_wal_frame_are_counted_as_lost(killed):
     before = killed.read_bytes(), wal_path(killed).read_bytes()
     journal = opened(killed)
     positions = [record.pos for record in journal.records(0)]
@@ -248,14 +248,14 @@ def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(kille
     assert f"(positions {len(positions) + 1}-30); perhaps entries after these" in journal.damage[0]
     assert journal.cursor("sink") == (3, None), "as the watermark says"
     journal.close()
-    aside = killed.with_name("journal.db.damaged-1")
-    assert (aside.read_bytes(), wal_path(aside).read_bytes()) == before
+    quarantined = killed.with_name("journal.db.damaged-1")
+    assert (quarantined.read_bytes(), wal_path(quarantined).read_bytes()) == before
 
 
-def test_pages_that_were_copied_from_a_damaged_log_into_the_file_are_intact(killed):
+def test_entries_checkpointed_from_a_wal_before_its_damage_are_intact(killed):
     frames = wal_path(killed).read_bytes()
-    flip(wal_path(killed), 12 * (PAGE + 24))  # restored
-    change(killed, "PRAGMA wal_checkpoint")  # and closed: the log no longer exists
+    flip(wal_path(killed), 12 * (PAGE + 24))  # flip the bit back
+    change(killed, "PRAGMA wal_checkpoint")  # closing deletes the log
     wal_path(killed).write_bytes(frames)
     journal = opened(killed)
     assert [record.pos for record in journal.records(0)] == list(range(1, 31))
@@ -263,7 +263,7 @@ def test_pages_that_were_copied_from_a_damaged_log_into_the_file_are_intact(kill
     journal.close()
 
 
-def test_a_file_that_vanished_is_not_replaced_without_a_word(tmp_path, path):
+def test_a_missing_file_is_reported_and_restored_from_its_wal(tmp_path, path):
     journal = write(path)
     shutil.copyfile(wal_path(path), tmp_path / "log")
     journal.close()
@@ -271,12 +271,12 @@ def test_a_file_that_vanished_is_not_replaced_without_a_word(tmp_path, path):
     (tmp_path / "log").rename(wal_path(path))
     journal = opened(path)
     assert "the file is empty or missing" in journal.damage[0]
-    # the log had everything except the tables
+    # the log contains everything except the tables
     assert len(list(journal.records(0))) == 30
     journal.close()
 
 
-def test_an_empty_file_is_no_new_journal(path):
+def test_an_empty_file_is_reported_as_damage(path):
     path.touch()
     journal = opened(path)
     assert "the file is empty or missing" in journal.damage[0]
@@ -294,7 +294,7 @@ def test_an_empty_file_is_no_new_journal(path):
         (None, "PRAGMA user_version = 2; ALTER TABLE records ADD COLUMN more", "newer trieye: update trieye"),
     ],
 )
-def test_what_is_no_journal_or_one_of_a_newer_version_is_refused_and_not_touched(path, content, statement, message):
+def test_a_foreign_file_or_a_newer_journal_is_rejected_unchanged(path, content, statement, message):
     if content is not None:
         path.write_bytes(content)
     else:
@@ -309,7 +309,7 @@ def test_what_is_no_journal_or_one_of_a_newer_version_is_refused_and_not_touched
 
 
 @pytest.mark.parametrize("offset", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
-def test_a_damaged_header_costs_nothing(path, offset):
+def test_a_damaged_header_loses_no_entries(path, offset):
     write(path).close()
     flip(path, offset)
     journal = opened(path)
@@ -320,7 +320,7 @@ def test_a_damaged_header_costs_nothing(path, offset):
 
 
 @pytest.mark.parametrize("page", range(12))
-def test_a_page_that_is_gone_is_reported_and_the_run_restarts_from_the_snapshot(path, page):
+def test_an_overwritten_page_is_reported_and_the_last_position_is_kept(path, page):
     journal = write(path)
     journal.commit(Snapshot(30, 40, 0.0, b"state"), chunks=[Chunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"})
     journal.close()
@@ -336,7 +336,7 @@ def test_a_page_that_is_gone_is_reported_and_the_run_restarts_from_the_snapshot(
     journal.close()
 
 
-def test_a_rebuild_that_is_killed_at_any_step_is_repeated_or_completed(tmp_path, killed):
+def test_a_rebuild_killed_at_any_step_is_repeated_or_completed(tmp_path, killed):
     files = [file.read_bytes() for file in (killed, wal_path(killed))]
 
     def prepare(number):
@@ -353,6 +353,6 @@ def test_a_rebuild_that_is_killed_at_any_step_is_repeated_or_completed(tmp_path,
             lost = journal.num_lost
             journal.forget_repair()
             journal.close()
-        aside = sorted(directory.glob(f"{killed.name}.damaged-*"))
-        assert [file.read_bytes() for file in aside] == files, number
+        quarantined = sorted(directory.glob(f"{killed.name}.damaged-*"))
+        assert [file.read_bytes() for file in quarantined] == files, number
     assert number > 10

@@ -34,7 +34,7 @@ def killed(tmp_path):
     return files / "journal.db"
 
 
-def test_it_says_what_is_there_and_changes_nothing(killed):
+def test_inspect_reports_the_contents_and_changes_nothing(killed):
     before = contents(killed.parent)
     for _ in range(2):
         scanned = inspect(killed)
@@ -46,7 +46,7 @@ def test_it_says_what_is_there_and_changes_nothing(killed):
     assert contents(killed.parent) == before
 
 
-def test_it_says_what_is_damaged_and_changes_nothing(killed):
+def test_inspect_reports_damage_and_changes_nothing(killed):
     data = bytearray(wal_path(killed).read_bytes())
     data[9 * 4120] ^= 1
     wal_path(killed).write_bytes(data)
@@ -58,7 +58,7 @@ def test_it_says_what_is_damaged_and_changes_nothing(killed):
     assert contents(killed.parent) == before
 
 
-def test_what_a_kill_interrupted_where_there_is_no_log_is_undone_in_a_copy(path):
+def test_inspect_rolls_back_an_interrupted_transaction_in_a_copy(path):
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"kept", at=0.0)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -78,7 +78,7 @@ def test_what_a_kill_interrupted_where_there_is_no_log_is_undone_in_a_copy(path)
         assert ([record.payload for record in journal.records(0)], journal.damage) == ([b"kept"], [])
 
 
-def test_what_is_no_journal_is_named(tmp_path):
+def test_inspect_names_a_missing_or_foreign_file(tmp_path):
     with pytest.raises(JournalError, match=r"there is no journal .*journal\.db"):
         inspect(tmp_path / "journal.db")
     (tmp_path / "journal.db").write_text("something else")
@@ -86,7 +86,7 @@ def test_what_is_no_journal_is_named(tmp_path):
         inspect(tmp_path / "journal.db")
 
 
-def test_values_are_read_while_they_are_written(path):
+def test_metadata_and_cursors_are_readable_while_the_journal_is_open(path):
     with contextlib.closing(Journal(path)) as journal:
         assert read_meta(path, "status") is None
         assert read_cursors(path) == {}
@@ -97,7 +97,7 @@ def test_values_are_read_while_they_are_written(path):
             assert read_cursors(path) == {"mlflow": number}
 
 
-def test_where_there_is_no_journal_there_is_nothing_and_none_is_made(path):
+def test_reading_a_missing_journal_returns_nothing_and_creates_no_files(path):
     assert read_meta(path, "status") is None
     assert read_cursors(path) == {}
     assert not path.parent.exists()
@@ -105,7 +105,7 @@ def test_where_there_is_no_journal_there_is_nothing_and_none_is_made(path):
         connect_read_only(path).execute("SELECT 1 FROM meta")
 
 
-def test_a_journal_that_nobody_has_open_stays_the_only_file(path):
+def test_reading_a_closed_journal_creates_no_files(path):
     with contextlib.closing(Journal(path)) as journal:
         journal.set_meta("status", b"last")
     for extra in path.parent.glob("journal.db-*"):
@@ -115,7 +115,7 @@ def test_a_journal_that_nobody_has_open_stays_the_only_file(path):
     assert contents(path.parent) == before
 
 
-def test_an_empty_journal_is_whole_and_nothing_can_be_changed(path):
+def test_an_empty_journal_is_intact_and_read_only_connections_reject_writes(path):
     Journal(path).close()
     scanned = inspect(path)
     assert (scanned.num_records, scanned.last_pos, scanned.damage) == (0, 0, [])
@@ -123,11 +123,11 @@ def test_an_empty_journal_is_whole_and_nothing_can_be_changed(path):
         connection.execute("DELETE FROM meta")
 
 
-def test_what_is_damaged_is_an_error_or_nothing_but_never_another_value(path):
+def test_damaged_metadata_is_none_or_an_error_but_never_another_value(path):
     with contextlib.closing(Journal(path)) as journal:
-        journal.set_meta("status", b"what it was")
+        journal.set_meta("status", b"old status")
     data = bytearray(path.read_bytes())
-    data[data.index(b"what it was")] ^= 1
+    data[data.index(b"old status")] ^= 1
     path.write_bytes(data)
     assert read_meta(path, "status") is None
     path.write_bytes(b"no journal" * 1000)

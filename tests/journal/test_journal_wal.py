@@ -10,7 +10,7 @@ from trieye.journal.journal import Journal
 from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES, damage_in_wal
 
 
-class Written:
+class WrittenWal:
     """A log that SQLite wrote, and the frames that SQLite applies from variants of it."""
 
     def __init__(self, directory, num_records=30):
@@ -36,15 +36,15 @@ class Written:
         shutil.copyfile(self.path, copy)
         wal_path(copy).write_bytes(data)
         with contextlib.closing(sqlite3.connect(copy)) as connection:
-            _, num_taken, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
-        return damage_in_wal(data, num_taken), num_taken
+            _, num_applied, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
+        return damage_in_wal(data, num_applied), num_applied
 
 
 @pytest.fixture
 def written(tmp_path):
-    made = Written(tmp_path)
-    yield made
-    made.journal.close()
+    wal = WrittenWal(tmp_path)
+    yield wal
+    wal.journal.close()
 
 
 def frame(number):
@@ -57,16 +57,16 @@ def flipped(data, offset):
     return bytes(changed)
 
 
-def test_nothing_is_in_no_log():
+def test_a_wal_without_a_complete_frame_is_intact():
     for data in (b"", b"x", bytes(HEADER_BYTES), bytes(frame(1) - 1)):
         assert damage_in_wal(data, 0) == ""
 
 
-def test_a_log_is_whole_however_often_it_begins_anew(written):
+def test_a_wal_is_intact_after_each_restart(written):
     for _ in range(5):
-        damage, num_taken = written.damage(written.data)
+        damage, num_applied = written.damage(written.data)
         assert damage == ""
-        assert frame(num_taken) == len(written.data), "a round ends where the file ends"
+        assert frame(num_applied) == len(written.data), "the last round extends to the end of the file"
         written.checkpoint()
         before = len(written.data)
         written.append(1)
@@ -74,7 +74,7 @@ def test_a_log_is_whole_however_often_it_begins_anew(written):
         written.append(7)
 
 
-def test_a_log_cut_anywhere_is_one_that_was_not_written_further(written):
+def test_a_truncated_wal_is_no_damage(written):
     data = written.data
     for size in [*range(frame(5), frame(8), 977), *(frame(8) - n for n in range(0, 20, 3))]:
         assert written.damage(data[:size])[0] == ""
@@ -84,18 +84,18 @@ def test_a_log_cut_anywhere_is_one_that_was_not_written_further(written):
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_flipped_bit_in_a_transaction_is_damage(written, offset, is_last):
     number = len(written.data) // FRAME_BYTES - 1 if is_last else 4
-    damage, num_taken = written.damage(flipped(written.data, frame(number) + offset))
+    damage, num_applied = written.damage(flipped(written.data, frame(number) + offset))
     assert "transactions in the write-ahead log follow damaged bytes" in damage
-    assert num_taken <= number
+    assert num_applied <= number
 
 
 @pytest.mark.parametrize("offset", range(HEADER_BYTES))
 def test_a_flipped_bit_in_the_header_is_damage(written, offset):
-    damage, num_taken = written.damage(flipped(written.data, offset))
-    assert ("header" in damage, num_taken) == (True, 0)
+    damage, num_applied = written.damage(flipped(written.data, offset))
+    assert ("header" in damage, num_applied) == (True, 0)
 
 
-def test_a_frame_whose_writing_was_interrupted_is_no_damage(written):
+def test_a_partially_written_frame_is_no_damage(written):
     """In a round that overwrites the previous round, a kill leaves a new header before old bytes."""
     old = written.data
     written.checkpoint()

@@ -10,7 +10,7 @@ from trieye.journal.journal import Chunk, Journal, Snapshot
 from trieye.journal.scan import inspect
 from trieye.journal.watermark import Expected, read_watermark, watermark_path
 
-BEGUN = Expected(run_id="mine", is_begun=True)
+STARTED = Expected(run_id="mine", is_begun=True)
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def opened(path, expected=None):
     return journal
 
 
-@pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
-def test_a_journal_that_lost_its_log_names_the_records_and_continues_behind_them(killed, gone):
+@pytest.mark.parametrize("missing", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
+def test_a_missing_wal_is_reported_and_new_positions_follow_the_lost_ones(killed, missing):
     path = killed("mine")
-    for suffix in gone:
+    for suffix in missing:
         path.with_name(path.name + suffix).unlink()
     with contextlib.closing(opened(path)) as journal:
         assert journal.num_lost == 30
@@ -69,14 +69,14 @@ def test_a_journal_that_lost_its_log_names_the_records_and_continues_behind_them
         assert journal.append("events", b"new", at=2.0) == 31
 
 
-def renamed_back(path):
+def give_earlier_name(path):
     """Give a watermark the name that it had in earlier versions, and return its path."""
     return watermark_path(path).rename(path.with_name("journal-witness.jsonl"))
 
 
-def test_a_journal_that_lost_its_log_is_detected_by_a_watermark_with_its_earlier_name(killed):
+def test_a_watermark_with_its_earlier_name_detects_a_missing_wal(killed):
     path = killed("mine")
-    earlier = renamed_back(path)
+    earlier = give_earlier_name(path)
     wal_path(path).unlink()
     assert inspect(path).damage
     assert earlier.exists(), "a check changes nothing"
@@ -87,16 +87,16 @@ def test_a_journal_that_lost_its_log_is_detected_by_a_watermark_with_its_earlier
 
 def test_a_watermark_with_its_earlier_name_is_renamed_when_the_journal_is_opened(killed):
     path = killed("mine")
-    renamed_back(path)
+    give_earlier_name(path)
     before = read_watermark(path)
     assert before.pos == 30
-    assert read_history(path.parent).num_rows == 0, "a reader uses it, too"
+    assert read_history(path.parent).num_rows == 0, "readers use it, too"
     Journal(path).close()
     assert not path.with_name("journal-witness.jsonl").exists()
     assert read_watermark(path) == before
 
 
-def test_a_watermark_with_its_current_name_wins_over_one_of_an_earlier_version(killed):
+def test_a_watermark_with_its_current_name_takes_precedence(killed):
     path = killed("mine")
     shutil.copyfile(watermark_path(killed("other", 40)), path.with_name("journal-witness.jsonl"))
     assert inspect(path).damage == []
@@ -106,7 +106,7 @@ def test_a_watermark_with_its_current_name_wins_over_one_of_an_earlier_version(k
 
 @pytest.mark.parametrize("names", [("journal.db",), ("journal.db-wal",), ("journal.db", "journal.db-wal")])
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, attempts):
+def test_entries_of_another_runs_journal_are_ignored(killed, names, attempts):
     path, other = killed("mine", attempts=attempts), killed("other", 40, attempts=attempts)
     for name in names:
         shutil.copyfile(other.with_name(name), path.with_name(name))
@@ -119,35 +119,35 @@ def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, at
         if names == ("journal.db-wal",):  # the file itself is intact
             assert len(payloads(journal)) == 30 * (attempts - 1)
         if journal.damage:
-            assert list(path.parent.glob("journal.db.damaged-1*")), "set aside"
+            assert list(path.parent.glob("journal.db.damaged-1*")), "quarantined"
 
 
-def test_a_journal_that_came_with_its_watermark_is_known_by_its_run(killed):
+def test_a_foreign_journal_with_its_watermark_is_detected_by_its_run_id(killed):
     path, other = killed("mine"), killed("other")
     for file in other.parent.iterdir():
         shutil.copyfile(file, path.with_name(file.name))
-    with contextlib.closing(opened(path, BEGUN)) as journal:
+    with contextlib.closing(opened(path, STARTED)) as journal:
         assert "the journal of another run (other" in journal.damage[0]
         assert (payloads(journal), journal.meta("attempt")) == ([], None)
 
 
-def test_a_run_that_has_begun_recognizes_a_foreign_journal_without_a_watermark(killed, tmp_path):
+def test_a_started_run_detects_a_foreign_or_missing_journal_without_a_watermark(killed, tmp_path):
     path = killed("mine")
     watermark_path(path).unlink()
     wal_path(path).unlink()
-    with contextlib.closing(opened(path, BEGUN)) as journal:
+    with contextlib.closing(opened(path, STARTED)) as journal:
         assert journal.num_lost == 1
         assert "it has no attempt of this run" in journal.damage[0]
     for file in path.parent.glob("journal*"):
         file.unlink()
-    with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
+    with contextlib.closing(Journal(path, expected=STARTED)) as journal:
         assert journal.num_lost == 1
         assert "it is missing" in journal.damage[0]
     with contextlib.closing(Journal(tmp_path / "new" / "journal.db", expected=Expected(run_id="new"))) as journal:
         assert journal.damage == []
 
 
-def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_watermark_then(tmp_path):
+def test_opening_a_journal_of_an_earlier_version_adds_a_watermark(tmp_path):
     path = tmp_path / "journal.db"
     create(path, "")
     with contextlib.closing(Journal(path)) as journal:
@@ -155,14 +155,14 @@ def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_watermark_then(tm
         journal.append("events", b"old", at=0.0)
     watermark_path(path).unlink()
     before = path.read_bytes()
-    with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
+    with contextlib.closing(Journal(path, expected=STARTED)) as journal:
         assert (journal.damage, payloads(journal)) == ([], ["old"])
     assert path.read_bytes() == before
     assert read_watermark(path).pos == 1
-    assert inspect(path, BEGUN).damage == []
+    assert inspect(path, STARTED).damage == []
 
 
-def test_a_damaged_watermark_says_nothing_and_is_written_anew(killed):
+def test_a_damaged_watermark_is_ignored_and_rewritten(killed):
     path = killed("mine")
     whole = watermark_path(path).read_bytes()
     for damage in (
@@ -173,12 +173,12 @@ def test_a_damaged_watermark_says_nothing_and_is_written_anew(killed):
     ):
         watermark_path(path).write_bytes(damage)
         assert read_watermark(path).journal is None
-        with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
+        with contextlib.closing(Journal(path, expected=STARTED)) as journal:
             assert journal.damage == []
         assert read_watermark(path).pos == 30
 
 
-def test_of_a_line_that_a_kill_cut_off_the_one_before_is_the_newest(killed):
+def test_a_truncated_last_line_of_a_watermark_is_ignored(killed):
     path = killed("mine")
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"", at=1.0)
@@ -202,7 +202,7 @@ def test_a_watermark_stays_small(tmp_path):
     assert read_watermark(path).cursors == {"tensorboard": (999, "place")}
 
 
-def test_a_watermark_is_not_written_through_a_link_and_nothing_fails(killed, tmp_path):
+def test_a_linked_watermark_is_not_followed_and_the_journal_still_works(killed, tmp_path):
     path = killed("mine")
     (tmp_path / "elsewhere").write_bytes(watermark_path(path).read_bytes())
     watermark_path(path).unlink()
@@ -216,7 +216,7 @@ def test_a_watermark_is_not_written_through_a_link_and_nothing_fails(killed, tmp
         assert (journal.damage, journal.cursor("tensorboard")) == ([], (11, None))
 
 
-def test_what_follows_the_watermark_may_be_cut_off_and_what_it_saw_may_not(killed):
+def test_only_a_wal_truncated_before_its_watermark_is_damage(killed):
     path = killed("mine")
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"", at=1.0)
@@ -232,7 +232,7 @@ def test_what_follows_the_watermark_may_be_cut_off_and_what_it_saw_may_not(kille
         assert (inspect(path).damage == []) is is_whole
 
 
-def test_a_rewind_that_was_lost_with_the_log_still_leaves_out_what_is_stored(tmp_path):
+def test_a_rewind_lost_with_the_wal_still_supersedes_stored_points(tmp_path):
     path, copy = tmp_path / "journal.db", tmp_path / "copy" / "journal.db"
     copy.parent.mkdir()
     with contextlib.closing(Journal(path)) as journal:
@@ -245,7 +245,7 @@ def test_a_rewind_that_was_lost_with_the_log_still_leaves_out_what_is_stored(tmp
             shutil.copyfile(path.with_name(name), copy.with_name(name))
     with contextlib.closing(opened(copy)) as journal:
         assert journal.chunks() == [(0, 10)]
-        assert journal.superseded() == [(4, 10)], "later indices go to other items"
+        assert journal.superseded() == [(4, 10)], "later indices belong to other items"
         assert "a rewind" not in journal.damage[0]
 
 
@@ -254,4 +254,4 @@ def test_the_history_of_another_run_is_not_read(killed):
     for suffix in ("", "-wal"):
         shutil.copyfile(other.with_name(other.name + suffix), path.with_name(path.name + suffix))
     assert read_history(path.parent).num_rows == 0
-    assert read_watermark(path).pos == 30, "nothing is written where one only reads"
+    assert read_watermark(path).pos == 30, "a reader writes nothing"

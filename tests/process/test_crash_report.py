@@ -11,18 +11,18 @@ import pytest
 PROGRAM = """
 import sys
 from trieye.process.crash_report import CrashReport
-words = CrashReport("it's \\"gone\\" $HOME")
+report = CrashReport("it's \\"gone\\" $HOME")
 if "withdraw" in sys.argv:
-    words.withdraw()
-    words.withdraw()
+    report.withdraw()
+    report.withdraw()
 print("ready", flush=True)
 sys.stdin.read()
 """
 
 
-def begun(*words):
+def start_program(*arguments):
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-c", PROGRAM, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -34,22 +34,22 @@ def begun(*words):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_they_are_said_for_a_process_that_is_killed(number):
-    process = begun()
+def test_the_report_of_a_killed_process_is_printed(number):
+    process = start_program()
     process.send_signal(number)
     assert process.stderr.read() == 'trieye: it\'s "gone" $HOME\n'
     process.communicate()
 
 
-def test_a_signal_to_the_whole_group_does_not_silence_them():
-    process = begun()
+def test_the_report_survives_a_signal_to_the_process_group():
+    process = start_program()
     time.sleep(0.3)  # until the shell ignores it
     os.killpg(process.pid, signal.SIGTERM)
     assert "it's" in process.stderr.read()
     process.communicate()
 
 
-def test_nothing_is_said_that_was_withdrawn():
-    process = begun("withdraw")
+def test_a_withdrawn_report_is_not_printed():
+    process = start_program("withdraw")
     process.kill()
     assert process.communicate()[1] == ""

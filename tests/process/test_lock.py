@@ -65,12 +65,12 @@ def start_holder(tmp_path):
         process.wait()
 
 
-def test_who_holds_a_run_is_not_written_through_a_link(tmp_path):
-    (tmp_path / "elsewhere").write_text("of somebody else")
+def test_a_linked_holder_file_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_text("of another user")
     (tmp_path / "run.lock.holder").symlink_to(tmp_path / "elsewhere")
     with RunLock(tmp_path / "run.lock") as lock:
         assert lock.holder()["pid"] == os.getpid()
-        assert (tmp_path / "elsewhere").read_text() == "of somebody else"
+        assert (tmp_path / "elsewhere").read_text() == "of another user"
         (tmp_path / "run.lock.holder").write_text("[" * 100_000)
         assert lock.holder() is None
 
@@ -83,7 +83,7 @@ def test_a_child_of_a_killed_holder_does_not_keep_the_run_locked(tmp_path, start
         assert (lock.holder()["pid"], lock.holder()["kind"]) == (os.getpid(), "driver")
 
 
-def test_a_second_object_in_the_same_process_is_refused_until_the_first_lets_go(tmp_path):
+def test_a_second_lock_in_the_same_process_fails_until_the_first_is_released(tmp_path):
     first, second = RunLock(tmp_path / "run.lock"), RunLock(tmp_path / "run.lock")
     first.acquire()
     first.acquire()
@@ -96,7 +96,7 @@ def test_a_second_object_in_the_same_process_is_refused_until_the_first_lets_go(
     assert second.holder() is None
 
 
-def test_another_thread_than_the_one_that_took_it_may_give_it_back(tmp_path):
+def test_a_lock_may_be_released_by_another_thread(tmp_path):
     lock = RunLock(tmp_path / "run.lock")
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lock.acquire).result(10)
@@ -106,7 +106,7 @@ def test_another_thread_than_the_one_that_took_it_may_give_it_back(tmp_path):
         thread.submit(RunLock(tmp_path / "run.lock").acquire).result(10).release()
 
 
-def test_a_lock_that_cannot_be_made_is_a_configuration_error(tmp_path):
+def test_a_lock_that_cannot_be_created_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"run\.lock"):
         RunLock(tmp_path / "file" / "run.lock").acquire()
@@ -126,14 +126,14 @@ def test_checking_a_lock_names_its_holder_and_changes_nothing(tmp_path):
         assert lock.is_held
 
 
-def test_a_second_start_fails_in_2_s_before_anything_heavy_is_imported_and_goes_on_after_a_kill(tmp_path, start_holder):
+def test_a_second_start_fails_fast_without_heavy_imports_and_succeeds_after_a_kill(tmp_path, start_holder):
     holder = start_holder("local", code=RUN)
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import trieye.run.run"], check=True)
     bare_s = time.monotonic() - began
     began = time.monotonic()
     second = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert time.monotonic() - began < max(2.0, 3 * bare_s)  # on a machine that does nothing else it takes 0.6 s
+    assert time.monotonic() - began < max(2.0, 3 * bare_s)  # takes 0.6 s on an idle machine
     message, imported = second.stdout.splitlines()
     assert f"'my_run' is being written by process {holder.pid} on {socket.gethostname()} since 20" in message
     assert "choose another run_name" in message
@@ -143,7 +143,7 @@ def test_a_second_start_fails_in_2_s_before_anything_heavy_is_imported_and_goes_
     assert start_holder("local", code=RUN, lines=0).stdout.readline() == "held 2\n"
 
 
-def test_a_hub_says_how_to_go_on_with_it_and_a_strange_machine_how_to_get_rid_of_its_lock(tmp_path):
+def test_the_error_for_a_remote_hub_explains_how_to_connect_or_delete_the_lock(tmp_path):
     lock = RunLock(tmp_path / "my_run" / "run.lock")
     record = {"kind": "hub", "actor": "my_hub", "address": "10.0.0.1:6379", "pid": 7, "host": "gone", "started": 1.0}
     with lock:
@@ -154,7 +154,7 @@ def test_a_hub_says_how_to_go_on_with_it_and_a_strange_machine_how_to_get_rid_of
         assert words in str(caught.value)
 
 
-def test_a_dead_run_whose_pid_belongs_to_a_later_process_is_not_alive(tmp_path, start_holder, capsys):
+def test_a_dead_run_with_a_reused_pid_is_listed_as_lost(tmp_path, start_holder, capsys):
     holder = start_holder("local", code=RUN)
     command = ["runs", "--root", str(tmp_path), "--json"]
     assert main(command) == 0
@@ -167,7 +167,7 @@ def test_a_dead_run_whose_pid_belongs_to_a_later_process_is_not_alive(tmp_path, 
     assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "LOST"
 
 
-def test_another_machine_that_holds_a_lock_keeps_the_run_alive(tmp_path):
+def test_a_run_locked_by_another_machine_is_alive(tmp_path):
     with RunLock(tmp_path / "run.lock") as lock:
         lock.path.with_name("run.lock.holder").write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "b"}))
         assert is_alive(tmp_path)
@@ -175,7 +175,7 @@ def test_another_machine_that_holds_a_lock_keeps_the_run_alive(tmp_path):
     assert not is_alive(tmp_path)
 
 
-def test_a_process_that_holds_the_run_before_its_hub_is_there_counts_as_alive(tmp_path):
+def test_a_run_is_alive_only_while_it_is_locked(tmp_path):
     assert not is_alive(tmp_path)
     with RunLock(tmp_path / "run.lock"):
         assert is_alive(tmp_path)

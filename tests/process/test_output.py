@@ -1,4 +1,4 @@
-"""The output of a program goes to the file of its run, and to its terminal unchanged."""
+"""The output of a program is copied to the log of its run and reaches the terminal unchanged."""
 # ruff: noqa: T201 - the tests print
 
 import contextlib
@@ -24,7 +24,7 @@ WARM = warm.RUN
 
 PROGRAM = """
 import logging, os, signal, sys, trieye
-logging.basicConfig(format="%(message)s")  # holds the stream before there is a run
+logging.basicConfig(format="%(message)s")  # keeps a reference to the stream before the run opens
 def config(name="run"):
     return trieye.TrieyeConfig(app_name="app", run_name=name, runtime={"kind": "local"}, sinks={},
         persistence={"root_data_dir": sys.argv[1], "log_output": sys.argv[2] == "on"})
@@ -36,15 +36,15 @@ def run_program(body, tmp_path, *, switch="on", **changes):
     return subprocess.run(command, check=False, timeout=60, **{"capture_output": True, "text": True, **changes})
 
 
-def kept(tmp_path, name="run"):
-    """Return the lines of a run's file, without trieye's messages."""
+def logged_lines(tmp_path, name="run"):
+    """Return the lines of a run's output log, without trieye's messages."""
     text = (tmp_path / "root" / "app" / "runs" / name / "logs" / "output.log").read_text()
     return [line for line in text.splitlines() if not line.startswith("trieye: ")]
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that begins to listen to the streams that pytest has in place during the test itself."""
+    """Return a function that starts to log the streams that pytest installs for the test itself."""
     logs = []
 
     def begin():
@@ -61,7 +61,7 @@ def content(tmp_path):
     return (tmp_path / "output.log").read_text
 
 
-def test_a_kill_takes_no_line_and_the_next_attempt_adds_to_the_file(tmp_path):
+def test_output_survives_a_kill_and_the_next_attempt_appends(tmp_path):
     body = """
 with trieye.Run(config()) as run:
     print("to stdout", 1); print("to stderr", file=sys.stderr); logging.warning("through logging")
@@ -69,12 +69,12 @@ with trieye.Run(config()) as run:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert run_program(body, tmp_path).returncode == -9
-    heading, *lines = kept(tmp_path)
+    heading, *lines = logged_lines(tmp_path)
     assert re.fullmatch(r"--- attempt 1, \d{4}-.*, process \d+ on .+ ---", heading)
     assert lines == ["to stdout 1", "to stderr", "through logging", "not complete"]
     done = run_program('with trieye.Run(config()) as run: print("again")\nprint("after it")', tmp_path)
     assert done.stdout == "again\nafter it\n"
-    again = kept(tmp_path)
+    again = logged_lines(tmp_path)
     assert again[:4] == [heading, *lines[:3]]
     assert again[4].startswith("not complete--- attempt 2, ")
     assert again[5:] == ["again"]
@@ -87,16 +87,16 @@ with trieye.Run(config()) as run:
         "run = trieye.Run(config()).open()\nraise ValueError('no good')",
         "import threading\nt = threading.Thread(target=int, args='x')\nwith trieye.Run(config()): t.start(); t.join()",
     ],
-    ids=["in the run", "in a run that is never closed", "in a thread"],
+    ids=["in the run", "in an unclosed run", "in a thread"],
 )
-def test_the_traceback_of_what_nobody_caught_is_kept(body, tmp_path):
+def test_the_traceback_of_an_uncaught_exception_is_logged_once(body, tmp_path):
     assert "ValueError: " in run_program(body, tmp_path).stderr
-    lines = kept(tmp_path)
+    lines = logged_lines(tmp_path)
     assert "Traceback (most recent call last):" in lines
     assert sum(re.match("ValueError: ", line) is not None for line in lines) == 1
 
 
-def test_a_terminal_gets_what_it_would_get_without_the_file(tmp_path):
+def test_terminal_output_is_the_same_with_and_without_the_log(tmp_path):
     body = """
 print("\\x1b[31mred\\x1b[0m", sys.stdout.isatty(), sys.stderr.isatty(), sys.stdout.fileno())
 from rich.progress import Progress
@@ -112,30 +112,29 @@ with trieye.Run(config()) as run:
     print()
 """
 
-    def shown(switch, root):
-        ours, theirs = pty.openpty()
+    def terminal_output(switch, root):
+        terminal, program_end = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-        done = run_program(
-            body, root, switch=switch, stdin=theirs, stdout=theirs, stderr=theirs, capture_output=False, env=environment
-        )
-        os.close(theirs)
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), program_end)
+        done = run_program(body, root, switch=switch, capture_output=False, env=environment, **streams)
+        os.close(program_end)
         assert done.returncode == 0
-        seen = b""
+        received = b""
         with contextlib.suppress(OSError):  # the other end is closed
-            while part := os.read(ours, 2**16):
-                seen += part
-        os.close(ours)
-        return re.sub(rb"\d:\d\d:\d\d", b"time", seen.replace(str(root).encode(), b"root"))
+            while part := os.read(terminal, 2**16):
+                received += part
+        os.close(terminal)
+        return re.sub(rb"\d:\d\d:\d\d", b"time", received.replace(str(root).encode(), b"root"))
 
-    assert shown("on", tmp_path) == shown("off", tmp_path / "other")
+    assert terminal_output("on", tmp_path) == terminal_output("off", tmp_path / "other")
     assert not (tmp_path / "other" / "root" / "app" / "runs" / "run" / "logs" / "output.log").exists()
-    _, first, *bars, last = kept(tmp_path)
+    _, first, *bars, last = logged_lines(tmp_path)
     assert first == "red True True 1"
     assert [line for line in bars if "100%" in line] == bars[-1:]
     assert last == "100 %"
 
 
-def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, content):
+def test_only_the_last_version_of_an_overwritten_line_is_logged(start, content):
     start()
     for text in (
         "a ",
@@ -154,7 +153,7 @@ def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, con
     assert content() == "a b\n20 %\n40 %\nc\nz\nd\n"
 
 
-def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, content):
+def test_text_printed_above_a_progress_bar_is_logged_on_separate_lines(start, content):
     log = start()
     for text in (
         "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it; text printed above overwrites the bar
@@ -172,14 +171,14 @@ def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, content):
     assert content() == "hello\nworld\nbar 4\nend\nno newline yet\n"
 
 
-def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were(tmp_path, capsys):
-    def plain():
+def test_nested_logs_closed_out_of_order_restore_the_streams(tmp_path, capsys):
+    def is_unpatched():
         return ["write" in vars(stream) or "flush" in vars(stream) for stream in (sys.stdout, sys.stderr)] == [
             False,
             False,
         ]
 
-    assert plain()
+    assert is_unpatched()
     one, two = OutputLog(tmp_path / "one"), OutputLog(tmp_path / "two")
     print("both")
     one.close()
@@ -190,7 +189,7 @@ def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were
     three.close()
     print("nobody")
     three.close()
-    assert plain()
+    assert is_unpatched()
     assert [(tmp_path / name).read_text() for name in ("one", "two", "three")] == [
         "both\n",
         "both\nsecond\n",
@@ -199,7 +198,7 @@ def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were
     assert capsys.readouterr() == ("both\nthird\nnobody\n", "second\n")
 
 
-def test_who_stands_in_for_a_stream_later_stays_there(start, content, capsys):
+def test_a_later_patch_of_a_stream_is_preserved(start, content, capsys):
     log = start()
     loud, before = [], sys.stdout.write
     sys.stdout.write = lambda text: (loud.append(text), before(text))[1]
@@ -211,15 +210,15 @@ def test_who_stands_in_for_a_stream_later_stays_there(start, content, capsys):
     assert (content(), "".join(loud), capsys.readouterr().out) == ("one\n", "one\ntwo\n", "one\ntwo\nthree\n")
 
 
-def test_a_forked_child_prints_into_the_same_file_also_if_a_thread_was_printing(start, content):
+def test_a_forked_child_logs_to_the_same_file_while_a_thread_prints(start, content):
     start()
     stop = threading.Event()
 
-    def print_on():
+    def print_repeatedly():
         while not stop.is_set():
             print("thread")
 
-    thread = threading.Thread(target=print_on)
+    thread = threading.Thread(target=print_repeatedly)
     thread.start()
     try:
         for _ in range(10):
@@ -230,7 +229,7 @@ def test_a_forked_child_prints_into_the_same_file_also_if_a_thread_was_printing(
     assert content().count("child\n") == 10
 
 
-def test_threads_never_tear_a_line(start, content):
+def test_lines_of_concurrent_threads_are_not_interleaved(start, content):
     start()
 
     def work(letter):
@@ -245,7 +244,7 @@ def test_threads_never_tear_a_line(start, content):
     assert sorted(content().split()) == sorted(letter * 20 for letter in "abcd" for _ in range(500))
 
 
-def test_a_full_file_is_said_once_and_tracebacks_come_all_the_same(start, content, monkeypatch, capsys):
+def test_a_full_log_is_reported_once_and_still_gets_tracebacks(start, content, monkeypatch, capsys):
     log = start()
     monkeypatch.setattr(output, "MAX_OUTPUT_BYTES", 3 << 20)
     for _ in range(40):
@@ -253,12 +252,12 @@ def test_a_full_file_is_said_once_and_tracebacks_come_all_the_same(start, conten
     log.keep("a traceback")
     assert 2.8 * 2**20 < len(content()) < (3 << 20) + 200
     assert content().endswith("xx\ntrieye: this file is full (3 MiB)\na traceback\n")
-    shown = capsys.readouterr()
-    assert len(shown.out) == 40 * 100_001
-    assert shown.err.count("is full (3 MiB)") == 1
+    captured = capsys.readouterr()
+    assert len(captured.out) == 40 * 100_001
+    assert captured.err.count("is full (3 MiB)") == 1
 
 
-def test_a_full_disk_is_said_once_and_never_stops_a_print(tmp_path, capsys):
+def test_a_full_disk_is_reported_once_and_does_not_affect_prints(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     log = OutputLog(tmp_path / "output.log")
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
@@ -266,12 +265,12 @@ def test_a_full_disk_is_said_once_and_never_stops_a_print(tmp_path, capsys):
     print("one")
     print("two")
     log.close()
-    shown = capsys.readouterr()
-    assert shown.out == "one\ntwo\n"
-    assert shown.err.count("output.log (No space left on device)") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "one\ntwo\n"
+    assert captured.err.count("output.log (No space left on device)") == 1
 
 
-def test_streams_of_other_kinds_are_heard_or_left_alone(tmp_path, monkeypatch):
+def test_streams_of_other_types_are_logged_or_left_unchanged(tmp_path, monkeypatch):
     class Slotted:
         __slots__ = ()
 
@@ -295,7 +294,7 @@ def test_streams_of_other_kinds_are_heard_or_left_alone(tmp_path, monkeypatch):
     assert (written.getvalue(), (tmp_path / "output.log").read_text()) == ("one\n", "one\n")
 
 
-def test_a_link_in_its_place_is_not_written_through(tmp_path, make_config, capfd):
+def test_a_linked_log_is_not_followed(tmp_path, make_config, capfd):
     config = make_config()
     with trieye.Run(config) as run:
         log_path = run.dir / "logs" / "output.log"
@@ -308,7 +307,7 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path, make_config, capfd
     assert "output.log cannot be written" in capfd.readouterr().err
 
 
-def test_a_signal_handler_that_prints_in_the_midst_of_a_print_holds_nobody_up(start, content):
+def test_a_signal_handler_that_prints_during_a_print_causes_no_deadlock(start, content):
     start()
 
     def handler(*_):

@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_there_are_plain_lines(capsys):
+def test_progress_is_plain_lines_without_a_terminal(capsys):
     with Progress("run", 10, 2, lambda: {"eval/return": 3.14159}) as bar:
         for step in range(3, 11):
             bar.update(step)
@@ -29,43 +29,43 @@ def test_without_a_terminal_there_are_plain_lines(capsys):
     assert last.endswith("eval/return=3.142")
 
 
-def test_a_thread_that_imports_ipython_does_not_stop_the_run(capsys, monkeypatch):
+def test_a_partially_imported_ipython_does_not_stop_the_run(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))  # still without get_ipython
     with Progress("run", 10, 9, dict) as bar:
         bar.update(10)
     assert "step 10/10" in capsys.readouterr().err
 
 
-def test_lines_come_now_and_then_and_not_at_every_step(capsys):
+def test_lines_are_throttled(capsys):
     with Progress("run", None, 0, dict) as bar:
         for step in range(100_000):
             bar.update(step)
     assert len(capsys.readouterr().err.splitlines()) <= 3
 
 
-def test_a_step_has_one_line(capsys, monkeypatch):
+def test_a_step_is_printed_once(capsys, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_INTERVAL_S", 0.0)
     with Progress("run", 10, 9, dict) as bar:
         bar.update(10)
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_on_a_terminal_there_is_a_bar_with_the_key_metrics(monkeypatch):
+def test_a_terminal_shows_a_bar_with_the_key_metrics(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     with Progress("my_run", 10, 0, lambda: {f"metric{number}": number for number in range(9)}) as bar:
         bar.update(10)
-    shown = terminal.getvalue()
-    assert "my_run" in shown
-    assert "10/10" in shown
-    assert re.search(r"0:00:0\d.*elapsed.*0:00:00.*left", shown)
-    assert "metric3=3" in shown
-    assert f"metric{progress.MAX_SHOWN_METRICS}=" not in shown
+    output = terminal.getvalue()
+    assert "my_run" in output
+    assert "10/10" in output
+    assert re.search(r"0:00:0\d.*elapsed.*0:00:00.*left", output)
+    assert "metric3=3" in output
+    assert f"metric{progress.MAX_SHOWN_METRICS}=" not in output
 
 
-def test_on_a_narrow_terminal_the_numbers_of_steps_and_the_times_stay_whole_and_the_metrics_are_cut(monkeypatch):
+def test_a_narrow_terminal_truncates_the_metrics_but_not_steps_and_times(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -75,9 +75,9 @@ def test_on_a_narrow_terminal_the_numbers_of_steps_and_the_times_stay_whole_and_
         monkeypatch.setenv("COLUMNS", str(columns))
         with Progress("run_20261122", 60_000, 0, lambda: {f"episode/return{n}": 500.0 for n in range(4)}) as bar:
             bar.update(12_345)
-        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-        assert re.search(r"run_20261122 .*12345/60000 0:00:0\d elapsed -?[0-9:-]+ left episode/", shown), shown
-        assert all(len(line) <= columns for line in re.split(r"[\r\n]+", shown))
+        output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+        assert re.search(r"run_20261122 .*12345/60000 0:00:0\d elapsed -?[0-9:-]+ left episode/", output), output
+        assert all(len(line) <= columns for line in re.split(r"[\r\n]+", output))
 
 
 DEBUGGED = """
@@ -91,16 +91,16 @@ with Progress("run", 10, 0, dict) as bar:
 """
 
 
-def read_until(terminal, wanted, within_s=30.0):
-    seen, ends = "", time.monotonic() + within_s
-    while not re.search(wanted, seen):
-        assert time.monotonic() < ends, seen
+def read_until(terminal, pattern, within_s=30.0):
+    output, ends = "", time.monotonic() + within_s
+    while not re.search(pattern, output):
+        assert time.monotonic() < ends, output
         if select.select([terminal], [], [], 0.1)[0]:
             try:
-                seen += os.read(terminal, 4096).decode()
+                output += os.read(terminal, 4096).decode()
             except OSError as error:  # the program has ended
-                raise AssertionError(seen) from error
-    return seen
+                raise AssertionError(output) from error
+    return output
 
 
 @contextlib.contextmanager
@@ -119,12 +119,12 @@ def on_a_terminal(code, **variables):
         os.close(terminal)
 
 
-@pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # which Ray sets in a driver
-def test_breakpoint_has_the_terminal_until_the_debugger_is_left(chosen):
+@pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # the value that Ray sets in a driver
+def test_breakpoint_owns_the_terminal_until_the_debugger_exits(chosen):
     with on_a_terminal(DEBUGGED, PYTHONBREAKPOINT=chosen) as (terminal, process):
         assert re.search(r"<string>\([78]\)<module>\(\)", read_until(terminal, r"\(Pdb\) $"))  # 7 since Python 3.13
-        for _ in range(3):  # over an update of the bar, and into the next step
-            time.sleep(0.3)  # a bar would draw itself
+        for _ in range(3):  # across an update of the bar and into the next step
+            time.sleep(0.3)  # long enough for the bar to be drawn
             assert not select.select([terminal], [], [], 0)[0]
             os.write(terminal, b"n\n")
             assert "/10" not in read_until(terminal, r"\(Pdb\) $")
@@ -137,17 +137,17 @@ def test_breakpoint_has_the_terminal_until_the_debugger_is_left(chosen):
 
 WITHOUT_BAR = """
 import trieye
-places = {"runtime": {"kind": "local"}, "sinks": {}, "persistence": {"root_data_dir": ROOT}}
-config = trieye.TrieyeConfig(run_name="plain", progress_bar=False, **places)
+settings = {"runtime": {"kind": "local"}, "sinks": {}, "persistence": {"root_data_dir": ROOT}}
+config = trieye.TrieyeConfig(run_name="plain", progress_bar=False, **settings)
 with trieye.Run(config) as run:
     for step in run.steps(3):
         pass
 """
 
 
-def test_a_key_turns_the_bar_off(tmp_path):
+def test_progress_bar_false_prints_plain_lines(tmp_path):
     code = WITHOUT_BAR.replace("ROOT", repr(str(tmp_path)))
     with on_a_terminal(code) as (terminal, process):
-        shown = read_until(terminal, r"plain: step 3/3 \(100 %\)")
-        assert "\x1b" not in shown
+        output = read_until(terminal, r"plain: step 3/3 \(100 %\)")
+        assert "\x1b" not in output
         assert process.wait(30) == 0

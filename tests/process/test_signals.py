@@ -21,7 +21,7 @@ from trieye.process.signals import (
 
 
 @pytest.fixture(autouse=True)
-def _handlers_as_a_program_has_them():
+def _default_handlers():
     """Set the default handler of every signal, and restore the test runner's handlers afterwards."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:
@@ -48,7 +48,7 @@ def stopping(**settings):
         (signal.SIGXCPU, 75, 75),
     ],
 )
-def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(number, requeue, code, capsys):
+def test_the_first_signal_requests_a_stop_with_the_configured_exit_code(number, requeue, code, capsys):
     stops, exit_codes = stopping(requeue_exit_code=requeue)
     before = signal.getsignal(number)
     with stops:
@@ -58,7 +58,7 @@ def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(nu
     assert signal.getsignal(number) is before or number == signal.SIGXCPU
 
 
-def test_a_request_counts_although_nobody_reads_what_is_said(monkeypatch):
+def test_a_signal_requests_a_stop_even_if_stderr_is_closed(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
     stops, exit_codes = stopping()
@@ -70,7 +70,7 @@ def test_a_request_counts_although_nobody_reads_what_is_said(monkeypatch):
     assert exit_codes == [143]
 
 
-def test_a_signal_that_comes_twice_at_once_is_one_request():
+def test_signals_in_quick_succession_are_one_request():
     stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGTERM)
@@ -79,42 +79,42 @@ def test_a_signal_that_comes_twice_at_once_is_one_request():
     assert exit_codes == [143]
 
 
-def test_the_same_signal_again_does_what_it_did_before(monkeypatch):
-    seen = []
-    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+def test_a_repeated_signal_runs_the_previous_handler(monkeypatch):
+    handled = []
+    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
     stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-    assert (seen, exit_codes) == (["before"], [143])
+    assert (handled, exit_codes) == (["before"], [143])
 
 
-def test_another_signal_of_a_scheduler_does_not_interrupt_what_is_being_saved(monkeypatch):
-    seen = []
-    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+def test_a_different_scheduler_signal_after_the_first_is_ignored(monkeypatch):
+    handled = []
+    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
     stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-    assert (seen, exit_codes) == ([], [128 + signal.SIGUSR1])
+    assert (handled, exit_codes) == ([], [128 + signal.SIGUSR1])
 
 
-def test_sigterm_after_ctrl_c_is_a_request_and_kills_nothing(monkeypatch):
-    seen = []
-    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+def test_sigterm_after_ctrl_c_is_another_request(monkeypatch):
+    handled = []
+    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
     stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-        assert (seen, exit_codes) == ([], [130, 143])
+        assert (handled, exit_codes) == ([], [130, 143])
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_sigterm_at_once_after_ctrl_c_counts():
+def test_sigterm_right_after_ctrl_c_is_another_request():
     stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGINT)
@@ -122,7 +122,7 @@ def test_sigterm_at_once_after_ctrl_c_counts():
     assert exit_codes == [130, 143]
 
 
-def test_the_second_ctrl_c_also_works_where_the_first_was_ignored_by_inheritance():
+def test_a_second_ctrl_c_interrupts_even_if_the_program_inherited_an_ignored_sigint():
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts `program &`
     stops, exit_codes = stopping()
     with pytest.raises(KeyboardInterrupt), stops:
@@ -131,14 +131,14 @@ def test_the_second_ctrl_c_also_works_where_the_first_was_ignored_by_inheritance
     assert exit_codes == [130]
 
 
-def test_ctrl_c_after_another_signal_stops_at_once():
+def test_ctrl_c_after_another_signal_interrupts():
     stops, _ = stopping()
     with pytest.raises(KeyboardInterrupt), stops:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
 
 
-def test_the_cpu_limit_which_the_kernel_repeats_is_never_a_second_request():
+def test_repeated_sigxcpu_is_one_request():
     stops, exit_codes = stopping()
     with stops:
         for _ in range(3):
@@ -147,13 +147,13 @@ def test_the_cpu_limit_which_the_kernel_repeats_is_never_a_second_request():
     assert exit_codes == [128 + signal.SIGXCPU]
 
 
-def test_a_loop_that_another_thread_leaves_passes_on_what_comes():
+def test_a_loop_closed_by_another_thread_passes_signals_to_the_previous_handlers():
     def loop():
         with stops:
             yield
 
-    (stops, exit_codes), (later, later_exit_codes), seen = stopping(), stopping(), []
-    signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
+    (stops, exit_codes), (later, later_exit_codes), handled = stopping(), stopping(), []
+    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
     steps = loop()
     next(steps)
     collector = threading.Thread(target=steps.close)
@@ -164,58 +164,58 @@ def test_a_loop_that_another_thread_leaves_passes_on_what_comes():
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert (exit_codes, later_exit_codes, seen) == ([], [143], ["before"])
+    assert (exit_codes, later_exit_codes, handled) == ([], [143], ["before"])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_programs_own_handler_of_sigusr1_is_left_alone():
-    seen = []
-    signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+def test_a_user_handler_of_sigusr1_is_not_replaced():
+    handled = []
+    signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
     stops, exit_codes = stopping()
     leave = LeaveOnSignal("leaving")
     leave.take()
     with stops:
         signal.raise_signal(signal.SIGUSR1)
     leave.give_back()
-    assert (seen, exit_codes) == ([signal.SIGUSR1], [])
+    assert (handled, exit_codes) == ([signal.SIGUSR1], [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU])
-def test_outside_of_a_loop_a_signal_leaves_the_program(number, capsys):
+def test_a_signal_outside_a_loop_raises_run_interrupted(number, capsys):
     leave = LeaveOnSignal("leaving run 'a'", requeue_exit_code=75)
     leave.take()
-    with pytest.raises(RunInterrupted, match="leaving run 'a'") as left:
+    with pytest.raises(RunInterrupted, match="leaving run 'a'") as raised:
         signal.raise_signal(number)
     leave.give_back()
-    assert isinstance(left.value, SystemExit)
-    assert left.value.code == left.value.exit_code == 75
+    assert isinstance(raised.value, SystemExit)
+    assert raised.value.code == raised.value.exit_code == 75
     assert signal.Signals(number).name in capsys.readouterr().err
 
 
-def test_a_program_that_is_on_its_way_out_ends_as_it_chose_though_it_is_asked_again():
-    seen = []
+def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first():
+    handled = []
 
-    def of_ray(number, frame):
-        seen.append(number)
+    def ray_handler(number, frame):
+        handled.append(number)
 
-    of_ray.__module__ = "ray._private.node"
-    signal.signal(signal.SIGTERM, of_ray)
+    ray_handler.__module__ = "ray._private.node"
+    signal.signal(signal.SIGTERM, ray_handler)
     runs = [LeaveOnSignal("leaving the first run"), LeaveOnSignal("leaving the second run")]
-    for leave, which in zip(runs, ("first", "second"), strict=True):
+    for leave, message in zip(runs, ("first", "second"), strict=True):
         leave.take()
-        with pytest.raises(RunInterrupted, match=which):
+        with pytest.raises(RunInterrupted, match=message):
             signal.raise_signal(signal.SIGTERM)
         leave.give_back()
         signal.raise_signal(signal.SIGTERM)
-    assert seen == []
+    assert handled == []
     for leave in runs:
         leave.asked_at -= SAME_WITHIN_S + 0.01
     signal.raise_signal(signal.SIGTERM)
-    assert seen == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) is of_ray
+    assert handled == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is ray_handler
 
 
-def test_a_request_that_ends_the_loop_and_comes_again_is_one():
+def test_a_signal_repeated_right_after_the_loop_is_the_same_request():
     leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
     leave.take()
     with stops:
@@ -224,25 +224,25 @@ def test_a_request_that_ends_the_loop_and_comes_again_is_one():
     leave.asked_at -= SAME_WITHIN_S + 0.01
     with pytest.raises(RunInterrupted):
         signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)  # the program is on its way out
+    signal.raise_signal(signal.SIGTERM)  # the program is already exiting
     leave.give_back()
     assert exit_codes == [143]
 
 
-def test_the_handler_of_ray_gives_way_and_comes_back():
-    def of_ray(number, frame):
+def test_the_handler_of_ray_is_replaced_and_restored():
+    def ray_handler(number, frame):
         raise AssertionError("Ray would end everything")
 
-    of_ray.__module__ = "ray._private.node"
-    signal.signal(signal.SIGTERM, of_ray)
+    ray_handler.__module__ = "ray._private.node"
+    signal.signal(signal.SIGTERM, ray_handler)
     leave = LeaveOnSignal("leaving")
     leave.take()
-    assert signal.getsignal(signal.SIGTERM) is not of_ray
+    assert signal.getsignal(signal.SIGTERM) is not ray_handler
     leave.give_back()
-    assert signal.getsignal(signal.SIGTERM) is of_ray
+    assert signal.getsignal(signal.SIGTERM) is ray_handler
 
 
-def test_a_program_that_does_not_catch_it_ends_with_its_code_and_without_a_traceback():
+def test_an_uncaught_run_interrupted_exits_with_its_code_and_no_traceback():
     code = "from trieye.exceptions import RunInterrupted; raise RunInterrupted('stopped', 75)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (75, "")
@@ -258,7 +258,7 @@ def start(code):
     return process
 
 
-def test_children_outlive_the_signals_of_a_scheduler_and_the_handler_of_sigterm_is_kept():
+def test_children_outlive_scheduler_signals_and_the_sigterm_handler_is_kept():
     before = signal.getsignal(signal.SIGTERM)
     with children_outlive_signals():
         masked = start(SLEEPER)
@@ -275,7 +275,7 @@ def test_children_outlive_the_signals_of_a_scheduler_and_the_handler_of_sigterm_
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_signal_that_comes_while_children_start_waits_and_is_not_lost():
+def test_a_signal_during_the_start_of_children_is_deferred():
     leave = LeaveOnSignal("leaving")
     leave.take()
     reached = False
@@ -286,15 +286,15 @@ def test_a_signal_that_comes_while_children_start_waits_and_is_not_lost():
     assert reached
 
 
-def test_a_handler_of_ray_that_ends_the_program_while_it_starts_is_taken_for_the_signal():
+def test_an_exit_by_rays_handler_during_the_start_becomes_run_interrupted():
     leave = LeaveOnSignal("leaving", requeue_exit_code=75)
     leave.take()
-    with pytest.raises(RunInterrupted) as left, children_outlive_signals():
+    with pytest.raises(RunInterrupted) as raised, children_outlive_signals():
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as in the other threads
         signal.raise_signal(signal.SIGTERM)
     leave.give_back()
-    assert left.value.exit_code == 75
+    assert raised.value.exit_code == 75
 
 
 def test_ctrl_c_is_deferred_to_the_end_of_the_block_and_a_second_one_interrupts_it(capsys):
@@ -313,7 +313,7 @@ def test_ctrl_c_is_deferred_to_the_end_of_the_block_and_a_second_one_interrupts_
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_deferred_ctrl_c_is_a_request_to_the_loop_around_it():
+def test_a_deferred_ctrl_c_requests_a_stop_of_the_enclosing_loop():
     with StopSignals(lambda _: None, "stopping") as stop:
         with interrupt_deferred("waiting ..."):
             signal.raise_signal(signal.SIGINT)
@@ -321,7 +321,7 @@ def test_a_deferred_ctrl_c_is_a_request_to_the_loop_around_it():
         assert stop.exit_code == 130
 
 
-def test_what_a_masked_worker_starts_can_be_ended_by_sigterm():
+def test_sigterm_ends_a_child_of_a_masked_worker():
     code = (
         "import subprocess, sys; from trieye.process.signals import let_sigterm_through; let_sigterm_through()\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
@@ -332,7 +332,7 @@ def test_what_a_masked_worker_starts_can_be_ended_by_sigterm():
     assert done.stdout.strip() == str(-signal.SIGTERM)
 
 
-def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_ours():
+def test_a_forked_child_has_the_original_handlers_and_signal_mask():
     def user_handler(number, frame):
         raise AssertionError("nobody sends one")
 
@@ -342,19 +342,19 @@ def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_our
     leave.take()
     try:
         with stops:
-            pids = in_a_child(
+            bits = in_a_child(
                 lambda: sum(
                     bit
-                    for bit, is_so in {
+                    for bit, is_restored in {
                         1: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
                         2: signal.getsignal(signal.SIGUSR1) is user_handler,
                         4: signal.getsignal(signal.SIGINT) is signal.default_int_handler,
                         8: signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2},
                     }.items()
-                    if is_so
+                    if is_restored
                 )
             )
-            assert pids == 15
+            assert bits == 15
             signal.raise_signal(signal.SIGTERM)
             assert exit_codes == [143]
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
@@ -363,7 +363,7 @@ def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_our
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_a_forked_child_that_leaves_the_loop_of_its_parent_does_not_take_the_signals_again():
+def test_a_forked_child_that_exits_the_loop_does_not_reinstall_handlers():
     leave, (stops, _) = LeaveOnSignal("leaving"), stopping()
     leave.take()
 
@@ -378,7 +378,7 @@ def test_a_forked_child_that_leaves_the_loop_of_its_parent_does_not_take_the_sig
 
 @pytest.mark.parametrize("how", ["signal.raise_signal", "_thread.interrupt_main"])  # to this thread, to another one
 @pytest.mark.parametrize("when", ["before", "after_in_parent"])
-def test_a_signal_in_the_middle_of_a_fork_ends_the_program_after_it_and_no_hook_is_cut_short(how, when):
+def test_a_signal_during_a_fork_takes_effect_after_all_fork_hooks(how, when):
     code = f"""
 import _thread, os, signal, time
 from trieye.process.signals import LeaveOnSignal
@@ -386,7 +386,7 @@ hooks_done = []
 def hook():
     {how}(signal.SIGTERM)
     hooks_done.append(True)
-os.register_at_fork({when}=hook)  # of a library that is imported after ours
+os.register_at_fork({when}=hook)  # of a library imported after trieye
 LeaveOnSignal("leaving").take()
 try:
     os.fork() or os._exit(0)

@@ -19,33 +19,33 @@ from trieye.process.waiting import Backoff, moved_bytes, wait_while_moving
 from trieye.run import attempt
 
 
-def test_work_that_goes_on_is_waited_for_and_work_that_stands_still_is_given_up():
-    looks, never = [], threading.Event()
+def test_waiting_continues_with_progress_and_times_out_without():
+    polls, never = [], threading.Event()
 
     def progress():
-        looks.append(None)
-        return min(len(looks), 20)
+        polls.append(None)
+        return min(len(polls), 20)
 
     assert not wait_while_moving(never.wait, progress, 0.05, poll_s=0.01)
-    assert len(looks) > 20
+    assert len(polls) > 20
 
 
-def test_the_end_of_the_work_ends_the_waiting(monkeypatch):
-    looks, done, reports = [], threading.Event(), []
+def test_waiting_ends_when_the_work_is_done(monkeypatch):
+    polls, done, reports = [], threading.Event(), []
     monkeypatch.setattr(waiting, "TELL_EVERY_S", 0.0)
 
     def progress():
-        looks.append(None)
-        if len(looks) == 5:
+        polls.append(None)
+        if len(polls) == 5:
             done.set()
-        return len(looks)
+        return len(polls)
 
     assert wait_while_moving(done.wait, progress, 0.05, poll_s=0.01, tell=reports.append)
     assert reports == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes that a process reads and writes")
-def test_reading_and_writing_is_work(tmp_path):
+def test_moved_bytes_counts_reads_and_writes(tmp_path):
     before = moved_bytes()
     (tmp_path / "a").write_bytes(bytes(64 << 20))
     written = moved_bytes()
@@ -54,7 +54,7 @@ def test_reading_and_writing_is_work(tmp_path):
     assert (moved_bytes() - written) >> 20 >= 48
 
 
-def test_a_call_to_a_hub_lasts_as_long_as_it_makes_progress(ray_cluster):
+def test_a_hub_call_times_out_only_without_progress(ray_cluster):
     import ray
 
     from trieye.hub.in_ray import RayChannel
@@ -62,18 +62,18 @@ def test_a_call_to_a_hub_lasts_as_long_as_it_makes_progress(ray_cluster):
     @ray.remote(concurrency_groups={"wait": 1})
     class Hub:
         def __init__(self, most, enough):
-            self.looks, self.most, self.enough = 0, most, enough
+            self.polls, self.most, self.enough = 0, most, enough
 
         def work(self):
             deadline = time.monotonic() + 60
-            while self.looks < self.enough and time.monotonic() < deadline:
+            while self.polls < self.enough and time.monotonic() < deadline:
                 time.sleep(0.01)
-            return self.looks
+            return self.polls
 
         @ray.method(concurrency_group="wait")
         def progress(self):
-            self.looks += 1
-            return f"{min(self.looks, self.most)} GiB"
+            self.polls += 1
+            return f"{min(self.polls, self.most)} GiB"
 
     moving, still = Hub.remote(9, 4), Hub.remote(1, 1000)
     ray.get([moving.progress.remote(), still.progress.remote()])
@@ -84,7 +84,7 @@ def test_a_call_to_a_hub_lasts_as_long_as_it_makes_progress(ray_cluster):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_hub_that_stands_still_at_the_end_is_ended_and_the_message_says_what_delivers(make_config, ray_cluster):
+def test_close_times_out_on_a_stalled_hub_and_names_the_command_that_delivers(make_config, ray_cluster):
     stats = {"metrics": [{"name": "a", "aggregation": "count"}]}
     run = trieye.Run(make_config(runtime={"kind": "ray", "stall_timeout_s": 3.0}, stats=stats)).open()
     run.log("a", 1.0, step=1)
@@ -100,7 +100,7 @@ def test_a_hub_that_stands_still_at_the_end_is_ended_and_the_message_says_what_d
     assert read_history(run.dir, metrics=["a"]).column("value").to_pylist() == [1.0]
 
 
-def test_the_user_is_told_what_a_long_end_waits_for(make_config, monkeypatch):
+def test_a_long_close_reports_the_pending_work(make_config, monkeypatch):
     monkeypatch.setattr(attempt, "TELL_EVERY_S", 0.05)
     monkeypatch.setattr(sys, "stderr", messages := io.StringIO())
     with trieye.Run(make_config()) as run:
@@ -116,7 +116,7 @@ def test_the_user_is_told_what_a_long_end_waits_for(make_config, monkeypatch):
     assert "closing run 'run': saving step 7; " in messages.getvalue()
 
 
-def test_pauses_double_up_to_the_longest_and_begin_anew_when_it_worked():
+def test_pauses_double_up_to_the_maximum_and_reset_after_success():
     backoff = Backoff(0.5, 3.0)
     assert [backoff.failed() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert backoff.failures == 5
@@ -126,7 +126,7 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_when_it_worked():
         backoff.failed()
 
 
-def test_pauses_are_spread_and_leave_the_users_generator_alone():
+def test_pauses_are_jittered_without_using_the_global_generator():
     before, backoff = random.getstate(), Backoff(1.0, 1.0, spread=0.25)
     pauses = {backoff.failed() for _ in range(100)}
     assert len(pauses) > 50

@@ -1,4 +1,4 @@
-"""A thread that works in rounds: every waiting thread wakes up, however and whenever the worker ends."""
+"""A thread that works in rounds: every waiting thread wakes up, no matter how and when the worker ends."""
 
 import signal
 import threading
@@ -30,10 +30,10 @@ class Workshop:
 
 @pytest.fixture
 def workshop():
-    made = Workshop()
-    yield made
-    made.worker.stop(RuntimeError("over"))
-    made.worker.join()
+    created = Workshop()
+    yield created
+    created.worker.stop(RuntimeError("over"))
+    created.worker.join()
 
 
 def in_thread(call):
@@ -43,7 +43,7 @@ def in_thread(call):
     return thread, results
 
 
-def test_who_waits_is_told_when_the_thread_has_got_on(workshop):
+def test_waiters_wake_up_when_the_worker_makes_progress(workshop):
     waits = [
         in_thread(lambda number=number: workshop.worker.wait_for(lambda: workshop.num_done >= number))
         for number in (1, 2, 3)
@@ -57,20 +57,20 @@ def test_who_waits_is_told_when_the_thread_has_got_on(workshop):
         assert results == [True]
 
 
-def test_what_is_true_is_not_waited_for_and_what_stays_wrong_only_so_long(workshop):
+def test_wait_for_returns_immediately_if_true_and_times_out_if_false(workshop):
     assert workshop.worker.wait_for(lambda: True)
     assert workshop.num_rounds == 0
     assert not workshop.worker.wait_for(lambda: False, 0.01)
 
 
-def test_a_round_begins_by_itself_after_the_pause():
+def test_rounds_repeat_after_the_pause():
     workshop = Workshop(pause_s=0.001)
     wait_until(lambda: workshop.num_rounds > 3)
     workshop.worker.stop(RuntimeError("over"))
     workshop.worker.join()
 
 
-def test_the_next_round_is_one_that_begins_after_the_question(workshop):
+def test_next_round_waits_for_a_round_that_starts_after_the_call(workshop):
     workshop.is_open.set()
     for _ in range(100):
         before, is_over = workshop.num_rounds, workshop.worker.next_round()
@@ -79,7 +79,7 @@ def test_the_next_round_is_one_that_begins_after_the_question(workshop):
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_the_end_of_the_thread_ends_every_wait_and_is_told_once(workshop, fails):
+def test_the_end_of_the_worker_ends_every_wait_and_is_reported_once(workshop, fails):
     thread, results = in_thread(lambda: workshop.worker.wait_for(lambda: False))
     wait_until(lambda: workshop.num_rounds)
     error = ValueError("broken" if fails else "stopped")

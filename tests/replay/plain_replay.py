@@ -37,8 +37,10 @@ class Stream:
 
     def rows(self, count):
         """Return the environments of `count` rows, and the rows as arrays."""
-        made = [self.row() for _ in range(count)]
-        return np.array([env for env, _ in made]), {key: np.stack([row[key] for _, row in made]) for key in made[0][1]}
+        stream_rows = [self.row() for _ in range(count)]
+        return np.array([env for env, _ in stream_rows]), {
+            key: np.stack([row[key] for _, row in stream_rows]) for key in stream_rows[0][1]
+        }
 
     def _fresh(self):
         return self._rng.integers(0, 256, self._shape, np.uint8)
@@ -162,7 +164,7 @@ def assert_fit_for_torch(batch):
             assert array.flags.c_contiguous or key in batch.data, key  # they may view records
 
 
-def assert_goes_on_alike(one, other, count=10):
+def assert_equal_draws(one, other, count=10):
     """Check that two buffers make the same draws from now on."""
     for _ in range(count):
         assert_same(one.sample(16), other.sample(16))

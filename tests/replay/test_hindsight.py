@@ -62,14 +62,14 @@ def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed
 
 
 @pytest.mark.parametrize("strategy", ["future", "episode"])
-def test_every_row_allowed_gives_its_goal_equally_often(strategy):
+def test_every_eligible_row_provides_the_goal_equally_often(strategy):
     stream = [(0, False), (1, False), (0, False), (0, False), (1, True), (0, False), (0, True), (0, False)]
     drawn, _ = relabelled(stream, np.full(20_000, 2), strategy, k=1e9)
     allowed = [2, 3, 5, 6] if strategy == "future" else [0, 2, 3, 5, 6]
     assert_drawn_by(np.isin(np.arange(8), allowed), np.bincount(drawn["desired_goal"][:, 0].astype(int), minlength=8))
 
 
-def test_k_rows_are_relabelled_for_each_one_that_is_not():
+def test_k_rows_are_relabelled_per_original_row():
     ids = np.arange(50).repeat(2)
     stream = [(0, False)] * 50
     assert [int(relabelled(stream, ids, k=k)[1].sum()) for k in (0, 1, 4)] == [0, 50, 80]
@@ -84,7 +84,7 @@ def test_several_goals_of_a_row_are_replaced_together():
     assert data["desired_goal"][:, 0].tolist() == data["next_desired_goal"][:, 0].tolist() == [3, 3, 3, 3]
 
 
-def test_mistakes_are_named():
+def test_invalid_strategies_keys_and_rewards_are_rejected():
     with pytest.raises(ConfigurationError, match=r"'futur' is unknown; did you mean 'future'\?"):
         HindsightRelabeler(reward_of, strategy="futur")
     with pytest.raises(ConfigurationError, match="HER k is -1"):

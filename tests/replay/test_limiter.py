@@ -12,7 +12,7 @@ from trieye.replay.limiter import RateLimiter
     st.floats(1, 5),
     st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=200),
 )
-def test_the_ratio_is_kept_within_the_error_buffer(ratio, min_size, slack, calls):
+def test_the_ratio_stays_within_the_error_buffer(ratio, min_size, slack, calls):
     error_buffer = slack * max(1.0, ratio) * 4
     limiter = RateLimiter(ratio, min_size_to_sample=min_size, error_buffer=error_buffer)
     inserts = samples = 0
@@ -30,7 +30,7 @@ def test_the_ratio_is_kept_within_the_error_buffer(ratio, min_size, slack, calls
             assert balance <= middle + error_buffer + 1e-6
 
 
-def test_one_thread_that_does_what_is_allowed_reaches_the_ratio():
+def test_a_single_thread_that_obeys_the_limiter_reaches_the_ratio():
     limiter = RateLimiter(4.0, min_size_to_sample=100)
     inserts = samples = 0
     while inserts < 2000:
@@ -43,7 +43,7 @@ def test_one_thread_that_does_what_is_allowed_reaches_the_ratio():
     assert samples == pytest.approx((inserts - 100) * 4, abs=50)
 
 
-def test_the_first_rows_are_taken_without_samples_and_drawn_only_when_there_are_enough():
+def test_sampling_starts_at_min_size_and_earlier_inserts_need_no_samples():
     limiter = RateLimiter(8.0, min_size_to_sample=50, error_buffer=16)
     for _ in range(50):
         assert not limiter.can_sample()
@@ -55,7 +55,7 @@ def test_the_first_rows_are_taken_without_samples_and_drawn_only_when_there_are_
     assert not limiter.can_insert()
 
 
-def test_rows_that_were_removed_must_come_again():
+def test_removed_rows_must_be_replaced_before_sampling():
     limiter = RateLimiter(1.0, min_size_to_sample=3, error_buffer=100)
     limiter.insert(3)
     assert limiter.can_sample()
@@ -65,7 +65,7 @@ def test_rows_that_were_removed_must_come_again():
     assert limiter.can_sample()
 
 
-def test_a_restored_limiter_goes_on_with_the_same_balance():
+def test_a_restored_limiter_keeps_its_balance():
     original, restored = (RateLimiter(2.0, min_size_to_sample=5, error_buffer=30) for _ in range(2))
     original.insert(8)
     original.sample(4)
@@ -91,6 +91,6 @@ def test_a_restored_limiter_goes_on_with_the_same_balance():
         ),
     ],
 )
-def test_what_could_never_go_on_is_refused(call, message):
+def test_impossible_settings_and_requests_are_rejected(call, message):
     with pytest.raises(ConfigurationError, match=message):
         call()

@@ -26,8 +26,8 @@ class Rows:
         self.records["done"] = np.arange(size) % 3 == 0
         self.records["small"] = -np.arange(size)
         self.packed = packed
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.may_copy = threading.Event()
+        self.may_copy.set()
         self.rng = np.random.default_rng(0)
         self.draws = []
         self.memory = set()
@@ -38,7 +38,7 @@ class Rows:
         return draw
 
     def fill(self, draw, out):
-        assert self.go_on.wait(20)
+        assert self.may_copy.wait(20)
         block = self.records.take(draw.ids, out=None if out is None else out.records, mode="wrap")
         data = {key: block[key] for key in RECORD.names}
         if not self.packed:
@@ -59,7 +59,7 @@ PACKED = pytest.mark.parametrize("packed", [True, False], ids=["packed", "column
 
 @PACKED
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, packed):
+def test_prefetched_batches_follow_the_order_of_draws_and_reuse_memory(depth, packed):
     rows = Rows(packed=packed)
     with closing(Prefetcher(rows.draw, rows.fill, depth=depth)) as batches:
         for number in range(30):
@@ -72,7 +72,7 @@ def test_batches_come_in_the_order_of_their_draws_and_reuse_their_memory(depth, 
     assert threads() == []
 
 
-def test_batches_are_copied_while_one_is_used_and_settle_waits_for_them():
+def test_prefetching_leaves_the_current_batch_intact_and_settle_waits_for_pending_copies():
     rows = Rows()
     with closing(Prefetcher(rows.draw, rows.fill)) as batches:
         batch = next(batches)
@@ -80,12 +80,13 @@ def test_batches_are_copied_while_one_is_used_and_settle_waits_for_them():
         batches.settle()  # the two prefetched batches have their own memory
         assert np.array_equal(batch["n"], values)
         assert len(rows.memory) == 3
-        rows.go_on.clear()
+        rows.may_copy.clear()
         next(batches)  # already made; the thread starts another one now
         settling = threading.Thread(target=batches.settle)
         settling.start()
+        settling.join(0.2)
         assert settling.is_alive()
-        rows.go_on.set()
+        rows.may_copy.set()
         settling.join(20)
         assert not settling.is_alive()
         rows.records["n"] = -1  # so no earlier draw has seen this
@@ -94,7 +95,7 @@ def test_batches_are_copied_while_one_is_used_and_settle_waits_for_them():
         assert next(batches)["n"].max() == -1
 
 
-def test_an_error_in_the_thread_reaches_the_one_who_asks():
+def test_an_error_in_the_prefetch_thread_is_raised_in_the_consumer():
     rows = Rows()
 
     def fill(draw, out):
@@ -113,7 +114,7 @@ def test_an_error_in_the_thread_reaches_the_one_who_asks():
     assert threads() == []
 
 
-def test_a_draw_that_is_refused_is_tried_again_when_its_turn_comes():
+def test_a_rejected_draw_raises_in_order_and_is_retried_by_the_next_call():
     rows, allowed = Rows(), [2]
 
     def draw():
@@ -131,13 +132,13 @@ def test_a_draw_that_is_refused_is_tried_again_when_its_turn_comes():
 
 
 @pytest.mark.parametrize("how", ["close", "forget", "close while copying"])
-def test_no_thread_is_left_behind(how):
+def test_the_prefetch_thread_ends_with_its_prefetcher(how):
     rows = Rows()
     batches = Prefetcher(rows.draw, rows.fill)
     next(batches)
     if how == "close while copying":
-        rows.go_on.clear()
-        threading.Timer(0.1, rows.go_on.set).start()  # before `next`, which may wait for a copy
+        rows.may_copy.clear()
+        threading.Timer(0.1, rows.may_copy.set).start()  # before `next`, which may wait for a copy
         next(batches)
     if how == "forget":
         del batches
@@ -172,7 +173,7 @@ def test_batches_are_tensors_on_a_device_and_views_on_the_cpu(packed, device):
 
 @PACKED
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_batches_that_are_drawn_one_by_one_on_a_device_are_those_of_numpy_and_keep_their_values(packed, device):
+def test_batches_sampled_to_a_device_equal_the_numpy_batches_and_stay_valid(packed, device):
     shape = (2,) if packed else (300,)
     buffer, twin = (ReplayBuffer(100, seed=1, sampler="prioritized") for _ in range(2))
     for one in (buffer, twin):
@@ -206,7 +207,7 @@ def test_a_block_of_records_becomes_tensors_of_its_fields():
     assert fields["n"].data_ptr() == records["n"].__array_interface__["data"][0]
 
 
-def test_mistakes_are_named():
+def test_an_invalid_depth_or_device_is_rejected():
     rows = Rows()
     with pytest.raises(ConfigurationError, match="prefetch is 0"):
         Prefetcher(rows.draw, rows.fill, depth=0)
@@ -243,18 +244,18 @@ class Copying(TorchBatches):
         self.waited += 1
 
 
-def test_batches_that_are_drawn_one_by_one_use_the_memory_they_are_copied_from_again():
-    rows, made, device = Rows(), DeviceBatches(), Copying("cpu")
-    made._devices["other"] = device
-    batches = [made.make("other", None, (8,), rows.draw, rows.fill) for _ in range(4)]
+def test_successive_device_batches_reuse_one_staging_buffer():
+    rows, device_batches, device = Rows(), DeviceBatches(), Copying("cpu")
+    device_batches._devices["other"] = device
+    batches = [device_batches.make("other", None, (8,), rows.draw, rows.fill) for _ in range(4)]
     assert (len(rows.memory), device.waited) == (1, 3)
     for batch, ids in zip(batches, rows.draws, strict=True):
         assert batch["n"].tolist() == batch.ids.tolist() == ids.tolist()
-    made.make("other", None, (9,), rows.draw, rows.fill)
+    device_batches.make("other", None, (9,), rows.draw, rows.fill)
     assert device.waited == 3
 
 
-def test_what_lies_in_records_is_told_from_what_was_made_beside_them():
+def test_computed_columns_are_staged_separately_from_columns_in_records():
     rows = Rows()
     batch = rows.fill(rows.draw(), None)
     batch.data["small"] = np.full(8, 7, np.int16)  # like n-step returns, which have the name of a field
@@ -275,20 +276,20 @@ def test_what_lies_in_records_is_told_from_what_was_made_beside_them():
     }
 
 
-def test_a_forked_child_which_has_no_thread_that_copies_is_told_so_and_never_waits_for_it():
+def test_a_forked_child_gets_an_error_instead_of_waiting_for_the_prefetch_thread():
     rows = Rows()
     prefetcher = Prefetcher(rows.draw, rows.fill, depth=2)
     next(prefetcher)
     prefetcher.settle()
-    rows.go_on.clear()
+    rows.may_copy.clear()
     next(prefetcher)  # the thread is about to copy another batch
 
-    def ask():
+    def read_in_child():
         prefetcher.settle()
         with pytest.raises(ReplayClosedError, match=r"forked.*iter_batches"):
             next(prefetcher)
         return 7
 
-    assert in_a_child(ask) == 7
-    rows.go_on.set()
+    assert in_a_child(read_in_child) == 7
+    rows.may_copy.set()
     prefetcher.close()

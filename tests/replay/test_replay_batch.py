@@ -33,13 +33,13 @@ def address(batch):
     return batch["obs"].ctypes.data
 
 
-def test_a_batch_that_nobody_holds_any_more_gives_its_memory_to_the_next_one(images):
+def test_the_memory_of_a_released_batch_is_reused(images):
     images.sample(ROWS)  # the first batch determines the size
     addresses = {address(images.sample(ROWS)) for _ in range(10)}
     assert len(addresses) == 1
 
 
-def test_a_batch_that_is_held_keeps_its_rows(images):
+def test_a_referenced_batch_keeps_its_rows(images):
     batches = [images.sample(ROWS) for _ in range(3 * MAX_POOLED)]
     assert len({address(batch) for batch in batches}) == len(batches)
     for batch in batches:
@@ -58,7 +58,7 @@ def test_a_batch_that_is_held_keeps_its_rows(images):
     ],
     ids=["array", "view of a view", "other dtype", "memoryview", "tensor"],
 )
-def test_a_part_of_a_batch_keeps_its_rows(images, part):
+def test_a_reference_to_part_of_a_batch_keeps_its_rows(images, part):
     images.sample(ROWS)
     array = part(images.sample(ROWS))
     before = np.asarray(array).copy()
@@ -67,7 +67,7 @@ def test_a_part_of_a_batch_keeps_its_rows(images, part):
     assert np.array_equal(array, before)
 
 
-def test_draws_are_the_same_in_new_and_in_used_memory():
+def test_batches_in_reused_memory_equal_batches_in_new_memory():
     def draws(keep):
         buffer = ReplayBuffer(50, n_step=3, frame_stack={"obs": 4}, seed=1)
         rng = np.random.default_rng(0)
@@ -85,33 +85,33 @@ def test_draws_are_the_same_in_new_and_in_used_memory():
         assert all(np.array_equal(kept_batch[key], dropped[key]) for key in kept_batch)
 
 
-def test_batches_of_another_size_have_other_memory(memory, images):
+def test_batches_of_another_size_or_other_keys_use_separate_memory(memory, images):
     assert memory.arrays(("other",)) is None
     images.sample(ROWS)
     assert len(images.sample(ROWS + 1)["obs"]) == ROWS + 1
     assert list(images.sample(ROWS, keys=["number"])) == ["number"]
 
 
-def test_small_batches_are_left_to_the_allocator(memory):
+def test_small_batches_are_not_pooled(memory):
     memory.learn(("small",), {"obs": np.zeros(MIN_BYTES - 1, np.uint8)})
     assert memory.arrays(("small",)) is None
     assert memory.arrays(("batch",)) is not None
 
 
-def test_threads_never_get_the_same_memory(memory):
-    seen, start = [], threading.Barrier(4)
+def test_threads_never_share_memory(memory):
+    is_exclusive, start = [], threading.Barrier(4)
 
-    def ask(number):
+    def fill_batches(number):
         start.wait(20)
         for _ in range(300):
-            done = memory.arrays(("batch",))["done"]
-            done[:] = number % 2
-            seen.append(bool((done == number % 2).all()))
+            done = memory.arrays(("batch",))["done"].view(np.uint8)
+            done[:] = number
+            is_exclusive.append(bool((done == number).all()))
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=fill_batches, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(seen) == 1200
-    assert all(seen)
+    assert len(is_exclusive) == 1200
+    assert all(is_exclusive)

@@ -52,7 +52,7 @@ def damaged(make_config):
     return config
 
 
-def test_the_model_comes_back_with_the_rows_that_are_whole(damaged, caplog, make_config):
+def test_a_restore_loads_the_model_and_the_intact_rows(damaged, caplog, make_config):
     with trieye.Run(damaged) as run:
         assert run.restore()
         assert run.step == 3
@@ -70,7 +70,7 @@ def test_the_model_comes_back_with_the_rows_that_are_whole(damaged, caplog, make
         assert (run.step, run.replay.stats()["size"], run.replay.stats()["lost"]) == (4, 3 * ROWS, ROWS)
 
 
-def test_a_run_can_refuse_a_damaged_replay_and_says_what_to_do(damaged, make_config):
+def test_a_run_can_refuse_a_damaged_replay_with_a_hint(damaged, make_config):
     config = make_config(replay={"capacity": 10_000}, persistence={"damaged_replay": "refuse"})
     with (
         pytest.raises(CheckpointError, match=r"parts/seg-100-200-\w+.safetensors is damaged.*damaged_replay=partial"),
@@ -82,7 +82,7 @@ def test_a_run_can_refuse_a_damaged_replay_and_says_what_to_do(damaged, make_con
         assert run.replay.stats()["size"] == 2 * ROWS
 
 
-def test_saves_that_go_on_find_the_damage_and_write_the_rows_anew(make_config, caplog):
+def test_later_saves_detect_the_damage_and_rewrite_the_rows(make_config, caplog):
     with trieye.Run(make_config(replay={"capacity": 10_000}, persistence={"keep_last": 2})) as run:
         for step in (1, 2):
             path = save(run, step)
@@ -99,7 +99,7 @@ def test_saves_that_go_on_find_the_damage_and_write_the_rows_anew(make_config, c
         assert again.replay.stats()["size"] == run.replay.stats()["size"] == 2 * ROWS + 10 * (1 + VERIFIED_EVERY)
 
 
-def test_a_checkpoint_with_a_damaged_replay_is_loaded_without_a_run(damaged):
+def test_a_checkpoint_with_a_damaged_replay_loads_without_a_run(damaged):
     checkpoint = load_checkpoint(damaged.persistence.get_run_base_dir())
     assert (checkpoint.step, checkpoint.objects["weights"].tolist()) == (3, [3.0] * 3)
     buffer = ReplayBuffer(10_000)
@@ -107,10 +107,10 @@ def test_a_checkpoint_with_a_damaged_replay_is_loaded_without_a_run(damaged):
     assert len(buffer) == 2 * ROWS
 
 
-def test_a_look_at_the_checkpoints_says_which_rows_are_lost(damaged):
+def test_rows_in_lists_the_lost_rows_of_each_checkpoint(damaged):
     directory = damaged.persistence.get_run_base_dir() / "checkpoints"
-    one, *others = rows_in(directory, CHECKPOINT_PREFIX, checksums=True)
-    assert one.state == "whole"
+    intact, *others = rows_in(directory, CHECKPOINT_PREFIX, checksums=True)
+    assert intact.state == "whole"
     for saved in others:
         assert saved.state == "partial"
         assert saved.is_usable

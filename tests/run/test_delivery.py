@@ -55,7 +55,7 @@ def batch(*values):
     return EventBatch.from_rows([EventRow("m", value, 1, 0.0) for value in values])
 
 
-def test_batches_are_numbered_from_one_and_each_sender_has_its_own_name():
+def test_each_sender_has_a_unique_name_and_numbers_its_batches_from_one():
     journal = Journal()
     first, second = EventSender(journal), EventSender(journal)
     for sender in (first, first, second):
@@ -65,7 +65,7 @@ def test_batches_are_numbered_from_one_and_each_sender_has_its_own_name():
 
 
 @pytest.mark.parametrize("reason", [ConnectionError("gone for now"), JournalFullError("the disk is full")])
-def test_a_batch_is_repeated_as_it_is_until_it_is_taken_and_the_user_is_told_once(reason, capfd):
+def test_a_batch_is_resent_unchanged_until_accepted_and_the_outage_is_reported_once(reason, capfd):
     journal = Journal(reason, reason)
     sender = EventSender(journal)
     sender.log(batch(1.0, 2.0))
@@ -80,7 +80,7 @@ def test_a_batch_is_repeated_as_it_is_until_it_is_taken_and_the_user_is_told_onc
     assert sender.trouble is None
 
 
-def test_what_was_taken_but_not_confirmed_counts_once():
+def test_calls_accepted_without_an_acknowledgement_count_once():
     journal = Journal(TimeoutError())
     sender = EventSender(journal)
     sender.log(batch(1.0))
@@ -90,7 +90,7 @@ def test_what_was_taken_but_not_confirmed_counts_once():
     assert journal.accepted == [1.0, ("overflow", 5), LogText("note", 1, 0.0, "hello")]
 
 
-def test_a_hub_that_forgot_is_asked_for_the_number_that_it_expects(capfd):
+def test_a_sender_continues_at_the_batch_number_that_the_hub_expects(capfd):
     journal = Journal()
     sender = EventSender(journal)
     for value in (1.0, 2.0, 3.0):
@@ -103,13 +103,13 @@ def test_a_hub_that_forgot_is_asked_for_the_number_that_it_expects(capfd):
     assert "batches 2 to 3 of this process" in capfd.readouterr().err
 
 
-def test_a_hub_that_contradicts_itself_is_an_error():
+def test_a_gap_error_for_the_expected_batch_is_raised():
     journal = Journal(SequenceGapError("batch 1 is missing", 1))
     with pytest.raises(SequenceGapError):
         EventSender(journal).log(batch(1.0))
 
 
-def test_a_sender_that_gave_up_stops_repeating():
+def test_an_abandoned_sender_stops_retrying():
     journal = Journal(*[ConnectionError("gone for now")] * 1000)
     sender, ends = EventSender(journal), []
 
@@ -129,7 +129,7 @@ def test_a_sender_that_gave_up_stops_repeating():
         sender.log(batch(2.0))
 
 
-def test_a_hub_that_is_closed_is_not_asked_again():
+def test_a_closed_hub_is_not_retried():
     journal = Journal(RunClosedError("run 'run' is closed"))
     with pytest.raises(RunClosedError):
         EventSender(journal).log(batch(1.0))

@@ -26,14 +26,15 @@ class Hub:
     def __init__(self, key="hub"):
         self.key = key
         self.batches, self.numbers, self.dropped, self.media = [], Counter(), {}, []
-        self.is_there, self.got, self.missed, self.dead = threading.Event(), threading.Event(), threading.Event(), None
-        self.is_there.set()
+        self.is_reachable, self.accepted, self.rejected = threading.Event(), threading.Event(), threading.Event()
+        self.closed_error = None
+        self.is_reachable.set()
 
     def _answer(self):
-        if self.dead is not None:
-            raise self.dead
-        if not self.is_there.is_set():
-            self.missed.set()
+        if self.closed_error is not None:
+            raise self.closed_error
+        if not self.is_reachable.is_set():
+            self.rejected.set()
             raise ConnectionError("gone for now")
 
     def log(self, batch, *, client, seq):
@@ -41,7 +42,7 @@ class Hub:
         assert seq == self.numbers[client] + 1
         self.numbers[client] = seq
         self.batches.append(batch)
-        self.got.set()
+        self.accepted.set()
 
     def count_dropped(self, reason, count, *, key):
         self._answer()
@@ -89,23 +90,23 @@ def start(hub):
         return flusher
 
     yield make
-    hub.is_there.set()
-    hub.dead = None
+    hub.is_reachable.set()
+    hub.closed_error = None
     for flusher in started:
         with contextlib.suppress(ProcessingError):
             flusher.close()
 
 
-def test_the_thread_sends_without_being_asked(hub, start):
+def test_the_thread_sends_at_intervals(hub, start):
     flusher = start(flush_interval_s=0.01)
     flusher.pending.extend(rows(1, 2))
-    assert hub.got.wait(10)
+    assert hub.accepted.wait(10)
     flusher.close()
     assert hub.values() == [1.0, 2.0]
     assert flusher.latest == {"m": 2.0}
 
 
-def test_close_sends_what_is_left_in_order_and_in_batches(hub, start):
+def test_close_sends_pending_values_in_order_and_in_batches(hub, start):
     flusher = start()
     flusher.pending.extend(rows(*range(2 * MAX_BATCH_EVENTS + 5)))
     flusher.submit(text())
@@ -115,27 +116,27 @@ def test_close_sends_what_is_left_in_order_and_in_batches(hub, start):
     assert hub.media == [text()]
 
 
-def test_a_hub_that_was_away_gets_everything_once(hub, start):
+def test_a_recovered_hub_gets_every_value_exactly_once(hub, start):
     flusher = start(flush_interval_s=0.01)
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     flusher.pending.extend(rows(1, 2))
     flusher.submit(text())
-    assert hub.missed.wait(10)
+    assert hub.rejected.wait(10)
     flusher.pending.extend(rows(3))
-    hub.is_there.set()
+    hub.is_reachable.set()
     flusher.flush()
     assert hub.values() == [1.0, 2.0, 3.0]
     assert hub.media == [text()]
 
 
-def test_a_hub_that_stays_away_is_an_error_where_the_values_are_needed_and_nothing_is_lost_by_it(hub, start):
+def test_flush_raises_if_the_hub_is_unreachable_and_keeps_the_values(hub, start):
     flusher = start(ack_timeout_s=0.05)
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     flusher.pending.extend(rows(1, 2))
     with pytest.raises(ProcessingError, match=r"accepted no values for 0.05 s: gone for now; 2 values stay queued"):
         flusher.flush()
     flusher.pending.extend(rows(3))
-    hub.is_there.set()
+    hub.is_reachable.set()
 
     def is_sent():
         with contextlib.suppress(ProcessingError):
@@ -146,19 +147,19 @@ def test_a_hub_that_stays_away_is_an_error_where_the_values_are_needed_and_nothi
     assert hub.values() == [1.0, 2.0, 3.0]
 
 
-def test_close_gives_up_after_a_while_and_says_how_much_is_lost(hub, start):
+def test_close_times_out_and_reports_the_number_of_lost_values(hub, start):
     flusher = start(ack_timeout_s=0.05)
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     flusher.pending.extend(rows(1, 2, 3))
     with pytest.raises(ProcessingError, match="3 values are not logged"):
         flusher.close()
-    hub.is_there.set()
+    hub.is_reachable.set()
     with pytest.raises(ProcessingError, match="closed"):
         flusher.flush()
     assert hub.values() == []
 
 
-def test_a_hub_that_is_slow_is_not_one_that_is_away(hub, start):
+def test_flush_does_not_time_out_while_a_slow_hub_makes_progress(hub, start):
     flusher = start(ack_timeout_s=4)
     began = time.monotonic()
     log_operation = hub.log_operation
@@ -175,9 +176,9 @@ def test_a_hub_that_is_slow_is_not_one_that_is_away(hub, start):
     assert len(hub.media) == 18
 
 
-def test_a_hub_that_is_dead_is_an_error_at_once(hub, start, capfd):
+def test_a_closed_hub_is_an_error_with_one_message(hub, start, capfd):
     flusher = start()
-    hub.dead = RunClosedError("run 'run' is closed")
+    hub.closed_error = RunClosedError("run 'run' is closed")
     flusher.pending.extend(rows(1))
     for _ in range(2):
         with pytest.raises(ProcessingError, match="1 are not logged: run 'run' is closed"):
@@ -187,33 +188,33 @@ def test_a_hub_that_is_dead_is_an_error_at_once(hub, start, capfd):
     assert capfd.readouterr().err.count("accepts no further values") == 1
 
 
-def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, capfd):
+def test_a_full_queue_blocks_loggers_until_the_hub_recovers(hub, start, capfd):
     flusher = start(max_pending_events=1000)
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     flusher.pending.extend(rows(*range(1000)))
     flushing = threading.Thread(target=flusher.flush)
     flushing.start()
     for _ in range(2):  # at the second failure, the flusher has handled the first
-        assert hub.missed.wait(20)
-        hub.missed.clear()
+        assert hub.rejected.wait(20)
+        hub.rejected.clear()
     flusher.pending.extend(rows(*range(1000, 2000)))
-    rooms = []
-    threads = [threading.Thread(target=lambda: rooms.append(flusher.make_room())) for _ in range(3)]
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(flusher.make_room())) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert not rooms
-    hub.is_there.set()
+    assert not results
+    hub.is_reachable.set()
     for thread in [*threads, flushing]:
         thread.join(20)
-    assert rooms == [True, True, True]
+    assert results == [True, True, True]
     flusher.flush()
     assert hub.values() == list(map(float, range(2000)))
     assert capfd.readouterr().err.count("too many values are queued for the hub (gone for now)") == 1
 
 
-def test_a_full_queue_that_is_never_emptied_is_an_error(hub, start):
+def test_make_room_raises_if_the_hub_is_closed(hub, start):
     flusher = start(max_pending_events=1000)
-    hub.dead = RunClosedError("run 'run' is closed")
+    hub.closed_error = RunClosedError("run 'run' is closed")
     flusher.pending.extend(rows(*range(1000)))
     with pytest.raises(ProcessingError, match="closed"):
         flusher.make_room()
@@ -222,19 +223,19 @@ def test_a_full_queue_that_is_never_emptied_is_an_error(hub, start):
         flusher.make_room()
 
 
-def test_what_is_dropped_is_counted_and_the_training_goes_on(hub, start):
+def test_overflow_drop_discards_and_counts_values_and_media(hub, start):
     flusher = start(max_pending_events=1000, overflow="drop")
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     assert not any(flusher.make_room() for _ in range(7))
     for _ in range(MAX_PENDING_MEDIA + 3):
         flusher.submit(text())
-    hub.is_there.set()
+    hub.is_reachable.set()
     flusher.flush()
     assert hub.dropped == {"overflow": 10}
     assert len(hub.media) == MAX_PENDING_MEDIA
 
 
-def test_large_pictures_wait_for_room(hub, start):
+def test_large_images_wait_until_the_queue_has_room(hub, start):
     flusher = start()
     for number in range(10):
         flusher.submit(LogImage("big", number, 0.0, 1, 1, 1, bytes(20 << 20)))
@@ -243,7 +244,7 @@ def test_large_pictures_wait_for_room(hub, start):
     assert [image.step for image in hub.media] == list(range(10))
 
 
-def test_rows_that_no_batch_can_hold_are_counted_and_the_others_sent(hub, start):
+def test_rows_that_fit_no_batch_are_counted_as_dropped_and_others_are_sent(hub, start):
     flusher = start()
     flusher.pending.extend([*rows(1), ("m", 1.0, 1 << 80, 0.0, None), *rows(2)])
     flusher.flush()
@@ -251,7 +252,7 @@ def test_rows_that_no_batch_can_hold_are_counted_and_the_others_sent(hub, start)
     assert hub.dropped == {"step_out_of_range": 1}
 
 
-def test_the_last_value_of_each_name_is_known_and_there_is_an_end_to_it(start):
+def test_the_latest_value_of_each_name_is_kept_up_to_a_limit(start):
     flusher = start()
     flusher.pending.extend([("a", 1.0, 1, 0.0, None), ("b", 2.0, 1, 0.0, None), ("a", 3.0, 1, 0.0, None)])
     flusher.flush()
@@ -263,34 +264,34 @@ def test_the_last_value_of_each_name_is_known_and_there_is_an_end_to_it(start):
     assert flusher.latest["a"] == 4.0
 
 
-def test_ctrl_c_while_waiting_loses_and_doubles_nothing(hub, start):
+def test_ctrl_c_while_waiting_neither_loses_nor_duplicates_values(hub, start):
     flusher = start(max_pending_events=1000)
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     flusher.pending.extend(rows(*range(1000)))
 
     def interrupt():
-        assert hub.missed.wait(10)
+        assert hub.rejected.wait(10)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     for wait in (flusher.flush, flusher.make_room):
-        hub.missed.clear()
+        hub.rejected.clear()
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             wait()
         flusher.pending.extend(rows(*range(1000)))
-    hub.is_there.set()
+    hub.is_reachable.set()
     flusher.flush()
     assert hub.values() == list(map(float, range(1000))) * 3
 
 
-def test_ctrl_c_while_closing_ends_it_and_says_how_much_is_lost(hub, start, capfd):
+def test_ctrl_c_ends_close_and_reports_the_number_of_lost_values(hub, start, capfd):
     before = set(threading.enumerate())
     flusher = start()
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     flusher.pending.extend(rows(1, 2))
 
     def interrupt():
-        assert hub.missed.wait(10)
+        assert hub.rejected.wait(10)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -300,7 +301,7 @@ def test_ctrl_c_while_closing_ends_it_and_says_how_much_is_lost(hub, start, capf
     assert "2 values are not logged" in capfd.readouterr().err
 
 
-def test_flush_covers_what_was_logged_before_it_while_others_go_on(hub, start):
+def test_flush_covers_values_logged_before_it_while_other_threads_log(hub, start):
     flusher, stop = start(max_pending_events=1000), threading.Event()
 
     def log():
@@ -320,29 +321,29 @@ def test_flush_covers_what_was_logged_before_it_while_others_go_on(hub, start):
         thread.join()
 
 
-def test_owners_are_told_of_the_end_and_not_kept_alive(start):
-    flusher, owner, gone = start(), Owner(), Owner()
+def test_a_live_owner_is_notified_of_the_end_once(start):
+    flusher, owner, deleted_owner = start(), Owner(), Owner()
     flusher.attach(owner.end)
-    flusher.attach(gone.end)
-    del gone
+    flusher.attach(deleted_owner.end)
+    del deleted_owner
     flusher.close()
     flusher.close()
     assert owner.num_ends == 1
 
 
-def test_a_process_has_one_flusher_for_each_hub():
+def test_a_process_has_one_flusher_per_hub():
     runtime = RuntimeConfig()
-    one, again, other = (flusher_of(Hub(key), runtime) for key in ("a", "a", "b"))
-    assert one is again
-    assert one is not other
-    one.close()
+    first, same, other = (flusher_of(Hub(key), runtime) for key in ("a", "a", "b"))
+    assert first is same
+    assert first is not other
+    first.close()
     new = flusher_of(Hub("a"), runtime)
-    assert new is not one
+    assert new is not first
     for flusher in (new, other):
         flusher.close()
 
 
-def test_what_cannot_be_sent_at_exit_is_said(hub, start, capfd):
+def test_values_not_sent_at_exit_are_reported(hub, start, capfd):
     flusher, owner = flusher_of(hub, RuntimeConfig(flush_interval_s=60)), Owner()
     flusher.attach(owner.end)
     flusher.pending.extend(rows(1))
@@ -356,7 +357,7 @@ def test_what_cannot_be_sent_at_exit_is_said(hub, start, capfd):
     assert "2 values of this process were not sent" in capfd.readouterr().err
 
 
-def test_a_forked_child_forgets_the_flushers_of_its_parent(hub):
+def test_a_forked_child_discards_the_flushers_of_its_parent(hub):
     flusher, owner = flusher_of(hub, RuntimeConfig()), Owner()
     flusher.attach(owner.end)
     is_new = in_a_child(lambda: owner.num_ends == 1 and flusher_of(hub, RuntimeConfig()) is not flusher)
@@ -365,7 +366,7 @@ def test_a_forked_child_forgets_the_flushers_of_its_parent(hub):
     flusher.close()
 
 
-def test_whoever_attaches_while_a_flusher_ends_is_told(start):
+def test_owners_attached_while_a_flusher_ends_are_notified_once(start):
     flusher = start(flush_interval_s=0.01)
     owners = [Owner() for _ in range(400)]
     switched = sys.getswitchinterval()
@@ -380,7 +381,7 @@ def test_whoever_attaches_while_a_flusher_ends_is_told(start):
     assert [owner.num_ends for owner in owners] == [1] * len(owners)
 
 
-def test_a_flusher_that_nobody_uses_any_more_ends_and_the_next_client_gets_another(hub, monkeypatch):
+def test_an_unused_flusher_ends_and_the_next_client_gets_a_new_one(hub, monkeypatch):
     monkeypatch.setattr(flushers, "IDLE_S", 0.0)
     runtime, owner = RuntimeConfig(flush_interval_s=0.01), Owner()
     flusher = flusher_of(hub, runtime)
@@ -399,7 +400,7 @@ def test_a_flusher_that_nobody_uses_any_more_ends_and_the_next_client_gets_anoth
 
 def test_pending_histograms_are_bounded_by_their_bytes(hub, start):
     flusher = start(overflow="drop")
-    hub.is_there.clear()
+    hub.is_reachable.clear()
     for step in range(100):
         flusher.submit(LogHistogram("h", step, 0.0, [0.0] * 100_001, [0.0] * 100_000, 0.0, 0.0))
     assert flusher.num_waiting * 200_000 * 8 < 64 << 20

@@ -19,20 +19,20 @@ def image(picture, **changes):
     return media.image("i", picture, **{"step": 3, "time": 10.5, **changes})
 
 
-def decoded(shown):
-    return np.asarray(Image.open(io.BytesIO(shown.png)))
+def decoded(logged):
+    return np.asarray(Image.open(io.BytesIO(logged.png)))
 
 
-def test_a_histogram_counts_all_values_between_the_smallest_and_the_largest():
+def test_a_histogram_counts_all_values_from_minimum_to_maximum():
     values = np.random.default_rng(0).standard_normal((10, 1000))
-    shown = histogram(values)
-    assert (shown.name, shown.step, shown.wall_time) == ("h", 3, 10.5)
-    assert (len(shown.edges), len(shown.counts), sum(shown.counts)) == (65, 64, 10_000)
-    assert (shown.edges[0], shown.edges[-1]) == (values.min(), values.max())
-    assert shown.counts == np.histogram(values, 64)[0].tolist()
-    assert shown.total == pytest.approx(values.sum())
-    assert shown.sum_squares == pytest.approx((values**2).sum())
-    assert from_bytes(to_bytes(shown)) == shown
+    logged = histogram(values)
+    assert (logged.name, logged.step, logged.wall_time) == ("h", 3, 10.5)
+    assert (len(logged.edges), len(logged.counts), sum(logged.counts)) == (65, 64, 10_000)
+    assert (logged.edges[0], logged.edges[-1]) == (values.min(), values.max())
+    assert logged.counts == np.histogram(values, 64)[0].tolist()
+    assert logged.total == pytest.approx(values.sum())
+    assert logged.sum_squares == pytest.approx((values**2).sum())
+    assert from_bytes(to_bytes(logged)) == logged
 
 
 @pytest.mark.parametrize(
@@ -50,56 +50,56 @@ def test_a_histogram_counts_all_values_between_the_smallest_and_the_largest():
     ],
     ids=lambda values: type(values).__name__,
 )
-def test_a_histogram_takes_whatever_holds_numbers(values):
-    shown = histogram(values, bins=3)
-    assert (shown.edges, shown.counts, shown.total, shown.sum_squares) == ([1, 2, 3, 4], [1, 1, 2], 10, 30)
+def test_a_histogram_accepts_any_numeric_container(values):
+    logged = histogram(values, bins=3)
+    assert (logged.edges, logged.counts, logged.total, logged.sum_squares) == ([1, 2, 3, 4], [1, 1, 2], 10, 30)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint64, bool])
-def test_few_whole_numbers_get_a_bin_each(kind):
-    shown = histogram(np.array([0, 1, 1, 0, 1], kind))
-    assert (shown.edges, shown.counts) == ([-0.5, 0.5, 1.5], [2, 3])
+def test_few_distinct_integers_get_one_bin_each(kind):
+    logged = histogram(np.array([0, 1, 1, 0, 1], kind))
+    assert (logged.edges, logged.counts) == ([-0.5, 0.5, 1.5], [2, 3])
 
 
-def test_many_whole_numbers_share_bins():
+def test_many_distinct_integers_share_bins():
     assert len(histogram(np.arange(64)).counts) == 64
-    shown = histogram(np.arange(1000))
-    assert (len(shown.counts), shown.edges[0], shown.edges[-1]) == (64, 0, 999)
+    logged = histogram(np.arange(1000))
+    assert (len(logged.counts), logged.edges[0], logged.edges[-1]) == (64, 0, 999)
 
 
-def test_whole_numbers_beyond_those_of_a_float_are_counted():
-    shown = histogram(np.array([2**60, 2**60 + 1, 2**60 + 2]))
-    assert shown.counts == [3]
+def test_integers_beyond_float_precision_are_counted():
+    logged = histogram(np.array([2**60, 2**60 + 1, 2**60 + 2]))
+    assert logged.counts == [3]
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-3, -7.0, 1e300, 5e-324])
 def test_equal_values_get_one_bin_around_them(value):
-    shown = histogram(np.full(10, value))
-    assert shown.counts == [10]
-    assert shown.edges[0] < value < shown.edges[1]
+    logged = histogram(np.full(10, value))
+    assert logged.counts == [10]
+    assert logged.edges[0] < value < logged.edges[1]
 
 
-def test_values_closer_than_bins_can_be_get_one_bin():
-    shown = histogram([1.0, 1.0 + 1e-15])
-    assert (shown.edges[0], shown.counts) == (pytest.approx(0.5), [2])
+def test_values_too_close_for_separate_bins_share_one_bin():
+    logged = histogram([1.0, 1.0 + 1e-15])
+    assert (logged.edges[0], logged.counts) == (pytest.approx(0.5), [2])
 
 
-def test_values_that_are_not_finite_are_left_out():
+def test_non_finite_values_are_omitted():
     values = np.array([np.nan, 1.0, np.inf, 2.0, -np.inf])
-    shown = histogram(values, bins=2)
-    assert (shown.edges, shown.counts, shown.total) == ([1, 1.5, 2], [1, 1], 3)
+    logged = histogram(values, bins=2)
+    assert (logged.edges, logged.counts, logged.total) == ([1, 1.5, 2], [1, 1], 3)
     assert np.isnan(values[0])
 
 
-def test_more_values_than_a_block_are_counted_once_each():
+def test_values_in_several_blocks_are_counted_once():
     values = np.arange(2 * media._BLOCK + 7, dtype=np.float32)
     values[5] = np.nan
-    shown = histogram(values)
-    assert sum(shown.counts) == values.size - 1
-    assert shown.counts == np.histogram(values[np.isfinite(values)], 64)[0].tolist()
+    logged = histogram(values)
+    assert sum(logged.counts) == values.size - 1
+    assert logged.counts == np.histogram(values[np.isfinite(values)], 64)[0].tolist()
 
 
-def test_a_sum_of_squares_beyond_a_float_is_infinite():
+def test_an_overflowing_sum_of_squares_is_infinite():
     assert histogram([1e200, 2e200]).sum_squares == np.inf
 
 
@@ -116,13 +116,13 @@ def test_a_sum_of_squares_beyond_a_float_is_infinite():
         (None, TypeError, r"histogram 'h': a NoneType of dtype object"),
     ],
 )
-def test_values_without_a_histogram_are_named(values, problem, message):
+def test_invalid_histogram_values_are_an_error_that_describes_them(values, problem, message):
     with pytest.raises(problem, match=message):
         histogram(values)
 
 
 @pytest.mark.parametrize("bins", [0, -1, 10_001])
-def test_the_number_of_bins_is_checked(bins):
+def test_an_invalid_number_of_bins_is_an_error(bins):
     with pytest.raises(ValueError, match=rf"histogram 'h': bins={bins}; must be between 1 and 10000"):
         histogram([1.0, 2.0], bins=bins)
 
@@ -150,29 +150,29 @@ COLORS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
         (Image.fromarray(COLORS[:, :, 0]), COLORS[:, :, 0]),
     ],
 )
-def test_a_picture_comes_back_as_it_was(picture, pixels):
-    shown = image(picture)
-    assert np.array_equal(decoded(shown), pixels)
-    assert (shown.name, shown.step, shown.wall_time) == ("i", 3, 10.5)
-    assert (shown.height, shown.width) == (5, 7)
-    assert shown.channels == (1 if pixels.ndim == 2 else pixels.shape[2])
-    assert from_bytes(to_bytes(shown)) == shown
+def test_an_image_is_encoded_losslessly(picture, pixels):
+    logged = image(picture)
+    assert np.array_equal(decoded(logged), pixels)
+    assert (logged.name, logged.step, logged.wall_time) == ("i", 3, 10.5)
+    assert (logged.height, logged.width) == (5, 7)
+    assert logged.channels == (1 if pixels.ndim == 2 else pixels.shape[2])
+    assert from_bytes(to_bytes(logged)) == logged
 
 
 @pytest.mark.parametrize(
     ("mode", "channels"), [("1", 1), ("P", 3), ("LA", 4), ("PA", 4), ("CMYK", 3), ("YCbCr", 3), ("RGBX", 3)]
 )
-def test_other_pillow_images_are_converted(mode, channels):
+def test_other_pillow_modes_are_converted(mode, channels):
     assert image(Image.new(mode, (7, 5))).channels == channels
 
 
-def test_a_palette_with_a_transparent_color_keeps_it():
+def test_a_transparent_palette_gets_an_alpha_channel():
     picture = Image.new("P", (7, 5))
     picture.info["transparency"] = 0
     assert image(picture).channels == 4
 
 
-def test_colors_a_little_out_of_range_are_clipped():
+def test_slightly_out_of_range_colors_are_clipped():
     assert decoded(image([[-1e-6, 1 + 1e-6]])).tolist() == [[0, 255]]
 
 
@@ -190,12 +190,12 @@ def test_colors_a_little_out_of_range_are_clipped():
         ("picture.png", TypeError, r"image 'i': a str of dtype <U11"),
     ],
 )
-def test_what_is_no_picture_is_named(picture, problem, message):
+def test_an_invalid_image_is_an_error_that_describes_it(picture, problem, message):
     with pytest.raises(problem, match=message):
         image(picture)
 
 
-def test_a_picture_that_takes_too_much_room_is_refused():
+def test_an_oversized_image_is_rejected():
     noise = np.random.default_rng(0).integers(0, 256, (2400, 2400, 3), np.uint8)
     with pytest.raises(
         ValueError, match=r"image 'i': its 2400 x 2400 pixels take 16\.\d MiB as PNG, the limit is 16 MiB"
@@ -203,18 +203,18 @@ def test_a_picture_that_takes_too_much_room_is_refused():
         image(noise)
 
 
-def test_a_text_is_kept_as_it_is():
-    shown = media.text("t", "# é\n", step=3, time=10.5)
-    assert (shown.name, shown.step, shown.wall_time, shown.text) == ("t", 3, 10.5, "# é\n")
+def test_a_text_is_stored_unchanged():
+    logged = media.text("t", "# é\n", step=3, time=10.5)
+    assert (logged.name, logged.step, logged.wall_time, logged.text) == ("t", 3, 10.5, "# é\n")
 
 
-def test_what_is_no_text_in_utf_8_is_escaped():
-    shown = media.text("t\ud800", "a\ud800", step=3, time=10.5)
-    assert (shown.name, shown.text) == ("t\\ud800", "a\\ud800")
-    assert from_bytes(to_bytes(shown)) == shown
+def test_invalid_utf_8_is_escaped():
+    logged = media.text("t\ud800", "a\ud800", step=3, time=10.5)
+    assert (logged.name, logged.text) == ("t\\ud800", "a\\ud800")
+    assert from_bytes(to_bytes(logged)) == logged
 
 
-def test_a_text_of_another_type_or_size_is_refused():
+def test_a_text_of_the_wrong_type_or_size_is_rejected():
     with pytest.raises(TypeError, match=r"text 't': the text must be a string, got bytes"):
         media.text("t", b"abc", step=3, time=10.5)
     media.text("t", "é" * 2**19, step=3, time=10.5)
@@ -222,7 +222,7 @@ def test_a_text_of_another_type_or_size_is_refused():
         media.text("t", "é" * (2**19 + 1), step=3, time=10.5)
 
 
-def test_names_and_steps_are_those_of_events():
+def test_media_names_and_steps_follow_the_rules_of_events():
     with pytest.raises(ValueError, match="empty"):
         media.text("", "a", step=3, time=10.5)
     with pytest.raises(TypeError, match="step must be an integer"):
@@ -232,7 +232,7 @@ def test_names_and_steps_are_those_of_events():
     assert histogram([1.0], step=np.int64(7)).step == 7
 
 
-def test_neither_torch_nor_pillow_is_loaded_for_a_histogram():
+def test_a_histogram_imports_neither_torch_nor_pillow():
     code = (
         "import sys; from trieye.run import media; media.histogram('h', [1.0], step=1, time=1.0); print(*sys.modules)"
     )

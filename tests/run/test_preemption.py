@@ -96,7 +96,7 @@ def points_of(config, name):
         ("save_checkpoint", 10, signal.SIGUSR1, 10),
     ],
 )
-def test_wherever_the_signal_comes_the_next_start_ends_as_if_it_had_not(walk_config, method, at_step, number, saved):
+def test_a_run_interrupted_anywhere_resumes_to_the_same_points(walk_config, method, at_step, number, saved):
     before = signal.getsignal(signal.SIGXCPU)
     Walk.send, Walk.at_step, Walk.number = method, at_step, number
     with pytest.raises(trieye.RunInterrupted) as stopped:
@@ -105,7 +105,7 @@ def test_wherever_the_signal_comes_the_next_start_ends_as_if_it_had_not(walk_con
     assert stopped.value.exit_code == REQUEUE
     assert record_of(walk_config()).status == "KILLED"
     assert saved == -1 or f"state at step {saved} is saved" in str(stopped.value)
-    # their window is still open, and the next attempt closes it
+    # the window is still open; the next attempt closes it
     assert points_of(walk_config(), "one") == []
     for name in ("run", "unbroken"):
         assert trieye.run_experiment(Walk, walk_config(name)).step == 20
@@ -114,7 +114,7 @@ def test_wherever_the_signal_comes_the_next_start_ends_as_if_it_had_not(walk_con
     assert points_of(walk_config(), "one") == [(20, 20.0)]
 
 
-def test_a_signal_while_the_state_is_restored_leaves_it_as_it_was(walk_config):
+def test_a_run_interrupted_during_a_restore_resumes_and_finishes(walk_config):
     trieye.run_experiment(Walk, walk_config(steps=10))
     Walk.send, Walk.at_step, Walk.number = "load_checkpoint", 10, signal.SIGTERM
     with pytest.raises(trieye.RunInterrupted):
@@ -123,7 +123,7 @@ def test_a_signal_while_the_state_is_restored_leaves_it_as_it_was(walk_config):
     assert (result.step, record_of(walk_config()).status) == (20, "FINISHED")
 
 
-def test_a_signal_while_a_finished_run_is_closed_lets_it_finish_and_stops_what_follows(make_config):
+def test_a_signal_while_closing_a_finished_run_raises_after_the_close(make_config):
     config = make_config(runtime={"kind": "local", "requeue_exit_code": REQUEUE})
     with pytest.raises(trieye.RunInterrupted, match="was already finished") as stopped, trieye.Run(config) as run:
         close = run._attempt.hub.close
@@ -139,17 +139,17 @@ def test_a_signal_while_a_finished_run_is_closed_lets_it_finish_and_stops_what_f
     assert points_of(config, "a") == [(1, 1.0)]
 
 
-def test_a_loop_that_never_looks_at_save_due_ends_after_the_step_all_the_same(make_config):
-    seen = []
+def test_a_loop_that_ignores_save_due_ends_one_step_after_a_signal(make_config):
+    steps = []
     with pytest.raises(trieye.RunInterrupted, match="nothing was saved"), trieye.Run(make_config()) as run:
         for step in run.steps(None):
-            seen.append(step)
+            steps.append(step)
             if step == 3:
                 signal.raise_signal(signal.SIGUSR1)
-    assert seen == [1, 2, 3, 4]
+    assert steps == [1, 2, 3, 4]
 
 
-def test_a_start_waits_for_the_hub_of_a_killed_attempt_and_says_so(make_config, capfd):
+def test_a_start_waits_for_the_hub_of_a_killed_attempt_with_a_message(make_config, capfd):
     config = make_config()
     with trieye.Run(config):
         pass
@@ -163,7 +163,7 @@ def test_a_start_waits_for_the_hub_of_a_killed_attempt_and_says_so(make_config, 
 
 
 @pytest.mark.parametrize("code", [-1, 256])
-def test_an_exit_code_that_no_process_can_have_is_refused(make_config, code):
+def test_an_invalid_requeue_exit_code_is_rejected(make_config, code):
     with pytest.raises(ValueError, match="requeue_exit_code"):
         make_config(runtime={"kind": "local", "requeue_exit_code": code})
 
@@ -200,7 +200,7 @@ with trieye.Run(config) as run:
             print("step", step, flush=True)
         if run.save_due:
             run.save(agent=agent)
-    if sys.argv[2] != "0":  # with all the time that MLflow wants; a program that is stopped has not that much
+    if sys.argv[2] != "0":  # waits for MLflow; a stopped program has too little time
         run.mlflow_run_id(60.0)
 assert agent.weights[0] == run.step
 """
@@ -226,8 +226,8 @@ def start():
     """Return a function that starts the program in a new session, as in a step of a batch job."""
     started = []
 
-    def start_program(chosen, steps=0, *words):
-        command = [sys.executable, "-c", PROGRAM, json.dumps(chosen), str(steps), *words]
+    def start_program(config_values, steps=0, *words):
+        command = [sys.executable, "-c", PROGRAM, json.dumps(config_values), str(steps), *words]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, start_new_session=True, **streams))
         return started[-1]
@@ -243,10 +243,10 @@ def wait_for_step(process):
     assert lines[1].startswith("step"), process.stderr.read()
 
 
-def go_on(start, chosen, farewell):
+def resume_one_step(start, config_values, stop_message):
     """Restart the program for one more step, check that it resumes at the announced step, and return that step."""
-    saved = int(re.search(r"state at step (\d+) is saved", farewell)[1])
-    process = start({**chosen, "runtime": {"kind": "local"}}, saved + 1)
+    saved = int(re.search(r"state at step (\d+) is saved", stop_message)[1])
+    process = start({**config_values, "runtime": {"kind": "local"}}, saved + 1)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert output.split()[:2] == ["at", str(saved)]
@@ -254,10 +254,10 @@ def go_on(start, chosen, farewell):
 
 
 @pytest.mark.slow
-def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, start):
-    chosen = settings(tmp_path, "local")  # with the default sinks: MLflow, TensorBoard, the console
-    chosen["stats"]["metrics"].append({"name": "seen", "raw_event_name": "one", "aggregation": "count"})
-    process = start(chosen)
+def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_path, start):
+    config_values = settings(tmp_path, "local")  # with the default sinks: MLflow, TensorBoard, the console
+    config_values["stats"]["metrics"].append({"name": "seen", "raw_event_name": "one", "aggregation": "count"})
+    process = start(config_values)
     wait_for_step(process)
     began = time.monotonic()
     process.terminate()
@@ -265,15 +265,15 @@ def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, st
     assert time.monotonic() - began < 15
     assert process.returncode == REQUEUE
     assert "Traceback" not in errors
-    config = trieye.TrieyeConfig.model_validate(chosen)
+    config = trieye.TrieyeConfig.model_validate(config_values)
     assert record_of(config).status == "KILLED"
     run_id = record_of(config).mlflow_run_id
-    saved = go_on(start, chosen, errors)
-    if run_id is not None:  # MLflow was open by then
+    saved = resume_one_step(start, config_values, errors)
+    if run_id is not None:  # MLflow was already open
         assert record_of(config).mlflow_run_id == run_id
     client = MlflowClient(config.persistence.MLFLOW_TRACKING_URI)
-    seen = client.get_metric_history(record_of(config).mlflow_run_id, "seen")
-    assert sum(point.value for point in seen) == saved + 1
+    points = client.get_metric_history(record_of(config).mlflow_run_id, "seen")
+    assert sum(point.value for point in points) == saved + 1
 
 
 def signal_everything(process, number):
@@ -281,33 +281,33 @@ def signal_everything(process, number):
     program = psutil.Process(process.pid)
     everything = [*program.children(recursive=True), program]
     os.killpg(process.pid, number)
-    time.sleep(0.1)  # by then the loop has ended
-    for one in everything:
+    time.sleep(0.1)  # long enough for the loop to end
+    for member in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.send_signal(number)
+            member.send_signal(number)
 
 
 @pytest.mark.parametrize(
     ("number", "words"), [(signal.SIGTERM, ()), (signal.SIGUSR1, ["with a worker"])], ids=["SIGTERM", "SIGUSR1"]
 )
 @pytest.mark.long
-def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, start, number, words):
-    chosen = settings(tmp_path, "ray", sinks={})
-    process = start(chosen, 0, *words)
+def test_a_signal_to_every_process_of_a_job_with_ray_loses_nothing(tmp_path, start, number, words):
+    config_values = settings(tmp_path, "ray", sinks={})
+    process = start(config_values, 0, *words)
     wait_for_step(process)
     family = psutil.Process(process.pid).children(recursive=True)
     signal_everything(process, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == REQUEUE, errors
     assert "does not accept values" not in errors, "the hub did not survive"
-    record = record_of(trieye.TrieyeConfig.model_validate(chosen))
+    record = record_of(trieye.TrieyeConfig.model_validate(config_values))
     assert record.status == "KILLED"
-    saved = go_on(start, chosen, errors)
-    config = trieye.TrieyeConfig.model_validate(chosen)
+    saved = resume_one_step(start, config_values, errors)
+    config = trieye.TrieyeConfig.model_validate(config_values)
     assert points_of(config, "one") == [(saved + 1, saved + 1.0)]
     assert points_of(config, "played") == ([(saved, float(saved))] if words else [])
-    _, left = psutil.wait_procs(family, timeout=10)
-    assert left == []
+    _, survivors = psutil.wait_procs(family, timeout=10)
+    assert survivors == []
 
 
 SLOW_SAVE = """
@@ -336,7 +336,7 @@ with trieye.Run(config) as run:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_path, number):
+def test_a_second_signal_ends_the_program_during_a_save(tmp_path, number):
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_SAVE, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -355,7 +355,7 @@ def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_
 
 LEAVING = """
 import atexit, os, signal, sys, trieye
-def press(): # runs after what trieye registers, and before Ray's own
+def press(): # runs after the exit handlers of trieye, and before Ray's
     os.kill(os.getpid(), signal.SIGINT)
 import ray
 atexit.register(press)
@@ -369,7 +369,7 @@ with trieye.Run(config) as run:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_ctrl_c_while_ray_shuts_down_shows_no_frames_of_ray(tmp_path):
+def test_ctrl_c_during_the_shutdown_of_ray_prints_no_traceback(tmp_path):
     command = [sys.executable, "-c", LEAVING, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == -signal.SIGINT, ended.stderr

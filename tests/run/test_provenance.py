@@ -30,15 +30,15 @@ with trieye.Run(config) as run:
 
 
 def program_output(directory, *arguments, modules=warm.RUN):
-    """Run the program, and return what it prints about the run."""
+    """Run the program, and return its messages about the run."""
     done = warm.run(["train.py", str(directory.parent / "root"), *arguments], directory, modules=modules)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 def git(directory, *words):
-    own = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    done = subprocess.run(["git", "-C", directory, *own, *words], check=True, capture_output=True, text=True)
+    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    done = subprocess.run(["git", "-C", directory, *identity, *words], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -58,7 +58,7 @@ def repository(tmp_path):
     return path
 
 
-def test_a_resume_names_edited_modules_also_where_there_is_no_repository(tmp_path):
+def test_a_resume_names_edited_modules_even_without_a_repository(tmp_path):
     (project := tmp_path / "project").mkdir()
     (program := project / "train.py").write_text("import helper\n" + PROGRAM)
     (project / "helper.py").write_text("RATE = 0.1\n")
@@ -69,7 +69,7 @@ def test_a_resume_names_edited_modules_also_where_there_is_no_repository(tmp_pat
     assert "run 'first' changed since its last attempt: edited: train, helper\n" in program_output(project)
 
 
-def test_a_resume_names_another_commit(repository):
+def test_a_resume_names_a_changed_commit(repository):
     program_output(repository)
     shas = [git(repository, "rev-parse", "HEAD")]
     git(repository, "commit", "-qam", "second")
@@ -78,7 +78,7 @@ def test_a_resume_names_another_commit(repository):
     assert f"changed since its last attempt: commit {shas[0][:10]} -> {shas[1][:10]}\n" in output
 
 
-def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_machine(repository, tmp_path):
+def test_a_run_records_commit_changes_command_packages_and_machine(repository, tmp_path):
     sha = git(repository, "rev-parse", "HEAD")
     secrets = ["--tracking=https://me:hunter2@example.org", "+server.api_key=hunter2", "--api-key", "hunter2"]
     program_output(repository, "mlflow", *secrets, modules=warm.HEAVY)
@@ -110,7 +110,7 @@ def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_mac
     assert "hunter2" not in str(tags)
 
 
-def test_without_git_or_a_commit_there_is_none(monkeypatch, tmp_path, make_config):
+def test_the_commit_is_none_without_git_or_a_commit(monkeypatch, tmp_path, make_config):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("trieye.run.provenance._program", lambda: None)
     assert commit_of_program() is None
@@ -125,7 +125,7 @@ def test_without_git_or_a_commit_there_is_none(monkeypatch, tmp_path, make_confi
     assert Path(recorded["directory"]) == tmp_path
 
 
-def test_the_repository_of_the_working_directory_counts_where_the_program_has_none(monkeypatch, repository, tmp_path):
+def test_the_repository_of_the_working_directory_is_the_fallback(monkeypatch, repository, tmp_path):
     monkeypatch.chdir(repository)
     monkeypatch.setattr("trieye.run.provenance._program", lambda: tmp_path / "bin" / "train")
     commit = commit_of_program()

@@ -46,7 +46,7 @@ def run_dir_of(config):
     return config.persistence.get_run_base_dir()
 
 
-def test_a_run_goes_back_to_its_best_state_once_and_then_goes_on(make_config, capsys):
+def test_a_run_rewinds_to_its_best_checkpoint_once_per_command(make_config, capsys):
     config = make_config()
     for steps, objective in ((10, 1.0), (20, 5.0), (30, 2.0)):
         train(config, steps, objective=objective)
@@ -65,7 +65,7 @@ def test_a_run_goes_back_to_its_best_state_once_and_then_goes_on(make_config, ca
     assert record_of(run_dir_of(config)).went_back_in == 7
 
 
-def test_what_came_after_the_state_gone_back_to_is_superseded_in_the_curves(make_config):
+def test_a_rewind_supersedes_later_points_in_the_summary(make_config):
     config = make_config()
     train(config, 10)
     train(config, 20)
@@ -77,7 +77,7 @@ def test_what_came_after_the_state_gone_back_to_is_superseded_in_the_curves(make
         logic.shutdown("KILLED")
 
 
-def test_a_run_that_was_moved_to_another_root_and_renamed_goes_on(make_config, tmp_path):
+def test_a_moved_and_renamed_run_resumes(make_config, tmp_path):
     config = make_config()
     train(config, 5)
     before = record_of(run_dir_of(config))
@@ -93,7 +93,7 @@ def test_a_run_that_was_moved_to_another_root_and_renamed_goes_on(make_config, t
     assert str(tmp_path / "disk") in (after.resumed_from or "")
 
 
-def test_a_copy_of_a_run_in_another_root_is_refused_and_nothing_changes(make_config, tmp_path):
+def test_a_copied_run_in_another_root_is_rejected_unchanged(make_config, tmp_path):
     settings = {"sinks": {"mlflow": {"enabled": True}}}
     mirror = {"mirror": f"file://{tmp_path}/mirror"}
     config = make_config(**settings, persistence=mirror)
@@ -109,7 +109,7 @@ def test_a_copy_of_a_run_in_another_root_is_refused_and_nothing_changes(make_con
     assert train(config, 9) == (5, 5.0)
 
 
-def test_a_copy_is_refused_while_the_original_can_be_found_under_another_name(make_config):
+def test_a_copied_run_is_rejected_while_its_renamed_original_exists(make_config):
     config = make_config()
     train(config, 5)
     copy = shutil.copytree(run_dir_of(config), run_dir_of(config).with_name("copy"))
@@ -119,7 +119,7 @@ def test_a_copy_is_refused_while_the_original_can_be_found_under_another_name(ma
     assert train(make_config(run_name="renamed"), 9) == (5, 5.0)
 
 
-def test_members_of_a_sweep_never_start_from_each_other_and_each_goes_on_by_itself(make_config):
+def test_sweep_members_never_start_from_each_other_and_resume_separately(make_config):
     def member(name):
         return make_config(run_name=name, persistence={"auto_resume_latest": True})
 
@@ -131,7 +131,7 @@ def test_members_of_a_sweep_never_start_from_each_other_and_each_goes_on_by_itse
         train(member("one"), 8, group="another sweep")
 
 
-def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(make_config, tmp_path, capsys):
+def test_a_new_run_starts_from_the_best_checkpoint_of_a_run_in_another_root(make_config, tmp_path, capsys):
     for steps, objective in ((10, 5.0), (20, 1.0)):
         train(make_config(run_name="teacher"), steps, objective=objective)
     roots = {"root_data_dir": str(tmp_path / "new_root"), "resume_dirs": [str(tmp_path / "root")]}
@@ -143,7 +143,7 @@ def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(ma
     assert str(tmp_path / "root") in (record.resumed_from or "")
 
 
-def saved_amid_a_window(make_config, *, steps=(15,), **settings):
+def saved_within_a_window(make_config, *, steps=(15,), **settings):
     """Save at steps while a window of ten steps is open, log further values, and return the config."""
     mean = {"name": "mean", "raw_event_name": "loss", "aggregation": "mean", "log_frequency_steps": 10}
     config = make_config(stats={"metrics": [mean]}, **settings)
@@ -171,7 +171,7 @@ def windows_when_resumed(config, *, to):
 WHOLE_WINDOWS = [(10, 5.5, 10), (20, 15.5, 10)]
 
 
-def test_the_state_of_the_hub_is_a_small_file_that_only_a_run_that_goes_on_reads(make_config):
+def test_the_hub_state_is_a_small_file_that_only_a_resume_reads(make_config):
     config = make_config()
     with trieye.Run(config) as run:
         run.step = 15
@@ -192,8 +192,8 @@ def test_the_state_of_the_hub_is_a_small_file_that_only_a_run_that_goes_on_reads
         train(config, 20)
 
 
-def test_a_checkpoint_of_an_earlier_version_with_the_hub_in_its_manifest_resumes_amid_a_window(make_config):
-    config = saved_amid_a_window(make_config)
+def test_a_format_2_checkpoint_with_the_hub_in_its_manifest_resumes_within_a_window(make_config):
+    config = saved_within_a_window(make_config)
     path = run_dir_of(config) / "checkpoints" / "checkpoint_step_15"
     manifest = read_manifest(path)
     hub = unpack_state(zlib.decompress((path / HUB_NAME).read_bytes()))
@@ -208,15 +208,15 @@ def test_a_checkpoint_of_an_earlier_version_with_the_hub_in_its_manifest_resumes
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_a_run_whose_newest_checkpoint_has_a_damaged_state_of_the_hub_goes_on_from_the_one_before(make_config, damage):
-    config = saved_amid_a_window(make_config, steps=(14, 15))
+def test_a_run_with_a_damaged_hub_state_resumes_from_the_previous_checkpoint(make_config, damage):
+    config = saved_within_a_window(make_config, steps=(14, 15))
     damage(run_dir_of(config) / "checkpoints" / "checkpoint_step_15" / HUB_NAME)
     assert windows_when_resumed(config, to=20) == WHOLE_WINDOWS
     names = {path.name for path in (run_dir_of(config) / "checkpoints").iterdir()}
     assert names >= {"checkpoint_step_14", "checkpoint_step_15.damaged", "checkpoint_step_20"}
 
 
-def test_a_checkpoint_of_the_drop_in_api_is_no_fresh_start_for_a_run(make_config):
+def test_a_run_rejects_its_checkpoint_of_the_drop_in_api(make_config):
     config = make_config()
     logic = ActorLogic(config).open()
     logic.save_training_state(**training_state(3))
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_the_drop_in_api_is_no_fresh_start_for_a_run(make_config
     assert loaded.model_state_dict == {"w": 1.0}
 
 
-def test_a_checkpoint_that_is_not_there_is_refused_before_the_run_is_started(make_config):
+def test_a_missing_checkpoint_is_rejected_before_the_run_is_created(make_config):
     train(make_config(run_name="teacher"), 10)
     student = make_config(run_name="student", persistence={"load_checkpoint_path": "teecher:best"})
     with pytest.raises(ConfigurationError, match="no run 'teecher'; did you mean 'teacher'"):
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_the_run_is_started(mak
     assert not run_dir_of(student).exists()
 
 
-def test_a_copy_of_a_run_beside_it_is_refused_since_it_has_the_identity_of_the_first(make_config):
+def test_a_copied_run_in_the_same_root_is_rejected(make_config):
     config = make_config(run_name="first")
     train(config, 5)
     shutil.copytree(run_dir_of(config), run_dir_of(config).with_name("copy"))
@@ -245,7 +245,7 @@ def test_a_copy_of_a_run_beside_it_is_refused_since_it_has_the_identity_of_the_f
     assert train(config, 9) == (5, 5.0)
 
 
-def test_warnings_are_on_the_terminal_of_a_program_that_configures_no_logging(tmp_path):
+def test_warnings_are_printed_if_the_program_configures_no_logging(tmp_path):
     program = """
 import sys, trieye
 config = trieye.TrieyeConfig(
@@ -266,7 +266,7 @@ with trieye.Run(config) as run:
 
 
 @pytest.mark.parametrize("depth", [150, 5000])
-def test_a_config_nested_beyond_all_measure_is_written_anew(make_config, depth, capsys):
+def test_an_excessively_nested_config_file_is_rewritten(make_config, depth, capsys):
     config = make_config()
     train(config, 2)
     path = run_dir_of(config) / "configs.json"
@@ -277,7 +277,7 @@ def test_a_config_nested_beyond_all_measure_is_written_anew(make_config, depth, 
     assert json.loads(path.read_bytes())["run_name"] == "run"
 
 
-def test_a_run_record_that_names_another_place_is_not_read(make_config):
+def test_a_run_record_with_a_path_as_run_name_is_rejected(make_config):
     config = make_config()
     train(config, 2)
     path = run_dir_of(config) / "run.json"
@@ -287,7 +287,7 @@ def test_a_run_record_that_names_another_place_is_not_read(make_config):
 
 
 @pytest.mark.parametrize("key", ["short", "open to others"])
-def test_a_run_with_a_key_that_cannot_sign_does_not_begin(make_config, monkeypatch, tmp_path, key):
+def test_a_run_with_an_unusable_signing_key_does_not_start(make_config, monkeypatch, tmp_path, key):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     if key == "short":
         monkeypatch.setenv("TRIEYE_KEY", "short")
@@ -302,9 +302,7 @@ def test_a_run_with_a_key_that_cannot_sign_does_not_begin(make_config, monkeypat
     assert not run_dir_of(config).exists()
 
 
-def test_a_user_without_any_place_for_a_key_trains_what_needs_none_and_is_told_what_does(
-    make_config, monkeypatch, tmp_path
-):
+def test_without_a_key_directory_only_pickled_saves_fail(make_config, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     config = make_config()
@@ -333,20 +331,20 @@ def size_of(*directories):
     return sum(path.stat().st_size for directory in directories for path in directory.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("which", [None, "best", "latest", "step:1"])
-def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, which):
+@pytest.mark.parametrize("reference", [None, "best", "latest", "step:1"])
+def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, reference):
     def restore():
         with_rows.append(run.restore() and len(run.replay))
 
     with_rows = []
-    config = make_config(persistence={"load_checkpoint_path": which}, replay={"capacity": 4000})
+    config = make_config(persistence={"load_checkpoint_path": reference}, replay={"capacity": 4000})
     with trieye.Run(make_config(replay={"capacity": 4000})) as run:
         run.replay.extend({"obs": np.random.default_rng(0).random((4000, 128))})
         run.step = 1
         saved = run.save(objective=1.0, weights=np.random.default_rng(0).random(500_000)).wait()
     run = trieye.Run(config).open()
     run.log("opened", 1.0)  # starts the hub
-    wait_until((run.dir / "provenance" / "attempt-2.json").exists)  # the hub's thread also reads
+    wait_until((run.dir / "provenance" / "attempt-2.json").exists)  # the thread of the hub also reads files
     assert 1.0 <= share_read(restore, size_of(saved)) < 1.05
     assert with_rows == [4000]
     run.log("loss", 1.0)

@@ -36,35 +36,35 @@ from trieye.stats.operations import Medium
 
 def train(config, total, *, agent=None, stop_at=None):
     agent = agent or Agent()
-    seen = []
+    steps = []
     with trieye.Run(config) as run:
         run.restore(agent=agent)
         for step in run.steps(total):
-            seen.append(step)
+            steps.append(step)
             agent.weights += np.random.rand(3)  # noqa: NPY002 - the generator that the run saves
             run.log("loss", 1.0 / step)
             if run.save_due:
                 run.save(agent=agent)
             if step == stop_at:
                 raise RuntimeError("power cut")
-    return agent, seen, run
+    return agent, steps, run
 
 
-def test_a_run_that_was_killed_goes_on_bit_identically(make_config):
+def test_a_failed_run_resumes_bit_identically(make_config):
     np.random.seed(0)  # noqa: NPY002
     whole, _, _ = train(make_config(run_name="whole", persistence={"checkpoint_save_freq_steps": 10}), 40)
     np.random.seed(0)  # noqa: NPY002
     config = make_config(run_name="cut", persistence={"checkpoint_save_freq_steps": 10})
     with pytest.raises(RuntimeError, match="power cut"):
         train(config, 40, stop_at=27)
-    np.random.seed(99)  # noqa: NPY002 - whatever another process does first
-    resumed, seen, run = train(config, 40)
-    assert seen[0] == 21
+    np.random.seed(99)  # noqa: NPY002 - another process has another state
+    resumed, steps, run = train(config, 40)
+    assert steps[0] == 21
     assert run.resumed
     assert np.array_equal(whole.weights, resumed.weights)
 
 
-def test_status_says_how_a_run_ended(make_config):
+def test_the_status_records_how_a_run_ended(make_config):
     _, _, run = train(make_config(run_name="good"), 3)
     assert record_of(run.dir).status == "FINISHED"
     with pytest.raises(RuntimeError):
@@ -76,7 +76,7 @@ def test_status_says_how_a_run_ended(make_config):
 
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
-def test_a_sink_of_ones_own_needs_no_package(make_config, tmp_path, request, kind):
+def test_a_user_defined_sink_receives_the_points_of_each_attempt(make_config, tmp_path, request, kind):
     if kind == "ray":
         request.getfixturevalue("ray_cluster")
     for attempt in (1, 2):
@@ -95,9 +95,9 @@ class Broken(Lines):
 
 
 @pytest.mark.parametrize("ends_by", ["flush", "save", "close"])
-def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path, request, ends_by):
+def test_a_run_fails_with_a_required_sink(make_config, tmp_path, request, ends_by):
     config = make_config(sinks={"required": ["lines"]}, runtime={"kind": "local"})
-    seen = []
+    completed_steps = []
     fails = pytest.raises(
         ProcessingError, match=r"the sink 'lines' of sinks\.required does not work.*in write.*test_run\.py"
     )
@@ -114,15 +114,15 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
                 wait_until(lambda: run.health()["sinks"][0]["error"])
                 break
             time.sleep(0.02)
-            seen.append(step)
-    assert seen[0] == 1
+            completed_steps.append(step)
+    assert completed_steps[0] == 1
     assert record_of(run.dir).status == "FAILED"
     with trieye.Run(config, sinks=[Lines(tmp_path / "lines.txt")]):
         pass  # the sink receives the missing points now
     assert "loss 2 1.0\n" in (tmp_path / "lines.txt").read_text()
 
 
-def test_a_sink_that_is_required_and_not_there_is_said_at_once(make_config, tmp_path):
+def test_a_missing_required_sink_is_a_configuration_error(make_config, tmp_path):
     config = make_config(sinks={"required": ["lnes"]}, runtime={"kind": "local"})
     fails = pytest.raises(ConfigurationError, match=r"no sink 'lnes'; did you mean 'lines'\? \(its sinks: lines\)")
     with fails, trieye.Run(config, sinks=[Lines(tmp_path / "lines.txt")]):
@@ -131,9 +131,7 @@ def test_a_sink_that_is_required_and_not_there_is_said_at_once(make_config, tmp_
 
 
 @pytest.mark.parametrize("is_typed", [False, True])
-def test_tensorboard_shows_a_run_under_its_own_name_and_one_of_an_earlier_version_where_it_was(
-    make_config, tmp_path, is_typed
-):
+def test_event_files_are_in_the_run_directory_or_in_an_existing_tensorboard_folder(make_config, tmp_path, is_typed):
     for name, subdirectory in (("new", ""), ("old", "tensorboard")):
         settings = [f"persistence.root_data_dir={tmp_path}", "app_name=app", f"run_name={name}", "runtime=local"]
         in_code = {"run_name": name, "sinks": {"tensorboard": {"enabled": True}}}
@@ -146,7 +144,7 @@ def test_tensorboard_shows_a_run_under_its_own_name_and_one_of_an_earlier_versio
         assert {path.parent for path in event_files} == {directory / subdirectory}
 
 
-def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
+def test_invalid_sinks_are_rejected_by_the_constructor(make_config, tmp_path):
     sink = Lines(tmp_path / "lines.txt")
     for sinks, message in [
         ([Lines], "expected an instance, not a class; pass Lines()"),
@@ -159,7 +157,7 @@ def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
             trieye.Run(make_config(), sinks=sinks)
 
 
-def test_a_sink_that_cannot_be_sent_to_the_hub_is_said(make_config, tmp_path, ray_cluster):
+def test_a_sink_that_cannot_be_pickled_is_a_configuration_error(make_config, tmp_path, ray_cluster):
     sink = Lines(tmp_path / "lines.txt")
     sink.open(None)
     with (
@@ -172,7 +170,7 @@ def test_a_sink_that_cannot_be_sent_to_the_hub_is_said(make_config, tmp_path, ra
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.slow
-def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind, request, tmp_path):
+def test_all_attempts_log_to_one_mlflow_run(make_config, kind, request, tmp_path):
     if kind == "ray":
         request.getfixturevalue("ray_cluster")
     settings = {
@@ -221,14 +219,14 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
     assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_40"
 
 
-def test_a_finished_run_says_so_and_goes_on_when_its_budget_grows(make_config, capfd):
+def test_a_finished_run_is_reported_and_resumes_with_a_larger_budget(make_config, capfd):
     config = make_config(persistence={"checkpoint_save_freq_steps": 5})
     train(config, 10)
-    _, seen, _ = train(config, 10)
-    assert seen == []
+    _, steps, _ = train(config, 10)
+    assert steps == []
     assert "is finished" in capfd.readouterr().err
-    _, seen, _ = train(config, 15)
-    assert seen == list(range(11, 16))
+    _, steps, _ = train(config, 15)
+    assert steps == list(range(11, 16))
 
 
 def test_the_replay_buffer_is_saved_and_restored_with_the_run(make_config):
@@ -245,7 +243,7 @@ def test_the_replay_buffer_is_saved_and_restored_with_the_run(make_config):
         assert run.replay.sample(8)["reward"].tolist() == expected
 
 
-def test_a_run_that_is_not_open_takes_nothing(make_config):
+def test_a_run_that_is_not_open_rejects_calls(make_config):
     run = trieye.Run(make_config())
     with pytest.raises(RunClosedError, match="with trieye"):
         run.log("a", 1.0)
@@ -256,14 +254,14 @@ def test_a_run_that_is_not_open_takes_nothing(make_config):
             call()
 
 
-def test_best_of_an_unknown_metric_names_the_nearest(make_config):
+def test_best_of_an_unknown_metric_suggests_the_closest_name(make_config):
     with trieye.Run(make_config()) as run:
         run.log("eval/return", 1.0)
         with pytest.raises(ConfigurationError, match=r"did you mean 'eval/return'"):
             run.best("eval/retrun")
 
 
-def test_best_asks_what_is_better_unless_the_metric_is_the_objective(make_config):
+def test_best_requires_a_mode_unless_the_metric_is_the_objective(make_config):
     with trieye.Run(make_config(loop={"objective": "eval/error", "mode": "min"})) as run:
         for step, loss in enumerate([3.0, 1.0, 2.0], start=1):
             run.log({"loss": loss, "eval/error": loss * 10}, step=step)
@@ -277,7 +275,7 @@ def test_best_asks_what_is_better_unless_the_metric_is_the_objective(make_config
         assert run.best(mode="max") == 30.0
 
 
-def test_an_object_that_was_not_saved_is_named(make_config):
+def test_restoring_an_unsaved_object_suggests_the_closest_name(make_config):
     config = make_config()
     with trieye.Run(config) as run:
         run.save(agent=Agent())
@@ -285,7 +283,7 @@ def test_an_object_that_was_not_saved_is_named(make_config):
         run.restore(agnet=Agent())
 
 
-def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
+def test_a_second_writer_is_rejected_and_the_first_continues(make_config):
     with trieye.Run(make_config()) as run:
         with pytest.raises(RunLockedError, match=str(os.getpid())):
             trieye.Run(make_config()).open()
@@ -294,9 +292,7 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
 
 
 @pytest.mark.parametrize(("overflow", "best", "dropped"), [("drop", 1000, {"overflow": 500}), ("block", 1500, {})])
-def test_values_beyond_the_bound_wait_or_are_dropped_and_counted_as_the_config_says(
-    make_config, overflow, best, dropped
-):
+def test_overflowing_values_block_or_are_dropped_as_configured(make_config, overflow, best, dropped):
     runtime = {"kind": "local", "max_pending_events": 1000, "overflow": overflow, "flush_interval_s": 60}
     with trieye.Run(make_config(runtime=runtime, stats={"metrics": [{"name": "a", "aggregation": "count"}]})) as run:
         for _ in range(1500):
@@ -327,7 +323,7 @@ with trieye.Run(config) as run:
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.slow
-def test_ctrl_c_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, kind):
+def test_ctrl_c_saves_the_last_step_and_the_next_start_resumes_there(tmp_path, kind):
     def start(kind):
         command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -344,12 +340,12 @@ def test_ctrl_c_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, k
     assert f"continues at step {saved}" in errors
 
 
-def test_a_save_stays_due_until_it_is_made(make_config):
+def test_save_due_stays_true_until_the_save(make_config):
     with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": 5})) as run:
         due = []
         for step in run.steps(20):
             due += [step] * run.save_due
-            if run.save_due and step in {7, 12, 13, 20}:  # as if only the ends of episodes could be saved
+            if run.save_due and step in {7, 12, 13, 20}:  # as if a save were possible only between episodes
                 run.save()
     assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
 
@@ -362,7 +358,7 @@ def test_local_runs_import_neither_ray_nor_torch(tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_another_config_of_what_is_trained_is_pointed_out(make_config, capfd):
+def test_a_changed_config_is_reported(make_config, capfd):
     class WithAgent(trieye.TrieyeConfig):
         agent: int = 1
 
@@ -373,7 +369,7 @@ def test_another_config_of_what_is_trained_is_pointed_out(make_config, capfd):
         assert ("agent: 1 -> 2" in capfd.readouterr().err) == warned
 
 
-def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_config):
+def test_a_loop_that_raises_restores_the_signal_handler(make_config):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(RuntimeError) as failure:  # the traceback refers to the frame, and the frame to the loop
         train(make_config(), 5, stop_at=2)
@@ -398,7 +394,7 @@ def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_c
         lambda run: run.log("a"),
     ],
 )
-def test_nothing_malformed_gets_past_log_and_nothing_else_is_lost(make_config, call):
+def test_log_rejects_malformed_values_and_keeps_others(make_config, call):
     with trieye.Run(make_config(stats={"metrics": [{"name": "good", "aggregation": "count"}]})) as run:
         run.log("good", 1.0, step=1)
         with pytest.raises((TypeError, ValueError), match="log"):
@@ -420,7 +416,7 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
         assert [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g")] == [2.0, 1.0, 4.0, 5.0, 6.0]
 
 
-def test_plain_data_comes_back_in_restored(make_config):
+def test_saved_plain_data_is_in_restored(make_config):
     with trieye.Run(make_config()) as run:
         run.save(counter=5, agent=Agent())
     with trieye.Run(make_config()) as run:
@@ -430,7 +426,7 @@ def test_plain_data_comes_back_in_restored(make_config):
         assert run.restored["counter"] == 5
 
 
-def test_a_run_never_starts_from_another_one_unless_asked(make_config):
+def test_a_run_does_not_start_from_another_run_by_default(make_config):
     train(make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2}), 4)
     config = make_config(run_name="two")
     config = config.model_copy(
@@ -440,8 +436,8 @@ def test_a_run_never_starts_from_another_one_unless_asked(make_config):
             )
         }
     )
-    _, seen, run = train(config, 4)
-    assert (seen[0], run.resumed) == (1, False)
+    _, steps, run = train(config, 4)
+    assert (steps[0], run.resumed) == (1, False)
 
 
 def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
@@ -451,7 +447,7 @@ def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
     assert record_of(run.dir).status == "FINISHED"
 
 
-def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_closed(make_config):
+def test_an_unwritable_failure_report_neither_hides_the_error_nor_prevents_the_close(make_config):
     config = make_config()
     with pytest.raises(RuntimeError, match="power cut") as failure, trieye.Run(config) as run:
         (run.dir / "logs" / "failure_of_attempt_1.txt").mkdir()
@@ -463,7 +459,7 @@ def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_
     assert "\\udcff" in (run.dir / "logs" / "failure_of_attempt_2.txt").read_text()
 
 
-def test_a_full_disk_under_the_log_file_leaves_no_lock_behind(make_config):
+def test_a_run_with_a_full_disk_for_its_log_file_releases_the_lock(make_config):
     for attempt in (1, 2):
         with trieye.Run(make_config()) as run:
             assert run.attempt == attempt
@@ -474,17 +470,17 @@ def test_a_full_disk_under_the_log_file_leaves_no_lock_behind(make_config):
     assert record_of(run.dir).status == "FINISHED"
 
 
-def test_values_that_are_lost_make_the_run_a_failed_one_and_do_not_hide_a_save_that_failed(make_config):
+def test_lost_values_fail_the_run_and_do_not_hide_a_failed_save(make_config):
     run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
     (run.dir / "checkpoints").rmdir()
     (run.dir / "checkpoints").write_text("in the way")
     run.step = 1
     run.save(agent=Agent())
 
-    def gone(batch, **number):
+    def raise_unreachable(batch, **number):
         raise ConnectionError("the hub is gone")
 
-    run._attempt.hub.log = gone
+    run._attempt.hub.log = raise_unreachable
     run.log("a", 1.0)
     with pytest.raises(trieye.ProcessingError, match="the hub is gone; 1 values are not logged") as failure:
         run.close()
@@ -497,10 +493,10 @@ def test_a_forked_child_neither_logs_nor_closes(make_config):
         client = run.client()
 
         def log():
-            for one in (run, client):
+            for logger in (run, client):
                 with pytest.raises(RunClosedError):
-                    one.log("a", 1.0)
-                one.close()
+                    logger.log("a", 1.0)
+                logger.close()
 
         assert in_a_child(log) == 0
         assert record_of(run.dir).status == "RUNNING"
@@ -509,7 +505,7 @@ def test_a_forked_child_neither_logs_nor_closes(make_config):
     assert record_of(run.dir).status == "FINISHED"
 
 
-def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
+def test_best_ignores_superseded_points(make_config):
     with pytest.raises(RuntimeError), trieye.Run(make_config()) as run:
         run.log("x", 1.0, step=1)
         run.step = 1
@@ -522,7 +518,7 @@ def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
         assert run.best("x", "max") == 1.0  # as if the first attempt had ended at the save: the 9 is superseded
 
 
-def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster):
+def test_a_killed_hub_raises_on_close_and_fails_the_run(make_config, ray_cluster):
     import ray
 
     run = trieye.Run(make_config(runtime={"kind": "ray"})).open()
@@ -555,7 +551,7 @@ finally:
     ("kind", "way"), [("local", "with"), ("local", "open"), pytest.param("ray", "with", marks=pytest.mark.long)]
 )
 @pytest.mark.slow
-def test_sigterm_in_a_plain_loop_closes_the_run_and_nothing_is_lost(tmp_path, kind, way):
+def test_sigterm_in_a_plain_loop_closes_the_run_without_losing_values(tmp_path, kind, way):
     command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "going\n"
@@ -578,17 +574,17 @@ def set_handler():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handler, monkeypatch):
+def test_an_open_run_handles_sigterm_and_restores_the_handler(make_config, set_handler, monkeypatch):
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
     set_handler(signal.SIG_DFL)
-    with pytest.raises(SystemExit) as left, trieye.Run(make_config()) as run:
+    with pytest.raises(SystemExit) as raised, trieye.Run(make_config()) as run:
         signal.raise_signal(signal.SIGTERM)
-    assert left.value.code == 143
+    assert raised.value.code == 143
     assert record_of(run.dir).status == "KILLED"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_delivers(make_config, monkeypatch):
+def test_ctrl_c_ends_the_wait_for_sinks_and_names_the_command_that_delivers(make_config, monkeypatch):
     monkeypatch.setattr(attempt_module, "_FIRST_PROGRESS_S", 0.2)
     monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
     run = trieye.Run(make_config(sinks={"mlflow": {"enabled": True}}))
@@ -600,12 +596,12 @@ def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_deli
         os.kill(os.getpid(), signal.SIGINT)
 
     with FileLock(f"{database}.lock"):
-        with pytest.raises(trieye.RunInterrupted) as left, run:
+        with pytest.raises(trieye.RunInterrupted) as raised, run:
             run.log("loss", 0.5, step=1)
             user = threading.Thread(target=press_ctrl_c)
             user.start()
         user.join()
-        assert left.value.exit_code == 130
+        assert raised.value.exit_code == 130
         assert re.search(r"closing run 'run': .*mlflow: \d+ items to go.*Ctrl-C leaves the rest", errors.getvalue())
         assert f"the next start or `trieye close {run.dir}` delivers them" in errors.getvalue()
         assert "second signal" not in errors.getvalue()
@@ -614,16 +610,16 @@ def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_deli
     wait_until(lambda: not any(thread.name.startswith("trieye-") for thread in threading.enumerate()))
 
 
-def test_a_handler_of_the_program_is_left_alone(make_config, set_handler):
-    seen = []
-    set_handler(lambda number, _: seen.append(number))
+def test_a_user_handler_of_sigterm_is_not_replaced(make_config, set_handler):
+    received = []
+    set_handler(lambda number, _: received.append(number))
     with trieye.Run(make_config()) as run:
         signal.raise_signal(signal.SIGTERM)
-    assert seen == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
     assert record_of(run.dir).status == "FINISHED"
 
 
-def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_once(make_config):
+def test_histograms_images_and_texts_are_logged_and_invalid_ones_raise(make_config):
     with trieye.Run(make_config()) as run:
         run.step = 3
         run.log_histogram("weights", [1.0, 2.0, 2.0], bins=2)
@@ -644,7 +640,7 @@ def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_
         run.log_text("note", "too late")
 
 
-def test_a_save_that_fails_costs_no_later_state(make_config, monkeypatch):
+def test_a_failed_save_does_not_prevent_later_saves(make_config, monkeypatch):
     with pytest.raises(CheckpointError, match="step 1"), trieye.Run(make_config()) as run:
         (run.dir / "checkpoints").rmdir()
         (run.dir / "checkpoints").write_text("in the way")
@@ -657,7 +653,7 @@ def test_a_save_that_fails_costs_no_later_state(make_config, monkeypatch):
     assert [path.name for path in sorted((run.dir / "checkpoints").glob("checkpoint_*"))] == ["checkpoint_step_2"]
 
 
-def test_step_and_objective_may_be_numbers_of_numpy(make_config):
+def test_step_and_objective_accept_numpy_scalars(make_config):
     with trieye.Run(make_config()) as run:
         run.step = np.int64(7)
         path = run.save(x=1, objective=np.array([[0.5]])[0, 0]).wait()
@@ -673,7 +669,7 @@ def test_step_and_objective_may_be_numbers_of_numpy(make_config):
         assert type(run.step) is int
 
 
-def test_a_loop_that_is_not_ours_names_its_step_when_it_saves_and_goes_on_there(make_config):
+def test_a_foreign_loop_saves_and_resumes_with_its_own_step_count(make_config):
     def learn(run, first, last):
         """A loop of another library, which counts its steps itself and does not call run.steps()."""
         for timesteps in range(first, last + 1, 400):
@@ -694,7 +690,7 @@ def test_a_loop_that_is_not_ours_names_its_step_when_it_saves_and_goes_on_there(
     assert read_history(run.dir)["step"].to_pylist() == [400, 800, 1200, 1600, 2000]
 
 
-def test_a_save_may_go_back_but_not_below_zero_or_between_two_steps(make_config):
+def test_save_accepts_an_earlier_step_but_no_negative_or_fractional_one(make_config):
     with trieye.Run(make_config()) as run:
         run.save(step=20, x=20)
         run.save(step=10, x=10)  # earlier steps are allowed, as in `log`: the last save is the newest
@@ -708,7 +704,7 @@ def test_a_save_may_go_back_but_not_below_zero_or_between_two_steps(make_config)
         assert (run.step, run.restored["x"]) == (10, 10)
 
 
-def test_an_objective_that_is_no_number_any_more_does_not_cost_the_checkpoint(make_config):
+def test_a_checkpoint_with_a_nan_objective_is_saved(make_config):
     with trieye.Run(make_config()) as run:
         for run.step, objective in enumerate((1.0, float("nan")), start=1):
             path = run.save(x=run.step, objective=objective).wait()
@@ -716,7 +712,7 @@ def test_an_objective_that_is_no_number_any_more_does_not_cost_the_checkpoint(ma
     assert (run.dir / "checkpoints" / "best.pkl").resolve().name == "checkpoint_step_1"
 
 
-def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_buffer(make_config):
+def test_plain_data_named_replay_is_not_confused_with_the_buffer(make_config):
     with trieye.Run(make_config()) as run:
         run.step = 1
         run.save(replay=[1, 2, 3]).wait()
@@ -728,7 +724,7 @@ def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_
         assert run.restored["replay"] == [1, 2, 3]
 
 
-def test_tags_that_threads_set_at_once_are_all_in_run_json(make_config):
+def test_tags_set_by_concurrent_threads_are_all_recorded(make_config):
     switched = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

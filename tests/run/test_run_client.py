@@ -25,10 +25,10 @@ COUNTED = {"metrics": [{"name": name, "aggregation": "count"} for name in ("a", 
 def counts(run):
     run.step = max(run.step, 1)
     run.flush()
-    return {name: seen["last"] for name, seen in run._attempt.hub.ask(HubLogic.summary).items()}
+    return {name: summary["last"] for name, summary in run._attempt.hub.ask(HubLogic.summary).items()}
 
 
-def test_threads_log_through_clients_and_none_disturbs_another(make_config):
+def test_threads_log_concurrently_through_clients_and_the_run(make_config):
     with trieye.Run(make_config(stats=COUNTED)) as run:
 
         def work(*, through_the_run):
@@ -48,7 +48,7 @@ def test_threads_log_through_clients_and_none_disturbs_another(make_config):
         assert counts(run) == {"a": 10_000.0}
 
 
-def test_a_client_has_a_step_of_its_own(make_config):
+def test_a_client_has_a_separate_step(make_config):
     with trieye.Run(make_config()) as run:
         run.step = 100
         client = run.client()
@@ -63,7 +63,7 @@ def test_a_client_has_a_step_of_its_own(make_config):
         assert run._attempt.hub.ask(HubLogic.summary)["a"]["step"] == 7
 
 
-def test_a_closed_client_takes_nothing_and_the_run_goes_on(make_config):
+def test_a_closed_client_rejects_calls_and_the_run_continues(make_config):
     with trieye.Run(make_config(stats=COUNTED)) as run:
         client, other = run.client(), run.client()
         with client:
@@ -79,8 +79,8 @@ def test_a_closed_client_takes_nothing_and_the_run_goes_on(make_config):
         other.log("a", 1.0)
 
 
-def test_a_client_that_could_not_deliver_says_so_beside_the_error_of_the_user(make_config):
-    def gone(batch, **number):
+def test_a_delivery_failure_is_raised_or_noted_on_the_error_of_the_user(make_config):
+    def raise_unreachable(batch, **number):
         raise ConnectionError("the hub is gone")
 
     def use(error):
@@ -90,7 +90,7 @@ def test_a_client_that_could_not_deliver_says_so_beside_the_error_of_the_user(ma
                 raise error
 
     run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
-    run._attempt.hub.log = gone
+    run._attempt.hub.log = raise_unreachable
     with pytest.raises(ProcessingError, match="the hub is gone"):
         use(None)
     with pytest.raises(RuntimeError) as caught:
@@ -100,11 +100,11 @@ def test_a_client_that_could_not_deliver_says_so_beside_the_error_of_the_user(ma
         run.close()
 
 
-def test_a_local_run_cannot_be_sent_away_and_the_error_says_what_to_do(make_config):
+def test_pickling_a_local_run_is_an_error_with_the_alternatives(make_config):
     with trieye.Run(make_config()) as run:
-        for one in (run, run.client()):
+        for target in (run, run.client()):
             with pytest.raises(ConfigurationError, match="set runtime=ray, or use threads"):
-                pickle.dumps(one)
+                pickle.dumps(target)
     with pytest.raises(RunClosedError):
         pickle.dumps(run)
 
@@ -137,15 +137,15 @@ class Worker:
     """An actor that logs values and counts them."""
 
     def __init__(self, client, *copies):
-        self.client, self.copies, self.num_logged, self.is_told = client, copies, 0, False
+        self.client, self.copies, self.num_logged, self.is_stopped = client, copies, 0, False
 
     def log(self, name, number):
         for _ in range(number):
             self.client.log(name, 1.0, step=1)
         self.num_logged += number
 
-    def log_until_told(self, name):
-        while not self.is_told:
+    def log_until_stopped(self, name):
+        while not self.is_stopped:
             if self.num_logged % 100 == 0:
                 self.client.flush()
             self.log(name, 1)
@@ -153,7 +153,7 @@ class Worker:
         return self.num_logged
 
     def stop(self):
-        self.is_told = True
+        self.is_stopped = True
 
     def kinds(self):
         for each in (self.client, *self.copies):
@@ -183,7 +183,7 @@ def start_worker(ray):
         ray.kill(worker)
 
 
-def test_a_hub_without_the_environment_of_the_driver_writes_no_secret_of_it_down(make_config, ray, monkeypatch):
+def test_a_ray_hub_redacts_secrets_of_the_environment_of_the_driver(make_config, ray, monkeypatch):
     monkeypatch.setenv("GAME_TOKEN", "g4me-t0ken")  # Ray has been started before
     with trieye.Run(make_config(tags={"note": "for g4me-t0ken"}, runtime={"kind": "ray"})) as run:
         run.set_tags({"more": "g4me-t0ken"})
@@ -226,11 +226,11 @@ def test_an_actor_that_ends_closes_its_client(open_run, ray):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_killed_hub_costs_neither_the_run_nor_its_workers_anything(open_run, ray, start_worker):
+def test_a_killed_hub_loses_no_values_of_the_run_or_its_workers(open_run, ray, start_worker):
     run = open_run(flush_interval_s=0.05)
     workers = [start_worker(run.client()) for _ in range(2)]
     ray.get([worker.log.remote("b", 1) for worker in workers])
-    totals, pids, num_logged = [worker.log_until_told.remote("b") for worker in workers], set(), 0
+    totals, pids, num_logged = [worker.log_until_stopped.remote("b") for worker in workers], set(), 0
     for _ in range(2):
         pid = run.health()["pid"]
         pids.add(pid)
@@ -241,14 +241,14 @@ def test_a_killed_hub_costs_neither_the_run_nor_its_workers_anything(open_run, r
         num_logged += 1000
         run.flush()
     ray.get([worker.stop.remote() for worker in workers])
-    num_of_workers = sum(ray.get(totals))
+    num_by_workers = sum(ray.get(totals))
     assert len(pids) == 2
-    assert counts(run) == {"a": float(num_logged), "b": float(num_of_workers)}
+    assert counts(run) == {"a": float(num_logged), "b": float(num_by_workers)}
     assert run.health()["dropped"] == {}
     assert json.loads((run.dir / "run.json").read_text())["attempt"] == 1
 
 
-def test_a_killed_worker_loses_at_most_what_was_not_flushed(open_run, ray, start_worker):
+def test_a_killed_worker_loses_only_unflushed_values(open_run, ray, start_worker):
     run = open_run(flush_interval_s=60)
     worker = start_worker(run)
     ray.get(worker.log.remote("a", 100))
@@ -261,7 +261,7 @@ def test_a_killed_worker_loses_at_most_what_was_not_flushed(open_run, ray, start
     assert counts(run) == {"a": 1100.0}
 
 
-def test_values_that_come_after_the_end_of_the_run_are_an_error_in_the_worker(open_run, ray, start_worker):
+def test_flushing_a_worker_after_the_run_closed_is_an_error(open_run, ray, start_worker):
     run = open_run(flush_interval_s=60)
     worker = start_worker(run)
     ray.get(worker.log.remote("a", 3))
@@ -270,11 +270,11 @@ def test_values_that_come_after_the_end_of_the_run_are_an_error_in_the_worker(op
         ray.get(worker.flush.remote())
 
 
-def test_a_run_closes_with_what_was_accepted_before_while_others_go_on_logging(make_config):
+def test_a_run_closed_during_logging_contains_exactly_the_accepted_values(make_config):
     run = trieye.Run(make_config(stats={"metrics": [{"name": "a", "aggregation": "count"}]})).open()
     hub, accepted, refused = run._attempt.hub, [], []
 
-    def log_for_ever():
+    def log_until_closed():
         try:
             for number in itertools.count(1):
                 hub.log(EventBatch.from_rows([("a", 1.0, number, 1.7e9, None)]), client="other", seq=number)
@@ -282,7 +282,7 @@ def test_a_run_closes_with_what_was_accepted_before_while_others_go_on_logging(m
         except RunClosedError as error:
             refused.append(error)
 
-    other = threading.Thread(target=log_for_ever)
+    other = threading.Thread(target=log_until_closed)
     other.start()
     wait_until(lambda: len(accepted) > 100)
     run.close()

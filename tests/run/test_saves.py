@@ -14,18 +14,18 @@ class Writer:
     """Returns futures that the test completes."""
 
     def __init__(self):
-        self.begun = []
+        self.started = []
 
     def begin(self, step):
         def start():
             future = Future()
-            self.begun.append((step, future))
+            self.started.append((step, future))
             return future
 
         return start
 
     def end(self, index=-1, error=None):
-        step, future = self.begun[index]
+        step, future = self.started[index]
         if error is None:
             future.set_result(Saved(f"/run/checkpoint_step_{step}"))
         else:
@@ -44,7 +44,7 @@ def add(saves, writer, step, *, rated=False, parts=()):
     return handle
 
 
-def test_a_handle_tells_when_its_save_is_done(writer):
+def test_a_handle_reports_when_its_save_is_done(writer):
     handle = add(PendingSaves("run"), writer, 5)
     assert not handle.done
     assert handle.path is None
@@ -57,7 +57,7 @@ def test_a_handle_tells_when_its_save_is_done(writer):
     assert "of step 5, done" in repr(handle)
 
 
-def test_a_failed_save_is_raised_by_its_handle_and_by_the_next_one(writer):
+def test_a_failed_save_is_raised_by_its_handle_and_by_the_next_save(writer):
     saves = PendingSaves("run")
     handle = add(saves, writer, 5)
     writer.end(error=OSError("disk full"))
@@ -70,7 +70,7 @@ def test_a_failed_save_is_raised_by_its_handle_and_by_the_next_one(writer):
     assert add(saves, writer, 6).step == 6  # reported once
 
 
-def test_a_save_that_cannot_even_begin_raises_at_once_and_only_once():
+def test_a_save_that_cannot_start_raises_immediately_and_once():
     def begin():
         raise ConnectionError("the hub is gone")
 
@@ -90,23 +90,23 @@ def test_in_a_queue_the_third_save_waits_for_the_first(writer):
         writer.end(0)
         assert third.result(10).step == 3
     assert first.done
-    assert [step for step, _ in writer.begun] == [1, 2, 3]
+    assert [step for step, _ in writer.started] == [1, 2, 3]
 
 
-def test_coalescing_saves_replace_the_one_that_was_not_begun(writer):
+def test_a_coalescing_save_replaces_the_pending_one(writer):
     saves = PendingSaves("run", "coalesce")
     handles = [add(saves, writer, step) for step in (1, 2, 3, 4)]
-    assert [step for step, _ in writer.begun] == [1]
+    assert [step for step, _ in writer.started] == [1]
     assert [handle.superseded for handle in handles] == [False, True, True, False]
     writer.end()
-    assert [step for step, _ in writer.begun] == [1, 4]
+    assert [step for step, _ in writer.started] == [1, 4]
     assert not handles[1].done
     writer.end()
     assert [handle.wait().name for handle in handles[1:]] == ["checkpoint_step_4"] * 3
     saves.report(wait=True)
 
 
-def test_a_save_that_says_how_good_it_is_is_never_replaced(writer):
+def test_a_rated_save_is_never_replaced(writer):
     saves = PendingSaves("run", "coalesce")
     add(saves, writer, 1)
     rated = add(saves, writer, 2, rated=True)
@@ -118,22 +118,22 @@ def test_a_save_that_says_how_good_it_is_is_never_replaced(writer):
         third.result(10)
     writer.end(1)
     assert rated.wait().name == "checkpoint_step_2"
-    assert [step for step, _ in writer.begun] == [1, 2, 3]
+    assert [step for step, _ in writer.started] == [1, 2, 3]
 
 
-def test_a_save_that_comes_between_the_end_of_one_and_the_begin_of_the_next_replaces_neither(writer):
+def test_a_save_added_between_the_end_of_one_and_the_start_of_the_next_replaces_neither(writer):
     saves = PendingSaves("run", "coalesce")
     first = add(saves, writer, 1)
     rated = add(saves, writer, 2, rated=True)
-    first._outcome.add_done_callback(lambda _: add(saves, writer, 3))  # done before `rated` is started
+    first._outcome.add_done_callback(lambda _: add(saves, writer, 3))  # completes before `rated` starts
     writer.end(0)
     writer.end(1)
     assert rated.wait(10).name == "checkpoint_step_2"
     writer.end(2)
-    assert [step for step, _ in writer.begun] == [1, 2, 3]
+    assert [step for step, _ in writer.started] == [1, 2, 3]
 
 
-def test_a_waiting_save_that_cannot_begin_is_reported(writer):
+def test_a_pending_save_that_cannot_start_is_reported(writer):
     def begin():
         raise ConnectionError("the hub is gone")
 
@@ -146,7 +146,7 @@ def test_a_waiting_save_that_cannot_begin_is_reported(writer):
     assert late.done
 
 
-def test_parts_are_known_when_their_checkpoint_is_safe(writer):
+def test_known_parts_are_updated_when_a_checkpoint_is_saved(writer):
     saves = PendingSaves("run")
     saves.restored({"a"})
     assert saves.known_parts == {"a"}
@@ -159,7 +159,7 @@ def test_parts_are_known_when_their_checkpoint_is_safe(writer):
     assert saves.known_parts == set()
 
 
-def test_a_failed_save_keeps_nobody_from_waiting_for_the_others(writer):
+def test_report_waits_for_other_saves_after_a_failed_one(writer):
     saves = PendingSaves("run", "coalesce")
     add(saves, writer, 1)
     last = add(saves, writer, 2)
@@ -174,7 +174,7 @@ def test_a_failed_save_keeps_nobody_from_waiting_for_the_others(writer):
     assert last.path is not None
 
 
-def test_waiting_that_is_interrupted_forgets_no_save(writer):
+def test_an_interrupted_wait_forgets_no_save(writer):
     saves = PendingSaves("run")
     add(saves, writer, 1)
     add(saves, writer, 2)
@@ -187,7 +187,7 @@ def test_waiting_that_is_interrupted_forgets_no_save(writer):
         saves.report(wait=False)
 
 
-def test_a_save_that_comes_as_another_one_ends_never_overtakes_it(writer):
+def test_a_save_added_while_another_ends_replaces_the_pending_one(writer):
     saves = PendingSaves("run", "coalesce")
     first, second = add(saves, writer, 1), add(saves, writer, 2)
     with saves._lock:  # the first save ends just before the next save checks
@@ -196,13 +196,13 @@ def test_a_save_that_comes_as_another_one_ends_never_overtakes_it(writer):
         first.wait(10)
         third = add(saves, writer, 3)
     ending.join()
-    assert [step for step, _ in writer.begun] == [1, 3]
+    assert [step for step, _ in writer.started] == [1, 3]
     assert second.superseded
     writer.end(1)
     assert third.wait(10) == second.wait(10)
 
 
-def test_whoever_waits_for_a_save_that_is_replaced_gets_its_successor(writer):
+def test_waiting_for_a_replaced_save_returns_its_successor(writer):
     saves = PendingSaves("run", "coalesce")
     add(saves, writer, 1)
     replaced = add(saves, writer, 2)
@@ -216,7 +216,7 @@ def test_whoever_waits_for_a_save_that_is_replaced_gets_its_successor(writer):
         assert waiting.result(10).name == "checkpoint_step_3"
 
 
-def test_a_waiting_save_that_cannot_begin_lets_the_next_one_begin(writer):
+def test_a_pending_save_that_cannot_start_does_not_block_the_next(writer):
     released = threading.Event()
 
     def begin():
@@ -235,10 +235,10 @@ def test_a_waiting_save_that_cannot_begin_lets_the_next_one_begin(writer):
     assert third.wait(10).name == "checkpoint_step_3"
 
 
-def test_parts_that_a_save_under_way_leaves_behind_are_not_known(writer):
+def test_known_parts_exclude_parts_missing_from_a_save_in_progress(writer):
     saves = PendingSaves("run")
     saves.restored({"a", "b"})
     add(saves, writer, 1, parts=("b", "c"))
-    assert saves.known_parts == {"b"}  # when it is done, retention may delete what holds `a`
+    assert saves.known_parts == {"b"}  # after the save, retention may delete the checkpoint with `a`
     writer.end()
     assert saves.known_parts == {"b", "c"}

@@ -35,7 +35,7 @@ def figure():
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
+def logged_run(tmp_path_factory):
     """Log in two attempts, where the first one is killed, and return the run and its MLflow run id."""
     root = {"root_data_dir": str(tmp_path_factory.mktemp("root"))}
 
@@ -70,8 +70,8 @@ def log_all(make_config):
     return run, run_id
 
 
-def test_tensorboard_plays_gifs_and_shows_tables_as_markdown(shown):
-    run, _ = shown
+def test_tensorboard_plays_gifs_and_shows_tables_as_markdown(logged_run):
+    run, _ = logged_run
     events = EventAccumulator(str(run.dir), size_guidance={"images": 0, "tensors": 0}).Reload()
     # without a checkpoint and a restore, both attempts belong to one curve
     videos = {event.step: event.encoded_image_string for event in events.Images("episode")}
@@ -91,8 +91,8 @@ def test_tensorboard_plays_gifs_and_shows_tables_as_markdown(shown):
     assert texts[3].splitlines()[2:] == ["| e | 2 |"]
 
 
-def test_mlflow_keeps_gifs_and_reads_tables_as_its_own(shown, monkeypatch):
-    run, run_id = shown
+def test_mlflow_stores_gifs_and_loads_tables(logged_run, monkeypatch):
+    run, run_id = logged_run
     monkeypatch.setenv("MLFLOW_TRACKING_URI", run.config.persistence.MLFLOW_TRACKING_URI)  # for `load_table`
     client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
     root = run.dir.parents[1] / "mlruns" / "artifacts" / run_id / "artifacts"
@@ -112,8 +112,8 @@ def test_mlflow_keeps_gifs_and_reads_tables_as_its_own(shown, monkeypatch):
     assert frame.astype(object).where(frame.notna(), None).to_dict("list") == TABLE
 
 
-def test_each_is_in_the_history_once(shown):
-    run, _ = shown
+def test_each_video_and_table_is_in_the_history_once(logged_run):
+    run, _ = logged_run
     with trieye.Run(run.config) as again:
         history = again._attempt.hub._logic.files.history
         items, at = history.read(0, 1000)
@@ -126,7 +126,7 @@ def test_each_is_in_the_history_once(shown):
     assert [item.num_rows for item in items if isinstance(item, LogTable)] == [2, 1]
 
 
-def test_what_cannot_draw_itself_is_no_figure():
+def test_an_object_without_savefig_is_rejected_as_a_figure():
     for thing, message in ((5, "int has no savefig"), (figure().axes[0], "pass its .figure")):
         with pytest.raises(TypeError, match=f"figure 'f': .*{message}"):
             media.figure("f", thing, step=1, time=1.7e9)

@@ -15,20 +15,20 @@ class Run:
         pass
 
 
-def test_it_counts_from_the_last_step_to_the_total():
+def test_steps_count_from_the_last_step_to_the_total():
     run = Run()
     run.step = 3
     assert list(steps(run, 6)) == [4, 5, 6]
     assert list(steps(run, 6)) == []
 
 
-def test_a_loop_that_is_left_by_break_counts_its_last_step(capsys):
+def test_a_loop_left_by_break_counts_its_last_step(capsys):
     for step in steps(Run(), 100):
         if step == 7:
             break
     assert "step 7/100" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_people_see_first_what_they_look_for():
+def test_key_metrics_lists_the_objective_and_the_return_first():
     latest = {"epsilon": 1.0, "time/step_ms": 2.0, "Loss/Total": 3.0, "episode/return": 4.0, "score": 5.0}
     assert list(key_metrics(latest, "score")) == ["score", "episode/return", "Loss/Total", "epsilon"]

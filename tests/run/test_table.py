@@ -34,13 +34,13 @@ class PolarsLike:
     ids=["columns", "tensors", "rows", "pandas", "polars"],
 )
 def test_columns_rows_and_frames_become_the_same_table(content):
-    shown = make(content)
-    assert shown.rows() == (["name", "score", "won"], [["a", 0.5, True], ["b", None, False]])
-    assert (shown.name, shown.step, shown.num_rows) == ("t", 3, 2)
-    assert from_bytes(to_bytes(shown)) == shown
+    logged = make(content)
+    assert logged.rows() == (["name", "score", "won"], [["a", 0.5, True], ["b", None, False]])
+    assert (logged.name, logged.step, logged.num_rows) == ("t", 3, 2)
+    assert from_bytes(to_bytes(logged)) == logged
 
 
-def test_cells_are_plain_values_whatever_library_they_come_from():
+def test_cells_of_any_library_become_plain_values():
     frame = pd.DataFrame({"at": pd.to_datetime(["2026-11-22", None]), "n": pd.array([1, None], "Int64")})
     assert make(frame).rows()[1] == [["2026-11-22T00:00:00", 1], [None, None]]
     odd = {"x": [dt.date(2026, 1, 2), 2**70, "\ud800", -np.inf, np.int8(3), np.str_("s")]}
@@ -64,6 +64,6 @@ def test_cells_are_plain_values_whatever_library_they_come_from():
         ({"a": range(10**7)}, "the limit is 4 MiB"),
     ],
 )
-def test_what_is_no_table_or_too_large_is_an_error_that_says_what_is_possible(content, message):
+def test_an_invalid_or_oversized_table_is_an_error_with_a_hint(content, message):
     with pytest.raises((TypeError, ValueError), match=f"table 't': .*{message}"):
         make(content)

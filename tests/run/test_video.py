@@ -24,9 +24,9 @@ def moving_dot(num_frames=6, size=(12, 16)):
     return frames
 
 
-def decoded(shown):
+def decoded(logged):
     """Return the frames as a browser shows them, and their durations in milliseconds."""
-    opened = Image.open(io.BytesIO(shown.content))
+    opened = Image.open(io.BytesIO(logged.content))
     shown_frames = [
         (np.asarray(frame.convert("RGB")), frame.info["duration"]) for frame in ImageSequence.Iterator(opened)
     ]
@@ -45,26 +45,26 @@ def decoded(shown):
     ],
     ids=["channels last", "channels first", "tensor", "floats", "list", "Pillow"],
 )
-def test_a_gif_shows_every_frame_as_it_was_and_begins_again(content):
-    shown = make(content)
-    frames, durations, info = decoded(shown)
+def test_a_gif_contains_every_frame_unchanged_and_loops(content):
+    logged = make(content)
+    frames, durations, info = decoded(logged)
     assert (frames == moving_dot()).all()
     assert (durations, info["loop"]) == ([100] * 6, 0)
-    assert (shown.width, shown.height, shown.num_frames, shown.fps, shown.format) == (16, 12, 6, 10, "gif")
-    assert from_bytes(to_bytes(shown)) == shown
+    assert (logged.width, logged.height, logged.num_frames, logged.fps, logged.format) == (16, 12, 6, 10, "gif")
+    assert from_bytes(to_bytes(logged)) == logged
 
 
 @pytest.mark.parametrize(("fps", "shown_fps", "every"), [(30, 30, 1), (50, 50, 1), (60, 30, 2), (120, 40, 3)])
-def test_a_gif_takes_as_long_as_the_video_whatever_its_rate(fps, shown_fps, every):
-    shown = make(moving_dot(12), fps=fps)
-    frames, durations, _ = decoded(shown)
+def test_a_gif_has_the_duration_of_the_video_at_any_frame_rate(fps, shown_fps, every):
+    logged = make(moving_dot(12), fps=fps)
+    frames, durations, _ = decoded(logged)
     assert (frames == moving_dot(12)[::every]).all()
-    assert shown.fps == shown_fps
+    assert logged.fps == shown_fps
     assert min(durations) >= 20  # browsers slow down shorter durations
     assert sum(durations) == pytest.approx(1000 * 12 / fps, abs=10)
 
 
-def test_gray_frames_and_frames_that_stand_still_are_shown():
+def test_gray_and_repeated_frames_are_shown():
     still = [np.full((4, 4), 200, np.uint8)] * 3 + [np.zeros((4, 4, 1), np.uint8)]
     frames, durations, _ = decoded(make(still))
     assert sum(durations) == 400
@@ -84,19 +84,19 @@ def test_gray_frames_and_frames_that_stand_still_are_shown():
     ],
     ids=itertools.count(),
 )
-def test_what_is_no_video_or_too_large_is_an_error_that_says_what_is_possible(frames, changes, message):
+def test_an_invalid_or_oversized_video_is_an_error_that_describes_it(frames, changes, message):
     with pytest.raises((TypeError, ValueError), match=f"video 'v': .*{message}"):
         make(frames, **changes)
 
 
-def test_a_video_of_too_many_bytes_says_how_many_are_possible(monkeypatch):
+def test_a_video_with_too_many_bytes_is_an_error_with_the_limit(monkeypatch):
     monkeypatch.setattr(video, "MAX_VIDEO_BYTES", 2**20)  # noise of 16 MiB takes 20 s
     noise = np.random.default_rng(0).integers(0, 256, (10, 400, 400, 3), np.uint8)
     with pytest.raises(ValueError, match=r"take 2\.1 MiB as gif, the limit is 1 MiB; .*mp4.*log_artifact"):
         make(noise)
 
 
-def test_an_unknown_format_and_a_library_that_is_missing_are_named(monkeypatch):
+def test_an_unknown_format_or_a_missing_library_is_named(monkeypatch):
     with pytest.raises(ConfigurationError, match="'gif' or 'mp4'"):
         make(moving_dot(), format="avi")
     monkeypatch.setitem(sys.modules, "av", None)  # makes the import fail
@@ -107,11 +107,11 @@ def test_an_unknown_format_and_a_library_that_is_missing_are_named(monkeypatch):
 def test_an_mp4_has_the_frames_the_rate_and_an_even_size():
     av = pytest.importorskip("av", reason="trieye[video] is not installed")
     smooth = np.linspace(0, 255, 5 * 17 * 21).reshape(5, 17, 21).astype(np.uint8)
-    shown = make(np.repeat(smooth[..., None], 3, axis=3), format="mp4", fps=60)
-    with av.open(io.BytesIO(shown.content)) as container:
+    logged = make(np.repeat(smooth[..., None], 3, axis=3), format="mp4", fps=60)
+    with av.open(io.BytesIO(logged.content)) as container:
         stream = container.streams.video[0]
         assert (stream.average_rate, stream.width, stream.height) == (60, 22, 18)
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
     assert frames.shape == (5, 18, 22, 3)
     assert np.abs(frames[:, :17, :21, 0].astype(int) - smooth).mean() < 8  # it is lossy
-    assert (shown.fps, shown.format) == (60, "mp4")
+    assert (logged.fps, logged.format) == (60, "mp4")

@@ -59,7 +59,7 @@ def record(tmp_path):
     return json.loads((tmp_path / "data/app/runs/first/run.json").read_text())
 
 
-def test_a_run_is_not_begun_again_in_a_subdirectory(tmp_path):
+def test_a_start_in_a_subdirectory_does_not_create_a_second_run(tmp_path):
     done = program(tmp_path, CONFIG, TRAIN.replace("TOTAL", "3"))
     assert done.returncode == 0, done.stderr
     (below := tmp_path / "below" / "deeper").mkdir(parents=True)
@@ -92,7 +92,7 @@ def notebook(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_progress_stops_after_a_step_and_goes_on_when_the_cell_runs_again(notebook, tmp_path):
+def test_a_notebook_shows_progress_stops_on_an_interrupt_and_resumes(notebook, tmp_path):
     notebook(CONFIG)
     stopped = notebook(STOP_SOON + TRAIN.replace("TOTAL", "2000"))
     assert "\rfirst: step " in stopped
@@ -112,7 +112,7 @@ def test_a_notebook_shows_progress_stops_after_a_step_and_goes_on_when_the_cell_
     assert "Error" not in notebook("with trieye.Run(config) as run:\n    run.log('loss', 1.0)")
 
 
-def test_processes_that_are_spawned_leave_the_run_alone(tmp_path):
+def test_spawned_processes_do_not_affect_the_run(tmp_path):
     child = """
         import multiprocessing
 
@@ -133,7 +133,7 @@ def test_processes_that_are_spawned_leave_the_run_alone(tmp_path):
     assert record(tmp_path)["summary"]["sum"]["max"] == 14.0
 
 
-def test_a_program_that_spawned_processes_would_run_anew_is_told_what_to_write(tmp_path):
+def test_a_spawning_program_without_a_main_guard_is_an_error_with_a_hint(tmp_path):
     child = """
         import multiprocessing
 
@@ -156,11 +156,11 @@ for name in ("memfd_create", "fdatasync", "posix_fallocate", "posix_fadvise", "c
     delattr(os, name)
 
 def without(function):
-    def made(path, *args, **kwargs):
+    def wrapped(path, *args, **kwargs):
         if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(("/proc", "/sys/fs/cgroup")):
             raise FileNotFoundError(2, "No such file or directory", path)
         return function(path, *args, **kwargs)
-    return made
+    return wrapped
 
 import psutil
 for module, name in ((io, "open"), (os, "open"), (os, "stat"), (os, "listdir"), (os, "scandir"), (builtins, "open")):
@@ -187,7 +187,7 @@ except trieye.ConfigurationError as error:
 """
 
 
-def test_what_only_linux_has_is_not_needed(tmp_path):
+def test_linux_only_functions_are_optional(tmp_path):
     parts = []
     for durability in ("process", "interval", "always"):
         settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
@@ -198,7 +198,7 @@ def test_what_only_linux_has_is_not_needed(tmp_path):
     assert done.stdout.count("replay storage 'shm' needs Linux; use storage='mmap'") == 3
 
 
-def test_windows_is_refused_in_one_sentence():
+def test_an_import_on_windows_is_an_error_with_an_alternative():
     code = "import sys; sys.platform = 'win32'; import trieye"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.stderr.splitlines()[-1] == "ImportError: trieye needs Linux or macOS; on Windows use it in WSL 2"

@@ -185,6 +185,7 @@ def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):
         sweep.launch(done, ["what=x"], "hydra.launcher.num_gpus=1.5")
 
 
+@pytest.mark.parametrize("sweep_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True)
 def test_a_job_beyond_its_time_limit_is_stopped_and_not_restarted(sweep_on, monkeypatch):
     def task(cfg):
         if cfg.what == "stubborn":
@@ -329,6 +330,7 @@ def test_jobs_run_in_separate_processes(sweep_on):
     assert len({os.getpid(), *pids}) == 3
 
 
+@pytest.mark.parametrize("sweep_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True)
 def test_changes_of_hydra_in_a_job_affect_no_other_job_of_its_process(sweep_on):
     def task(cfg):
         from hydra.core.config_store import ConfigStore

@@ -79,7 +79,10 @@ def swept(directory, program, start, *words):
     return done.stderr, JobRecord.read(directory / "sweep/0")
 
 
-@pytest.mark.parametrize(("isolate", "start"), [("process", ["project/fit.py"]), ("worker", ["-m", "project.fit"])])
+@pytest.mark.parametrize(
+    ("isolate", "start"),
+    [("process", ["project/fit.py"]), pytest.param("worker", ["-m", "project.fit"], marks=pytest.mark.long)],
+)
 def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolate, start):
     lines, job = swept(tmp_path, PROGRAM, start, f"hydra.launcher.isolate={isolate}", "+method=fork,spawn")
     assert "1 done, 1 failed" in lines, job.error
@@ -99,7 +102,7 @@ def test_an_unguarded_or_changed_main_module_reaches_jobs_by_value(tmp_path, gua
 
 
 @pytest.mark.usefixtures("warm_programs")
-def test_a_class_of_an_unguarded_main_module_is_not_found_by_name_and_the_error_says_how(tmp_path):
+def test_an_unlocatable_class_of_an_unguarded_main_module_is_reported_with_a_hint(tmp_path):
     program = BY_VALUE.replace("SCALE * Net.width", "instantiate({'_target_': '__main__.Net'}).width").replace(
         "@logged", ""
     )

@@ -59,7 +59,7 @@ def test_objectives_from_points_require_jobs_with_a_run(sweep, kind):
     assert sweep.states(3) == ["failed", None, None]
 
 
-def test_a_directory_with_jobs_of_another_launcher_is_refused_and_unchanged(sweep):
+def test_a_directory_with_jobs_of_another_launcher_is_rejected_and_unchanged(sweep):
     (sweep.directory / "7/.hydra").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="contains jobs of another launcher, such as 7; for another sweep,"):
         sweep.search(lambda cfg: cfg.x, "+x=1,2,3")
@@ -70,7 +70,7 @@ def test_a_directory_with_jobs_of_another_launcher_is_refused_and_unchanged(swee
     assert sweep.states(3) == ["completed"] * 3
 
 
-def test_a_refused_sweep_leaves_no_directory_behind(sweep):
+def test_a_rejected_sweep_creates_no_directory_and_deletes_no_files(sweep):
     with pytest.raises(ConfigurationError, match=r"has no loop\.objective"):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.kind=optuna", "hydra.sweeper.pruner=median")
     assert not sweep.directory.exists()

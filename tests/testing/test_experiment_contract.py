@@ -44,7 +44,7 @@ class TestEngineUnderTune(TestEngine):
     UNDER_TUNE = True
 
 
-def test_an_experiment_that_forgets_something_does_not_pass(tmp_path):
+def test_the_experiment_contract_detects_incomplete_states_and_resets(tmp_path):
     class Forgetful(Walk):
         def save_checkpoint(self, checkpoint_dir):
             return {"position": self.position, "path": []}
@@ -62,7 +62,7 @@ def test_an_experiment_that_forgets_something_does_not_pass(tmp_path):
     contract = TestWalk()
     contract.experiment_class = Forgetful
     with pytest.raises(AssertionError, match="the saved state is incomplete"):
-        contract.test_a_save_changes_nothing_and_another_process_goes_on_bit_for_bit(tmp_path / "one")
+        contract.test_saving_changes_nothing_and_a_restored_copy_continues_bit_exactly(tmp_path / "one")
     contract.experiment_class = Lazy
     with pytest.raises(AssertionError):
-        contract.test_a_process_that_becomes_another_trial_keeps_nothing_of_the_first_one(tmp_path / "two")
+        contract.test_reset_keeps_no_state_of_the_previous_trial(tmp_path / "two")

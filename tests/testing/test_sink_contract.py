@@ -92,15 +92,15 @@ class DeafSink(StoreSink):
 
 
 @pytest.mark.parametrize(
-    ("sink_class", "noticed_by"),
+    ("sink_class", "failing_test"),
     [
         (LossySink, "test_every_point_arrives_once"),
-        (CarelessSink, "test_points_that_come_again_appear_once"),
+        (CarelessSink, "test_redelivered_points_appear_once"),
         (StubbornSink, "test_a_rewound_branch_disappears"),
-        (DeafSink, "test_a_point_that_is_run_again_appears_once"),
+        (DeafSink, "test_a_repeated_step_appears_once"),
     ],
 )
-def test_the_contract_notices_a_sink_that_does_not_keep_it(tmp_path, sink_class, noticed_by):
+def test_the_sink_contract_detects_a_broken_sink(tmp_path, sink_class, failing_test):
     class Contract(Kept, SinkContract):
         exactly_once, points = True, []
 
@@ -108,10 +108,10 @@ def test_the_contract_notices_a_sink_that_does_not_keep_it(tmp_path, sink_class,
             return sink_class(self.points)
 
     with pytest.raises(AssertionError):
-        getattr(Contract(), noticed_by)(tmp_path)
+        getattr(Contract(), failing_test)(tmp_path)
 
 
-def test_the_contract_shows_the_error_of_a_sink_that_cannot_be_opened_at_once(tmp_path):
+def test_the_sink_contract_reports_a_failed_open_without_a_timeout(tmp_path):
     class Contract(Kept, SinkContract):
         points = []
 

@@ -15,7 +15,7 @@ def test_items_are_read_in_order_and_in_parts():
     assert source.read(10, 4) == ([], 10)
 
 
-def test_superseded_items_are_left_out_and_their_points_can_be_asked_for():
+def test_superseded_items_are_skipped_and_their_points_can_be_queried():
     source = MemoryHistory([*POINTS[:5], SetTags({"a": "1"}), *POINTS[5:]])
     source.supersede(4, 7)
     source.supersede(3, 5)
@@ -26,7 +26,7 @@ def test_superseded_items_are_left_out_and_their_points_can_be_asked_for():
     assert list(source.superseded(11)) == POINTS[3:6]
 
 
-def test_cursors_are_kept():
+def test_cursors_are_stored():
     source = MemoryHistory()
     assert source.cursor("a") is None
     source.set_cursor("a", Cursor(3, "x"))

@@ -216,16 +216,16 @@ class Counting(QPolicy):
     ("policy", "test"),
     [
         (GlobalDraws, "test_the_same_generator_gives_the_same_actions"),
-        (FloatActions, "test_each_row_has_an_action_of_the_space_and_its_extras"),
-        (Hidden, "test_it_acts_by_the_weights_that_it_is_given"),
+        (FloatActions, "test_each_row_has_a_valid_action_and_extras"),
+        (Hidden, "test_actions_depend_only_on_the_loaded_weights"),
         (Counting, "test_acting_changes_no_weights"),
     ],
 )
-def test_a_broken_policy_is_noticed(policy, test):
-    made = TestQPolicy()
-    assert not broken(made, test)
-    made.policy_class = policy
-    assert broken(made, test)
+def test_the_policy_contract_detects_a_broken_policy(policy, test):
+    contract = TestQPolicy()
+    assert not broken(contract, test)
+    contract.policy_class = policy
+    assert broken(contract, test)
 
 
 class Forgetful(DQN):
@@ -250,15 +250,16 @@ class Disturbing(DQN):
 @pytest.mark.parametrize(
     ("engine", "test"),
     [
-        (Forgetful, "test_a_training_that_was_stopped_goes_on_bit_for_bit"),
-        (Disturbing, "test_evaluations_change_nothing_in_the_training"),
+        (Forgetful, "test_a_stopped_training_resumes_bit_exactly"),
+        (Disturbing, "test_evaluations_do_not_affect_the_training"),
     ],
 )
-def test_a_broken_engine_is_noticed(engine, test, tmp_path):
-    made = TestDQN()
+def test_the_engine_contract_detects_a_broken_engine(engine, test, tmp_path):
+    contract = TestDQN()
+    assert not broken(contract, test, tmp_path / "intact")
     name = f"{__name__}:{engine.__name__}"
-    made.make_config = lambda: dqn_config(agent=dqn_config().agent.model_copy(update={"engine": name}))
-    assert broken(made, test, tmp_path)
+    contract.make_config = lambda: dqn_config(agent=dqn_config().agent.model_copy(update={"engine": name}))
+    assert broken(contract, test, tmp_path)
 
 
 class Sharing(LocalTransport):
@@ -266,23 +267,25 @@ class Sharing(LocalTransport):
         return weights
 
 
-def test_a_transport_that_hands_out_the_weights_of_the_learner_is_noticed(tmp_path):
-    made = TestLocalTransport()
-    made.make_transport = lambda _: Sharing()
-    assert broken(made, "test_what_was_published_stays_as_it_was", tmp_path)
+def test_the_transport_contract_detects_shared_weights(tmp_path):
+    contract, test = TestLocalTransport(), "test_published_weights_do_not_change"
+    assert not broken(contract, test, tmp_path)
+    contract.make_transport = lambda _: Sharing()
+    assert broken(contract, test, tmp_path)
 
 
-def test_a_strategy_that_forgets_its_draws_is_noticed():
+def test_the_sampling_contract_detects_an_incomplete_state():
     class Forgets(Newest):
         def state_dict(self):
             return {"rng": copy.deepcopy(np.random.default_rng(5)), "num": 0}
 
-    made = TestNewest()
-    made.make_sampling = lambda: Forgets(dqn_config(), None)
-    assert broken(made, "test_it_goes_on_with_the_batches_that_would_have_come")
+    contract, test = TestNewest(), "test_a_restored_sampling_continues_with_the_same_batches"
+    assert not broken(contract, test)
+    contract.make_sampling = lambda: Forgets(dqn_config(), None)
+    assert broken(contract, test)
 
 
-def test_the_engines_of_the_contracts_are_those_that_are_named():
+def test_the_contract_configs_name_the_tested_engines():
     assert [TestDQN().make_config().agent.engine, TestPPO().make_config().agent.engine] == [
         f"{engine.__module__}:{engine.__name__}" for engine in (DQN, PPO)
     ]

@@ -154,7 +154,11 @@ def test_a_custom_vector_environment_makes_the_steps_of_a_single_one(closing):
     assert collector.env_steps == valid.sum()
 
 
-@pytest.mark.parametrize("env", [{}, {"num": 3}, {"num": 2, "vector": "async"}], ids=["one", "three", "async"])
+@pytest.mark.parametrize(
+    "env",
+    [{}, {"num": 3}, pytest.param({"num": 2, "vector": "async"}, marks=pytest.mark.long)],
+    ids=["one", "three", "async"],
+)
 def test_a_recurrent_policy_resets_with_each_episode_and_its_last_metrics_are_reported(env, closing):
     collector = closing(collector_of(Remembers, **env))
     fragments = [collector.collect(steps) for steps in FRAGMENTS]
@@ -401,24 +405,24 @@ def test_episodes_of_several_unsavable_environments_are_cut_counted_and_reported
     env = {"num": 3, "kwargs": {"longest": 12}, "normalize_rewards": True, **PICKLED}
     whole = closing(collector_of(Remembers, **env))
     rows = whole.collect(6)
-    under_way = 3 - int((rows.arrays["terminated"] | rows.arrays["truncated"])[-1].sum())
+    num_unfinished = 3 - int((rows.arrays["terminated"] | rows.arrays["truncated"])[-1].sum())
     assert whole.can_save
     other, is_whole = resumed(Remembers, whole, closing, **env)
     assert not is_whole
-    assert (other.interrupted, other.env_steps) == (under_way, whole.env_steps)
-    assert f"{under_way} unfinished ones were cut: these environments cannot be saved" in capsys.readouterr().err
+    assert (other.interrupted, other.env_steps) == (num_unfinished, whole.env_steps)
+    assert f"{num_unfinished} unfinished ones were cut: these environments cannot be saved" in capsys.readouterr().err
     after = other.collect(14)
     assert after.valid[0].all()
     assert (after["age"][0] == 0).all()
     assert (after.arrays["reward"][after.valid] > 0).all()
     metrics = other.metrics()
     assert metrics["episode/length"] <= 12
-    assert metrics["episode/interrupted"] == under_way > 0
+    assert metrics["episode/interrupted"] == num_unfinished > 0
     other.collect(14)
     assert "episode/interrupted" not in other.metrics()
     again, _ = resumed(Remembers, other, closing, **env)
     assert again.metrics() == {"episode/interrupted": again.interrupted}
-    assert again.interrupted > under_way
+    assert again.interrupted > num_unfinished
 
 
 def test_async_members_are_cut_unless_all_of_them_have_just_ended(closing, capsys):

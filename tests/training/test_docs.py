@@ -28,8 +28,8 @@ def test_the_documented_algorithm_trains_loads_and_meets_the_contracts(tmp_path,
     run_dir = config.persistence.get_runs_root_dir() / "page"
     assert isinstance(trieye.load_policy(run_dir), module.ActorCritic)
     assert module.play(run_dir, 9) == trieye.evaluate(run_dir, episodes=1, first_seed=9)["returns"][0]
-    module.TestActorCritic().test_each_row_has_an_action_of_the_space_and_its_extras()
-    module.TestA2C().test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path)
+    module.TestActorCritic().test_each_row_has_a_valid_action_and_extras()
+    module.TestA2C().test_a_stopped_training_resumes_bit_exactly(tmp_path)
 
 
 def test_the_documented_keys_and_names_exist():

@@ -174,7 +174,7 @@ def test_the_learning_rate_of_each_optimizer_is_a_metric(train_config):
     engine.cleanup()
 
 
-def test_an_engine_without_a_policy_class_says_how_to_name_one(config):
+def test_an_engine_without_a_policy_class_is_rejected_with_an_example(config):
     class Nameless(trieye.TrainEngine[TrainConfig]):
         pass
 

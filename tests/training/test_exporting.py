@@ -169,7 +169,7 @@ def test_the_printed_example_is_a_valid_observation_for_the_program(form):
         (RandomPolicy, "chooses different actions"),
     ],
 )
-def test_a_policy_without_a_program_exports_its_weights_with_one_line_of_reason(tmp_path, capfd, policy, reason):
+def test_a_policy_that_cannot_become_a_program_exports_its_weights_with_the_reason(tmp_path, capfd, policy, reason):
     policy = make_policy(policy)
     export_policy(make_policy(QPolicy), tmp_path)
     assert (tmp_path / "policy.pt2").exists()

@@ -144,7 +144,7 @@ def test_skip_mode_omits_and_counts_nonfinite_rows_and_updates(spoiled, capsys):
     assert numbers_on_disk(config) > 0
 
 
-def test_a_refused_update_leaves_no_trace_in_the_training(spoiled):
+def test_a_skipped_update_leaves_the_training_unchanged(spoiled):
     class Once(DQN, policy=DQN.policy_class):
         is_spoiled = False
 
@@ -344,7 +344,7 @@ def test_a_nonfinite_loss_with_a_finite_gradient_stops_the_run(spoiled):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_nonfinite_priorities_are_named_as_a_training_failure_and_not_a_config_error(spoiled, kind):
+def test_nonfinite_priorities_are_reported_as_a_training_failure(spoiled, kind):
     class Spoils(DQN, policy=DQN.policy_class):
         def train_step(self, batch):
             metrics = super().train_step(batch)

@@ -179,7 +179,7 @@ def test_states_travel_through_a_remote_storage(walks_config, study_place, tmp_p
         assert curve_in(run_dir_of(config, index)) == [(step, 2 * pace * step) for step in range(1, 21)]
 
 
-def test_a_process_without_the_study_directory_says_so(walks_config, tmp_path):
+def test_a_missing_study_directory_is_reported(walks_config, tmp_path):
     elsewhere = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match=r"elsewhere, which does not exist on this machine"):
         as_trainable(Walk, walks_config("away"), elsewhere)({})
@@ -220,7 +220,7 @@ def test_a_sampler_proposes_trials_that_a_scheduler_compares(walks_config, study
     "ends",
     [("completed", "lost", "new"), pytest.param(("completed", "pruned", "lost", "new"), marks=pytest.mark.long)],
 )
-def test_trials_that_tune_forgot_when_it_was_killed_are_not_trained_again(ends, walks_config, study_place, monkeypatch):
+def test_ended_trials_missing_in_the_state_of_tune_are_not_retrained(ends, walks_config, study_place, monkeypatch):
     monkeypatch.chdir(study_place.working_dir)
     study, config = study_place.working_dir / "multirun/forgotten", walks_config("forgotten")
 
@@ -240,11 +240,11 @@ def test_trials_that_tune_forgot_when_it_was_killed_are_not_trained_again(ends, 
             pruned.write(study / str(index))
         elif end == "lost":  # nothing is left of its end
             shutil.rmtree(run_dir_of(config, index) / "checkpoints")
-    kept = [index for index, end in enumerate(ends) if end in {"completed", "pruned"}]
-    ended = [record_of(index) for index in kept]
+    ended_indices = [index for index, end in enumerate(ends) if end in {"completed", "pruned"}]
+    ended_records = [record_of(index) for index in ended_indices]
     shutil.rmtree(study / "tune")
     result = run_study(len(ends))
-    assert [record_of(index) for index in kept] == ended
+    assert [record_of(index) for index in ended_indices] == ended_records
     assert [job.how for job in status_of(study)] == ["pruned" if end == "pruned" else "completed" for end in ends]
     for index, end in enumerate(ends):
         assert RunRecord.read(run_dir_of(config, index) / "run.json").attempt == (2 if end == "lost" else 1)
@@ -290,6 +290,7 @@ def test_a_trial_whose_process_dies_while_copying_another_is_retried(walks_confi
         assert [step for step, _ in curve_in(run_dir_of(config, index))] == list(range(1, 21))
 
 
+@pytest.mark.long
 def test_a_trial_runs_in_the_working_directory_of_the_study_and_continues_in_another_process(walks_config, study_place):
     class Where(Walk):
         def evaluate(self):

@@ -65,7 +65,7 @@ class ExperimentContract:
             return _Tuned(self.experiment_class, config, values or {})
         return Trial(self.experiment_class, with_values(config, values or {}), values)
 
-    def test_evaluations_come_one_after_another_and_the_last_one_says_so(self, tmp_path: Path) -> None:
+    def test_evaluations_arrive_in_order_and_the_last_is_marked(self, tmp_path: Path) -> None:
         """Each result has a finite objective."""
         driven, results = self.begin(tmp_path), list[Mapping[str, Any]]()
         while not results or not results[-1]["done"]:
@@ -76,7 +76,7 @@ class ExperimentContract:
         objective = self.make_config().loop.objective
         assert all(math.isfinite(result[objective]) for result in results), f"{objective} is not finite"
 
-    def test_a_save_changes_nothing_and_another_process_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
+    def test_saving_changes_nothing_and_a_restored_copy_continues_bit_exactly(self, tmp_path: Path) -> None:
         """A checkpoint contains all state that training depends on, including generators and counters."""
         undisturbed = self.begin(tmp_path, "undisturbed")
         whole = [self._numbers(undisturbed.iterate()) for _ in range(3)]
@@ -92,7 +92,7 @@ class ExperimentContract:
         assert [self._numbers(again.iterate()) for _ in range(2)] == rest, "the saved state is incomplete"
         again.close()
 
-    def test_a_process_that_becomes_another_trial_keeps_nothing_of_the_first_one(self, tmp_path: Path) -> None:
+    def test_reset_keeps_no_state_of_the_previous_trial(self, tmp_path: Path) -> None:
         """It starts from scratch or from a restored state like a new process, even if `reset_config` returns True."""
         fresh = self.begin(tmp_path, "fresh", self.OTHER)
         alone = self._numbers(fresh.iterate())
@@ -112,7 +112,7 @@ class ExperimentContract:
         assert self._numbers(driven.iterate()) == onwards
         driven.close()
 
-    def test_a_state_that_is_not_there_changes_nothing(self, tmp_path: Path) -> None:
+    def test_restoring_a_missing_state_changes_nothing(self, tmp_path: Path) -> None:
         """The error names the directory, and the training continues."""
         driven = self.begin(tmp_path)
         driven.iterate()
@@ -126,7 +126,7 @@ class ExperimentContract:
         assert driven.iterate()["training_iteration"] == 2  # noqa: PLR2004
         driven.close()
 
-    def test_what_it_exports_is_in_the_directory_that_is_given(self, tmp_path: Path) -> None:
+    def test_exported_files_are_in_the_requested_directory(self, tmp_path: Path) -> None:
         """`export_model` writes files only to its argument, or nothing."""
         driven = self.begin(tmp_path)
         driven.iterate()

@@ -77,26 +77,26 @@ class SinkContract:
         self.attempt(run, points[:1], [], points[1:])
         assert self.read_points(run) == _rows(points)  # noqa: S101 - a test
 
-    def test_an_attempt_without_points_is_fine(self, tmp_path: Path) -> None:
+    def test_an_attempt_may_have_no_points(self, tmp_path: Path) -> None:
         """A sink can be opened and closed without points."""
         run = make_run_info(tmp_path)
         self.attempt(run, status="FAILED")
         assert self.read_points(run) == []  # noqa: S101 - a test
 
-    def test_a_later_attempt_adds_to_the_earlier(self, tmp_path: Path) -> None:
+    def test_a_later_attempt_appends_its_points(self, tmp_path: Path) -> None:
         """The sink contains the points of both attempts."""
         run, source = make_run_info(tmp_path), MemoryHistory()
         self.attempt(run, _points(1, 2), status="KILLED", source=source)
         self.attempt(run, _points(2, 3), source=source)
         assert self.read_points(run) == _rows(_points(1, 3))  # noqa: S101 - a test
 
-    def test_several_metrics_of_a_step_stay_apart(self, tmp_path: Path) -> None:
+    def test_metrics_of_one_step_stay_separate(self, tmp_path: Path) -> None:
         """Points that share step and time do not replace each other."""
         run = make_run_info(tmp_path)
         self.attempt(run, [Point(name, value, 7, 1.7e9) for name, value in (("a", 1.0), ("b/c d", -2.0), ("é", 0.0))])
         assert sorted(self.read_points(run)) == [("a", 1.0, 7), ("b/c d", -2.0, 7), ("é", 0.0, 7)]  # noqa: S101 - a test
 
-    def test_extreme_steps_and_times_are_kept(self, tmp_path: Path) -> None:
+    def test_extreme_steps_and_times_are_preserved(self, tmp_path: Path) -> None:
         """64-bit steps, negative steps and times before 1970 are stored exactly."""
         run = make_run_info(tmp_path)
         steps = [-(2**63), -1, 0, 2**62, 2**63 - 1]
@@ -105,7 +105,7 @@ class SinkContract:
             ("loss", float(n), step) for n, step in enumerate(steps)
         ]
 
-    def test_a_sink_that_is_enabled_later_gets_what_was_logged_before(self, tmp_path: Path) -> None:
+    def test_a_sink_enabled_later_receives_earlier_points(self, tmp_path: Path) -> None:
         """A sink enabled after the start of a run receives its whole history."""
         if getattr(self.make_sink(), "live_only", False):
             raise SkipTest("the sink shows only new points")
@@ -113,7 +113,7 @@ class SinkContract:
         self.attempt(run, _points(1200, 1210), source=source)
         assert self.read_points(run) == _rows(_points(0, 1210))  # noqa: S101 - a test
 
-    def test_points_that_come_again_appear_once(self, tmp_path: Path) -> None:
+    def test_redelivered_points_appear_once(self, tmp_path: Path) -> None:
         """A process was killed before it stored the sink's cursor, or the cursor was lost."""
         if not self.exactly_once:
             raise SkipTest("the sink may store a point twice")
@@ -145,7 +145,7 @@ class SinkContract:
         expected = _rows(_points(0, 5), _points(5, 6, branch=1), _points(6, 9, branch=2))
         assert self.read_points(run) == expected  # noqa: S101 - a test
 
-    def test_a_point_that_is_run_again_appears_once(self, tmp_path: Path) -> None:
+    def test_a_repeated_step_appears_once(self, tmp_path: Path) -> None:
         """A run restored a checkpoint and computes the same values again, at another time."""
         if not (self.exactly_once and isinstance(self.make_sink(), Resumable | Rerunning)):
             raise SkipTest("the sink may store a point twice")

@@ -69,19 +69,19 @@ class PolicyContract:
         with torch.inference_mode():
             return policy.act(self.observations(n), policy.initial_state(n), ctx)
 
-    def test_it_is_made_from_its_config_and_the_spaces_alone(self) -> None:
+    def test_config_and_spaces_suffice_to_create_it(self) -> None:
         """Explorers, evaluations and `load_policy` construct it, each time with the same weight names and shapes."""
         one, other = self.make_policy(0).state_dict(), self.make_policy(1).state_dict()
         assert {name: item.shape for name, item in one.items()} == {name: item.shape for name, item in other.items()}
 
-    def test_it_can_be_sent_to_another_process_as_its_class_and_config(self) -> None:
+    def test_its_class_and_config_can_be_pickled(self) -> None:
         """An explorer in another process receives both by pickle."""
         assert pickle.loads(pickle.dumps(self.policy_class)) is self.policy_class  # noqa: S301 - our own bytes
         config = pickle.loads(pickle.dumps(self.make_config()))  # noqa: S301 - our own bytes
         policy = self.policy_class(config, spaces_of_config(config.env))
         assert policy.state_dict().keys() == self.make_policy().state_dict().keys()
 
-    def test_each_row_has_an_action_of_the_space_and_its_extras(self) -> None:
+    def test_each_row_has_a_valid_action_and_extras(self) -> None:
         """For any number of rows, with and without exploration."""
         policy = self.make_policy()
         for n in (1, 5):
@@ -96,7 +96,7 @@ class PolicyContract:
                 for name, extra in act.extras.items():
                     assert len(extra) == n, f"extras[{name!r}] has {len(extra)} rows of {n}"
 
-    def test_its_state_has_the_form_of_the_initial_one(self) -> None:
+    def test_its_state_keeps_the_shapes_of_the_initial_state(self) -> None:
         """For recurrent policies: initial states replace the states of ended episodes."""
         policy = self.make_policy()
         initial, returned = (_tensors(state) for state in (policy.initial_state(4), self.act(policy, 4).state))
@@ -121,7 +121,7 @@ class PolicyContract:
         self.act(policy, 3)
         assert [name for name, item in policy.state_dict().items() if not torch.equal(item, before[name])] == []
 
-    def test_it_acts_by_the_weights_that_it_is_given(self) -> None:
+    def test_actions_depend_only_on_the_loaded_weights(self) -> None:
         """Explorers receive only parameters and buffers, in place."""
         ours, theirs = self.make_policy(0), self.make_policy(1)
         pointers = [item.data_ptr() for item in theirs.parameters()]
@@ -131,7 +131,7 @@ class PolicyContract:
         assert torch.equal(one.action, other.action), "actions depend on state that is neither parameter nor buffer"
         assert all(torch.equal(one.extras[name], other.extras[name]) for name in one.extras)
 
-    def test_what_it_says_of_episodes_are_numbers(self) -> None:
+    def test_episode_metrics_are_numbers(self) -> None:
         """Complete episodes are played, and `on_episode` receives the last info of each."""
         env = self.make_config().env
         longest = min(env.max_episode_steps or self.MAX_EPISODE_STEPS, self.MAX_EPISODE_STEPS)
@@ -185,7 +185,7 @@ class TrainEngineContract:
             run_experiment(_interrupted(engine, self.calls, interrupt_at), config)
         return RunFiles(config.persistence).run_base_dir
 
-    def test_it_makes_updates_and_its_policy_is_loaded(self, tmp_path: Path) -> None:
+    def test_it_updates_and_its_saved_policy_loads(self, tmp_path: Path) -> None:
         """`load_policy` requires no replay, optimizer or environment."""
         run_dir = self.train(tmp_path, "run")
         objects = load_checkpoint(run_dir, "latest").objects
@@ -193,13 +193,13 @@ class TrainEngineContract:
         weights = load_policy(run_dir, "latest").state_dict()
         assert list(_differences(dict(weights), dict(objects["experiment"]["state"]["policy"]))) == []
 
-    def test_a_training_that_was_stopped_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
+    def test_a_stopped_training_resumes_bit_exactly(self, tmp_path: Path) -> None:
         """A checkpoint contains all state of the training: weights, moments, generators, counters, episodes."""
         whole = self.train(tmp_path, "whole")
         self.train(tmp_path, "parts", interrupt_at=max(len(self.calls) // 2, 1))
         self._compare(whole, self.train(tmp_path, "parts"))
 
-    def test_evaluations_change_nothing_in_the_training(self, tmp_path: Path) -> None:
+    def test_evaluations_do_not_affect_the_training(self, tmp_path: Path) -> None:
         """An evaluation changes neither generators, environments nor policy."""
         without = self.train(tmp_path, "without", evaluate_every_steps=0)
         often = max(self.NUM_STEPS // 4, 1)
@@ -256,13 +256,13 @@ class TransportContract:
         assert {name: item.data_ptr() for name, item in module.state_dict().items()} == pointers
         return dict(module.state_dict())
 
-    def test_weights_come_back_as_they_were(self, tmp_path: Path) -> None:
+    def test_weights_round_trip(self, tmp_path: Path) -> None:
         """Dtypes, shapes and bits are equal, in the existing memory of a module."""
         transport, weights = self.make_transport(tmp_path), self.weights(1.5)
         fetched = self.fetched(transport, transport.publish(0, weights))
         assert list(_differences(fetched, weights)) == []
 
-    def test_what_was_published_stays_as_it_was(self, tmp_path: Path) -> None:
+    def test_published_weights_do_not_change(self, tmp_path: Path) -> None:
         """Published weights do not change when the learner updates its weights."""
         transport, weights = self.make_transport(tmp_path), self.weights(1.0)
         handle = transport.publish(0, weights)
@@ -270,7 +270,7 @@ class TransportContract:
             item.zero_()
         assert list(_differences(self.fetched(transport, handle), self.weights(1.0))) == []
 
-    def test_an_old_handle_leads_to_whole_weights_that_are_no_older(self, tmp_path: Path) -> None:
+    def test_an_old_handle_returns_complete_weights_that_are_not_older(self, tmp_path: Path) -> None:
         """A handle yields the weights of its version or of a newer one, never a mixture."""
         transport = self.make_transport(tmp_path)
         handles = [transport.publish(version, self.weights(float(version))) for version in range(6)]
@@ -280,7 +280,7 @@ class TransportContract:
             assert value >= version, f"handle {version} yields version {value:g}"
             assert list(_differences(fetched, self.weights(value))) == []
 
-    def test_it_can_be_sent_to_another_process(self, tmp_path: Path) -> None:
+    def test_it_can_be_pickled(self, tmp_path: Path) -> None:
         """Explorers fetch through a pickled copy of the transport."""
         transport = self.make_transport(tmp_path)
         handle = transport.publish(0, self.weights(2.0))
@@ -305,7 +305,7 @@ class SamplingContract:
         replay.extend({**rows, "terminated": ends, "truncated": np.zeros(200, bool)}, np.zeros(200, np.int64))
         return replay
 
-    def test_a_batch_has_as_many_rows_as_were_asked_for(self) -> None:
+    def test_a_batch_has_the_requested_number_of_rows(self) -> None:
         """All columns, ids and weights have this length; ids are ids of the replay, or -1."""
         sampling, replay = self.make_sampling(), self.make_replay()
         for updates, n in enumerate((1, 7, 64)):
@@ -315,7 +315,7 @@ class SamplingContract:
             assert {"obs", "action", "reward", "next_obs", "discount"} <= lengths.keys(), lengths
             replay.update_priorities(batch.ids, np.ones(n))
 
-    def test_it_goes_on_with_the_batches_that_would_have_come(self) -> None:
+    def test_a_restored_sampling_continues_with_the_same_batches(self) -> None:
         """A resumed run restores only its state and the state of the replay."""
         sampling, replay = self.make_sampling(), self.make_replay()
         for updates in range(3):

@@ -26,7 +26,7 @@ def content(buffer):
     return rows
 
 
-def test_the_rows_come_in_the_order_of_time_with_their_ends():
+def test_rows_are_imported_in_time_order_with_their_episode_ends():
     buffer = ReplayBuffer(100, n_step=2)
     assert import_sb3(buffer, HERE / "box.pkl", allow_pickle=True) == 12
     rows = content(buffer)
@@ -38,7 +38,7 @@ def test_the_rows_come_in_the_order_of_time_with_their_ends():
     assert rows["obs"][rows["truncated"], 0].tolist() == [70]
 
 
-def test_environments_are_kept_apart():
+def test_episodes_of_different_environments_stay_separate():
     buffer = ReplayBuffer(100, n_step=3, gamma=1.0, seed=1)
     import_sb3(buffer, HERE / "box.pkl", allow_pickle=True)
     batch = buffer.sample(200)
@@ -46,7 +46,7 @@ def test_environments_are_kept_apart():
     assert first.tolist() == [70]  # 40, 50, 60 of environment 0
 
 
-def test_a_buffer_that_keeps_observations_once_is_read_too():
+def test_a_memory_optimized_buffer_is_imported():
     buffer = ReplayBuffer(100)
     assert import_sb3(buffer, HERE / "lean.pkl", allow_pickle=True) == 10
     rows = content(buffer)
@@ -62,7 +62,7 @@ def test_dictionary_observations_keep_their_keys():
     assert np.array_equal(rows["desired_goal"][:, 0], rows["observation"][:, 0] * 2)
 
 
-def test_a_pickle_is_read_only_when_that_is_allowed():
+def test_a_pickle_is_read_only_with_allow_pickle():
     with pytest.raises(UntrustedPickleError, match=r"box.pkl is a pickle.*allow_pickle=True"):
         import_sb3(ReplayBuffer(5), HERE / "box.pkl")
 
@@ -75,7 +75,7 @@ class Planted:
         return Path.touch, (self.path,)
 
 
-def test_a_planted_pickle_runs_nothing(tmp_path):
+def test_a_malicious_pickle_runs_no_code(tmp_path):
     (tmp_path / "planted.pkl").write_bytes(pickle.dumps(Planted(tmp_path / "was_here")))
     (tmp_path / "text.pkl").write_text("hello")
     for name in ("planted.pkl", "text.pkl"):
@@ -87,16 +87,16 @@ def test_a_planted_pickle_runs_nothing(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of minari
-def test_a_real_dataset_is_read_episode_by_episode(tmp_path, monkeypatch):
+def test_a_minari_dataset_is_imported_episode_by_episode(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     rng, episodes = np.random.default_rng(0), []
     for number, steps in enumerate((3, 7, 1)):
         ends = {"terminations": [False] * (steps - 1) + [True], "truncations": [False] * steps}
         observations, actions = rng.normal(size=(steps + 1, 4)).astype(np.float32), rng.integers(0, 2, steps)
-        made = minari.data_collector.EpisodeBuffer(
+        episode_buffer = minari.data_collector.EpisodeBuffer(
             id=number, observations=observations, actions=actions, rewards=rng.normal(size=steps), infos={}, **ends
         )
-        episodes.append(made)
+        episodes.append(episode_buffer)
     dataset = minari.create_dataset_from_buffers(
         "test/walk-v0",
         buffer=episodes,
@@ -131,7 +131,7 @@ def episode(start, steps):
     )
 
 
-def test_nested_observations_get_names():
+def test_nested_observations_become_named_columns():
     dataset = SimpleNamespace(iterate_episodes=lambda: iter([episode(0, 4), episode(50, 3)]))
     buffer = ReplayBuffer(100)
     assert import_minari(buffer, dataset) == 7
@@ -145,7 +145,7 @@ def test_nested_observations_get_names():
     assert np.flatnonzero(rows["truncated"]).tolist() == [3, 6]
 
 
-def test_without_minari_it_says_what_to_install(monkeypatch):
+def test_a_missing_minari_is_reported_with_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(ConfigurationError, match=r"'D4RL/door/human-v2' needs minari, .*'trieye\[minari\]'"):
         import_minari(ReplayBuffer(5), "D4RL/door/human-v2")

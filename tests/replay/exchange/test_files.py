@@ -35,7 +35,7 @@ def content(buffer):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "dedup_next": True}], ids=["plain", "linked"])
-def test_rows_come_back_as_they_were(tmp_path, name, options, monkeypatch):
+def test_exported_rows_round_trip_exactly(tmp_path, name, options, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK_BYTES", 5000)  # several row groups
     write, read = FORMATS[name]
     buffer = filled(**options)
@@ -65,7 +65,7 @@ def test_keys_may_have_any_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_an_empty_buffer_is_an_empty_file(tmp_path, name):
+def test_an_empty_buffer_round_trips(tmp_path, name):
     write, read = FORMATS[name]
     assert write(ReplayBuffer(5), tmp_path / "rows") == 0
     other = ReplayBuffer(5)
@@ -74,11 +74,11 @@ def test_an_empty_buffer_is_an_empty_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_not_such_a_file_is_named(tmp_path, name):
+def test_damaged_and_foreign_files_are_rejected_by_name(tmp_path, name):
     write, read = FORMATS[name]
     write(filled(), tmp_path / "rows")
-    whole = (tmp_path / "rows").read_bytes()
-    for text in (b"hello", whole[: len(whole) // 2]):
+    intact_bytes = (tmp_path / "rows").read_bytes()
+    for text in (b"hello", intact_bytes[: len(intact_bytes) // 2]):
         (tmp_path / "cut").write_bytes(text)
         with pytest.raises(SerializationError, match=r"cut is damaged or not an? "):
             read(ReplayBuffer(5), tmp_path / "cut")
@@ -86,7 +86,7 @@ def test_what_is_not_such_a_file_is_named(tmp_path, name):
         read(ReplayBuffer(5), tmp_path / "none")
 
 
-def test_files_of_others_are_read(tmp_path):
+def test_files_of_other_libraries_are_read(tmp_path):
     pq.write_table(pa.table({"obs": [[1.0, 2.0], [3.0, 4.0]], "action": [1, 2]}), tmp_path / "rows.parquet")
     np.savez(tmp_path / "rows.npz", obs=np.array([[1.0, 2.0], [3.0, 4.0]]), action=np.array([1, 2]))
     for name in FORMATS:
@@ -103,14 +103,14 @@ def test_files_of_others_are_read(tmp_path):
         (["left", "right"], "'x' has type string; expected numbers"),
     ],
 )
-def test_columns_that_are_no_rows_of_numbers_are_named(tmp_path, column, message):
+def test_non_numeric_or_ragged_columns_are_rejected_by_name(tmp_path, column, message):
     pq.write_table(pa.table({"x": column}), tmp_path / "rows")
     with pytest.raises(SerializationError, match=message):
         import_parquet(ReplayBuffer(5), tmp_path / "rows")
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_that_do_not_fit_the_buffer_are_named(tmp_path, name):
+def test_files_with_other_columns_than_the_buffer_are_rejected(tmp_path, name):
     write, read = FORMATS[name]
     write(filled(), tmp_path / "rows")
     with pytest.raises(ConfigurationError, match=r"key 'next_obs' is unknown|key 'action' is unknown"):
@@ -118,7 +118,7 @@ def test_rows_that_do_not_fit_the_buffer_are_named(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_episodes_from_a_file_do_not_go_on_in_rows_around_them(tmp_path, name):
+def test_imported_episodes_are_not_joined_with_neighbouring_rows(tmp_path, name):
     write, read = FORMATS[name]
     row = {"reward": 1.0, "done": False}
     source, buffer = ReplayBuffer(9, n_step=3), ReplayBuffer(9, n_step=3)

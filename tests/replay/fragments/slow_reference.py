@@ -38,7 +38,7 @@ class Reference:
     dropped: Counter = field(default_factory=Counter)
     next_chunk: int = 0
 
-    def held(self):
+    def fragment_numbers(self):
         groups = [*self.pending.values(), self.early, *(chunk.items for chunk in self.chunks)]
         groups += [chunk.items for _, chunks in self.leases.values() for chunk in chunks]
         return {item.number for group in groups for item in group}
@@ -126,7 +126,7 @@ class Reference:
         leased = [chunk for _, chunks in self.leases.values() for chunk in chunks]
         if len({item.number for chunk in leased for item in chunk.items}) + len(own) + 1 > room:
             return False
-        while len(self.held()) >= room:
+        while len(self.fragment_numbers()) >= room:
             free = [chunk for chunk in self.chunks if chunk.id not in {other.id for other in leased}]
             partial = [items for items in self.pending.values() if items and items is not own]
             if free:

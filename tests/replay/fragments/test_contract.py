@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 from fragment_rows import FRAGMENT_BYTES, add, fill, make_buffer, meta, numbers, payload, versions
 
+from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, LeaseExpiredError
 
 
-def test_a_fetch_that_waited_gets_no_chunk_that_became_stale_meanwhile():
-    buffer, got = make_buffer(max_staleness=0), []
+def test_a_waiting_fetch_never_receives_stale_chunks():
+    buffer, leases = make_buffer(max_staleness=0), []
     add(buffer, 0, worker="a")
-    reader = threading.Thread(target=lambda: got.append(buffer.fetch(2, timeout_s=10)))
+    reader = threading.Thread(target=lambda: leases.append(buffer.fetch(2, timeout_s=10)))
     reader.start()
+    wait_until(lambda: buffer.metrics()["replay/waiting_readers"] == 1)
     buffer.set_version("s", 1)
     for worker in "bc":
         add(buffer, 1, worker=worker, version=1)
     reader.join(10)
-    assert numbers(got[0]) == [[1], [1]]
+    assert numbers(leases[0]) == [[1], [1]]
 
 
-def test_unfinished_chunks_of_silent_workers_leave_in_time_and_with_their_session(clock):
+def test_partial_chunks_expire_or_end_with_their_session(clock):
     buffer = make_buffer(fragments_per_chunk=2, partial_ttl_s=60, clock=clock)
     fill(buffer, 100)
     clock.now += 61
@@ -33,7 +35,7 @@ def test_unfinished_chunks_of_silent_workers_leave_in_time_and_with_their_sessio
     assert (metrics["replay/dropped/expired"], metrics["replay/dropped/wrong_session"]) == (100, 100)
 
 
-def test_a_second_fetch_takes_nothing_from_readers_of_the_first():
+def test_later_fetches_and_inserts_do_not_affect_an_open_lease():
     buffer = make_buffer(max_chunks=4, max_reuse=1)
     fill(buffer, 4)
     first = buffer.fetch(2)
@@ -51,13 +53,13 @@ def numbers_of(chunk):
 
 
 @pytest.mark.parametrize("n", [0, -2, 11, 1.5, True, "2"])
-def test_a_fetch_of_an_impossible_number_of_chunks_says_what_is_possible(n):
+def test_a_fetch_of_an_invalid_number_of_chunks_is_rejected_with_the_valid_range(n):
     buffer = make_buffer(max_chunks=10, fragments_per_chunk=3)
     with pytest.raises(ConfigurationError, match="expected 1 to max_chunks=10 chunks, each of 3"):
         buffer.fetch(n, timeout_s=0)
 
 
-def test_the_same_seed_gives_the_same_chunks():
+def test_equal_seeds_fetch_equal_chunks():
     fetched = []
     for seed in (1, 1, 2):
         buffer = make_buffer(seed=seed)
@@ -67,7 +69,7 @@ def test_the_same_seed_gives_the_same_chunks():
     assert fetched[0] == fetched[1] != fetched[2]
 
 
-def test_metrics_are_numbers_of_what_was_handed_out_and_absent_when_nothing_was():
+def test_metrics_describe_fetched_chunks_and_are_absent_without_fetches():
     buffer = make_buffer(fragments_per_chunk=2, max_reuse=1, version=4)
     metrics = buffer.metrics()
     assert all(np.isfinite(value) for value in metrics.values())
@@ -85,7 +87,7 @@ def test_metrics_are_numbers_of_what_was_handed_out_and_absent_when_nothing_was(
     assert not {name for name in buffer.metrics() if "staleness" in name}
 
 
-def test_what_comes_before_its_session_or_version_is_announced_is_kept_for_it():
+def test_early_fragments_wait_for_their_session_and_version():
     buffer = make_buffer(fragments_per_chunk=2, version=3, session="old")
     assert add(buffer, 0, worker="a", version=3, session="old") == ["accepted"]
     assert add(buffer, 1, worker="a", version=0, session="new") == ["early"]
@@ -99,7 +101,7 @@ def test_what_comes_before_its_session_or_version_is_announced_is_kept_for_it():
     assert versions(buffer) == [0, 2]
 
 
-def test_a_fetch_costs_the_same_however_many_chunks_there_are():
+def test_the_cost_of_a_fetch_hardly_grows_with_the_number_of_chunks():
     def median_s(buffer):
         times = []
         for _ in range(200):
@@ -118,7 +120,7 @@ def test_a_fetch_costs_the_same_however_many_chunks_there_are():
     assert costs[1] < 5 * costs[0]  # 200 times as many chunks
 
 
-def test_bytes_are_bounded_and_writers_are_told_to_wait():
+def test_max_bytes_evicts_unleased_chunks_and_rejects_fragments_when_full():
     buffer = make_buffer(max_bytes=4 * FRAGMENT_BYTES, max_reuse=1)
     fill(buffer, 6)
     lease = buffer.fetch(4)
@@ -147,7 +149,7 @@ def test_single_columns_are_read_without_copying_the_rest():
         lease.stack(["bootstrp"])
 
 
-def test_priorities_weights_and_a_schema_for_each_key_are_there():
+def test_chunks_have_priorities_and_weights_and_columns_have_a_schema():
     buffer = make_buffer(sampler="prioritized", alpha=1.0, beta=1.0, seed=5)
     fill(buffer, 10)
     ids = [chunk.id for chunk in buffer.fetch(10).chunks]

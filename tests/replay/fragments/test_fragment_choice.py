@@ -27,7 +27,7 @@ def test_every_ordered_pick_is_equally_likely():
     assert chi_square(counts, dict.fromkeys(picks, 200)) < 98.3  # 59 degrees of freedom: p = 0.001
 
 
-def test_prioritized_picks_follow_the_priorities_of_what_is_left():
+def test_prioritized_picks_follow_the_priorities_of_the_remaining_chunks():
     rng, masses = np.random.default_rng(5), [1.0, 2.0, 4.0, 9.0]
     choice = filled(PrioritizedChoice(4, alpha=0.5, beta=0.4), [mass**2 for mass in masses])
     counts = Counter(tuple(choice.choose(2, rng)[0]) for _ in range(4_000))
@@ -53,7 +53,7 @@ def test_importance_weights_follow_the_formula():
     st.lists(st.tuples(st.integers(0, 30), st.floats(1e-6, 1e30)), max_size=20),
     st.integers(0, 99),
 )
-def test_any_priorities_and_removals_give_distinct_places(priorities, changes, seed):
+def test_prioritized_picks_are_distinct_after_any_updates_and_removals(priorities, changes, seed):
     choice, size = filled(PrioritizedChoice(4, alpha=1.0, beta=1.0), priorities), len(priorities)
     for slot, priority in changes:
         if slot < size:
@@ -67,7 +67,7 @@ def test_any_priorities_and_removals_give_distinct_places(priorities, changes, s
 
 
 @given(st.lists(st.tuples(st.sampled_from("aaro"), st.integers(0, 5)), max_size=60))
-def test_the_indexes_of_the_pool_agree_with_a_list(steps):
+def test_the_chunk_pool_matches_a_plain_list(steps):
     pool, model = ChunkPool(UniformChoice()), []
     for number, (action, version) in enumerate(steps):
         if action == "a":
@@ -89,7 +89,7 @@ def test_the_indexes_of_the_pool_agree_with_a_list(steps):
         assert {chunk.id for chunk in pool.newer_than(version)} == higher
 
 
-def test_chunks_of_ever_new_versions_take_no_more_memory():
+def test_the_pool_does_not_grow_with_the_number_of_versions():
     pool, sizes = ChunkPool(UniformChoice()), []
     for number in range(10_000):
         pool.add(StoredChunk(number, (number,), number))

@@ -29,12 +29,12 @@ from trieye.replay.limiter import RateLimiter
         ({"session": None}, "session None"),
     ],
 )
-def test_where_a_fragment_comes_from_is_checked(fields, message):
+def test_fragment_metadata_is_validated(fields, message):
     with pytest.raises(ConfigurationError, match=message):
         FragmentMeta(**{"worker": "w", "fid": 0, "session": "s", **fields})
 
 
-def test_numpy_integers_become_plain_ones():
+def test_numpy_integers_become_python_integers():
     converted = FragmentMeta("w", np.uint8(255), np.int16(3), "s", np.int64(1))
     assert [type(value) for value in (converted.fid, converted.model_version, converted.incarnation)] == [int] * 3
     assert pickle.loads(pickle.dumps(converted)) == converted
@@ -59,7 +59,7 @@ class Spoiled:
         ({7: 1}, "fragment key 7: keys must be strings"),
     ],
 )
-def test_a_payload_that_does_not_fit_is_rejected_and_costs_its_neighbours_nothing(change, message):
+def test_an_invalid_payload_is_rejected_without_affecting_its_neighbours(change, message):
     buffer = make_buffer(fragments_per_chunk=2)
     batch = [(payload(0), meta(fid=0)), ({**payload(1), **change}, meta(fid=1)), (payload(1), meta(fid=1))]
     results = buffer.add_batch(batch)
@@ -83,7 +83,7 @@ def test_a_payload_that_does_not_fit_is_rejected_and_costs_its_neighbours_nothin
         ),
     ],
 )
-def test_a_first_fragment_that_is_rejected_leaves_no_schema(row, message):
+def test_a_rejected_first_fragment_defines_no_schema(row, message):
     buffer = make_buffer()
     assert message in buffer.add(row, meta()).reason
     assert buffer.add(payload(0), ("w", 0)).reason == "meta must be a FragmentMeta, got tuple"
@@ -99,7 +99,7 @@ def test_a_payload_is_copied_and_may_be_a_tensor():
     assert torch.as_tensor(lease.stack()["obs"]).shape == (1, 1, STEPS, 2)
 
 
-def test_a_chunk_of_which_one_does_not_fit_the_bytes_is_rejected():
+def test_fragments_whose_chunk_exceeds_max_bytes_are_rejected():
     buffer = make_buffer(fragments_per_chunk=4, max_bytes=1000)
     assert buffer.add(payload(0), meta()).reason == (
         "a chunk of such fragments takes 1024 bytes, more than max_bytes=1000"
@@ -116,7 +116,7 @@ def test_a_chunk_is_as_old_as_its_oldest_fragment():
     assert len(buffer) == 0
 
 
-def test_versions_only_rise_within_a_session():
+def test_versions_never_decrease_within_a_session():
     buffer = make_buffer(version=3)
     buffer.set_version("s", 3)
     with pytest.raises(ConfigurationError, match=r"set_version\('s', 2\): the session already has version 3"):
@@ -127,7 +127,7 @@ def test_versions_only_rise_within_a_session():
     assert (buffer.session, buffer.model_version) == ("t", 0)
 
 
-def test_a_resumed_session_goes_on_with_the_content_and_without_what_was_ahead_of_it():
+def test_a_resumed_session_keeps_the_contents_without_later_versions():
     buffer = make_buffer(session_policy="resume", session="first", fragments_per_chunk=2, version=4)
     for worker, version in (("a", 3), ("b", 4)):
         add(buffer, 0, 1, worker=worker, version=version, session="first")
@@ -141,7 +141,7 @@ def test_a_resumed_session_goes_on_with_the_content_and_without_what_was_ahead_o
     assert buffer.metrics()["replay/dropped/future_version"] == 2
 
 
-def test_a_session_that_is_announced_again_is_not_wrong_any_more():
+def test_a_reannounced_session_is_accepted_again():
     buffer = make_buffer(session="a")
     buffer.set_version("b", 0)
     assert add(buffer, 0, session="a") == ["wrong_session"]
@@ -149,7 +149,7 @@ def test_a_session_that_is_announced_again_is_not_wrong_any_more():
     assert add(buffer, 1, session="a") == ["accepted"]
 
 
-def test_early_fragments_are_few_and_leave_in_time(clock):
+def test_early_fragments_are_limited_and_expire(clock):
     buffer = make_buffer(max_early=2, partial_ttl_s=50, clock=clock)
     assert add(buffer, 0, 1, 2, version=1) == ["early", "early", "future_version"]
     result = buffer.add(payload(2), meta(fid=2, version=1))
@@ -160,7 +160,7 @@ def test_early_fragments_are_few_and_leave_in_time(clock):
     assert add(buffer, 2, version=1) == ["early"]
 
 
-def test_a_session_that_its_worker_has_left_holds_up_nothing_when_the_next_one_is_announced():
+def test_early_fragments_of_an_abandoned_session_do_not_block_the_next_session():
     buffer = make_buffer(session="a", fragments_per_chunk=2)
     assert add(buffer, 0, session="never announced") == ["early"]
     assert add(buffer, 1, 2, session="b") == ["early", "early"]
@@ -169,7 +169,7 @@ def test_a_session_that_its_worker_has_left_holds_up_nothing_when_the_next_one_i
     assert buffer.metrics()["replay/waiting_fragments"] == 0
 
 
-def test_fragments_behind_one_that_stays_early_wait_with_it():
+def test_fragments_behind_an_early_one_wait_with_it():
     buffer = make_buffer(fragments_per_chunk=2)
     assert [add(buffer, 0, version=1), add(buffer, 1)] == [["early"], ["early"]]
     buffer.set_version("s", 0)
@@ -178,7 +178,7 @@ def test_fragments_behind_one_that_stays_early_wait_with_it():
     assert numbers(buffer.fetch(1, timeout_s=0)) == [[0, 1]]
 
 
-def test_what_came_after_a_fragment_is_not_given_up_for_it():
+def test_a_late_fragment_does_not_displace_its_successors():
     buffer = make_buffer(session="a", fragments_per_chunk=1)
     assert add(buffer, 1, session="b") == ["early"]
     assert add(buffer, 0, session="a") == ["early"]  # it is late: appended now, the other fragment would be a duplicate
@@ -186,7 +186,7 @@ def test_what_came_after_a_fragment_is_not_given_up_for_it():
     assert numbers(buffer.fetch(1)) == [[1]]
 
 
-def test_a_lease_that_is_not_read_runs_out_and_one_that_is_read_does_not(clock):
+def test_unread_leases_expire_and_read_leases_are_extended(clock):
     buffer = make_buffer(max_reuse=1, lease_ttl_s=10, clock=clock)
     fill(buffer, 2)
     busy, idle = buffer.fetch(1), buffer.fetch(1)
@@ -202,7 +202,7 @@ def test_a_lease_that_is_not_read_runs_out_and_one_that_is_read_does_not(clock):
         buffer.read(busy, 2, 2)
 
 
-def test_a_lease_can_be_sent_to_another_process():
+def test_a_lease_survives_pickling():
     buffer = make_buffer(fragments_per_chunk=2)
     add(buffer, 0, 1)
     lease = buffer.fetch(1)
@@ -211,7 +211,7 @@ def test_a_lease_can_be_sent_to_another_process():
     assert np.array_equal(sent.stack()["obs"], lease.stack()["obs"])
 
 
-def test_a_limiter_pushes_writers_back():
+def test_a_limiter_rejects_fragments_until_chunks_are_fetched():
     buffer = make_buffer(limiter=at_most_ahead(2), max_reuse=1)
     fill(buffer, 2)
     refused = buffer.add(payload(0), meta("late"))
@@ -220,7 +220,7 @@ def test_a_limiter_pushes_writers_back():
     assert buffer.add(payload(0), meta("late")).status == "accepted"
 
 
-def test_a_limiter_holds_readers_back_until_there_is_enough():
+def test_a_limiter_blocks_fetches_below_the_minimum_size():
     buffer = make_buffer(limiter=RateLimiter(1.0, min_size_to_sample=3, error_buffer=1.0))
     fill(buffer, 2)
     with pytest.raises(ReplayTimeoutError, match=r"fetch\(1\): 2 of 1 chunks are available after 0 s"):
@@ -231,7 +231,7 @@ def test_a_limiter_holds_readers_back_until_there_is_enough():
         buffer.fetch(3, timeout_s=5)
 
 
-def test_chunks_that_left_are_not_counted_as_there_by_a_limiter():
+def test_the_limiter_does_not_count_exhausted_chunks():
     buffer = make_buffer(limiter=RateLimiter(1.0, min_size_to_sample=2, error_buffer=2.0), max_reuse=1)
     fill(buffer, 2)
     buffer.fetch(1)
@@ -241,7 +241,7 @@ def test_chunks_that_left_are_not_counted_as_there_by_a_limiter():
     buffer.fetch(1, timeout_s=0)
 
 
-def test_a_limiter_does_not_keep_writers_from_a_reader_that_waits():
+def test_a_limiter_admits_fragments_for_a_waiting_reader():
     buffer = make_buffer(limiter=at_most_ahead(3), max_staleness=0)
     fill(buffer, 3)
     buffer.set_version("s", 1)
@@ -263,14 +263,14 @@ def test_a_limiter_does_not_keep_writers_from_a_reader_that_waits():
         ([0], [float("inf")], "numbers from 0 to 1e30"),
     ],
 )
-def test_priorities_are_checked(ids, priorities, message):
+def test_invalid_priorities_are_rejected(ids, priorities, message):
     buffer = make_buffer(sampler="prioritized")
     fill(buffer, 1)
     with pytest.raises(ConfigurationError, match=message):
         buffer.update_priorities(ids, priorities)
 
 
-def test_new_chunks_are_as_urgent_as_the_most_urgent_one():
+def test_new_chunks_get_the_highest_priority():
     buffer = make_buffer(sampler="prioritized", alpha=1.0, beta=1.0)
     fill(buffer, 2)
     assert buffer.update_priorities([0, 1, 7], [0.0, 50.0, 1.0]) == 2
@@ -284,7 +284,7 @@ def weights_of(lease):
     return zip(numbers(lease), lease.chunks, strict=True)
 
 
-def test_only_the_newest_workers_are_remembered(monkeypatch):
+def test_only_the_most_recent_workers_are_remembered(monkeypatch):
     monkeypatch.setattr(streams, "_MAX_STREAMS", 3)
     buffer = make_buffer(fragments_per_chunk=2, max_chunks=10)
     add(buffer, 0, worker="unfinished")
@@ -295,7 +295,7 @@ def test_only_the_newest_workers_are_remembered(monkeypatch):
     assert add(buffer, 1, worker="worker-0") == ["accepted"]
 
 
-def test_room_is_made_by_the_unfinished_chunk_that_was_silent_longest():
+def test_the_longest_idle_partial_chunk_is_evicted_first():
     buffer = make_buffer(fragments_per_chunk=2, max_bytes=3 * FRAGMENT_BYTES)
     finished = []
     for worker, fid in (("a", 0), ("b", 0), ("c", 0), ("d", 0), ("b", 1), ("d", 1)):  # d leaves no room for a, b for c
@@ -309,7 +309,7 @@ def test_room_is_made_by_the_unfinished_chunk_that_was_silent_longest():
     assert (metrics["replay/dropped/evicted"], metrics["replay/partial_chunks"]) == (2, 0)
 
 
-def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():
+def test_a_leased_chunk_is_not_evicted():
     buffer = make_buffer(max_bytes=2 * FRAGMENT_BYTES)
     fill(buffer, 2)
     leases = [buffer.fetch(1) for _ in range(20)]
@@ -321,7 +321,7 @@ def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():
     assert sorted(numbers(buffer.fetch(2, timeout_s=0))) == [[0], [2]]
 
 
-def test_no_memory_is_a_reason_to_come_again():
+def test_a_failed_memory_allocation_reports_a_full_buffer():
     buffer, before = make_buffer(), resource.getrlimit(resource.RLIMIT_AS)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (256 << 20), before[1]))
@@ -365,7 +365,7 @@ def test_a_config_describes_a_buffer():
         ({"sampler": "prioritised"}, "replay.sampler='prioritised' is unknown; did you mean 'prioritized'"),
     ],
 )
-def test_rules_out_of_range_are_named(settings, message):
+def test_out_of_range_rules_are_rejected_by_name(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         FragmentBuffer(FragmentRules(**{"max_chunks": 1, **settings}))
 

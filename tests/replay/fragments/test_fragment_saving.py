@@ -48,7 +48,7 @@ def test_a_second_save_writes_only_new_fragments(tmp_path):
     assert rows <= new[0].stat().st_size < rows + 500
 
 
-def test_a_group_of_which_most_is_gone_is_written_anew_and_the_rest_linked(tmp_path):
+def test_a_mostly_evicted_group_is_rewritten_and_others_are_linked(tmp_path):
     buffer, path = make_buffer(max_chunks=10), tmp_path / "replay"
     fill(buffer, 8)
     buffer.save(path)
@@ -64,7 +64,7 @@ def test_a_group_of_which_most_is_gone_is_written_anew_and_the_rest_linked(tmp_p
     assert sorted(numbers(other.fetch(10))) == [[number] for number in range(5, 15)]
 
 
-def test_many_small_groups_become_one():
+def test_many_small_groups_are_merged():
     buffer, counts, known_parts = make_buffer(max_chunks=1000), [], []
     for number in range(40):
         fill(buffer, 1, start=number)
@@ -75,7 +75,7 @@ def test_many_small_groups_become_one():
     assert counts[33:] == list(range(1, 8))
 
 
-def test_large_contents_are_written_in_groups_that_can_leave_one_by_one():
+def test_large_contents_are_split_into_groups_that_are_linked_individually():
     groups = SavedGroups()
     reused, missing = groups.plan(set(range(7)), [], 20 << 20)
     assert (reused, missing) == ([], [[0, 1, 2], [3, 4, 5], [6]])
@@ -84,21 +84,21 @@ def test_large_contents_are_written_in_groups_that_can_leave_one_by_one():
     assert groups.plan({1, 2, 6, 7}, names, 20 << 20) == ([names[0], names[2]], [[7]])
 
 
-def test_what_no_finished_checkpoint_holds_is_written_again():
+def test_fragments_of_an_unfinished_checkpoint_are_rewritten():
     buffer = make_buffer()
     fill(buffer, 3)
-    lost = buffer.state_parts([])
+    unfinished = buffer.state_parts([])
     again = buffer.state_parts([])
-    assert lost.new.keys() != again.new.keys()
-    both = buffer.state_parts([*lost.new, *again.new])
-    assert both.kept == tuple(lost.new)
+    assert unfinished.new.keys() != again.new.keys()
+    both = buffer.state_parts([*unfinished.new, *again.new])
+    assert both.kept == tuple(unfinished.new)
     assert both.new == {}
     other = FragmentBuffer(buffer.rules)
-    other.load_state_dict(saved(both, lost.new))
+    other.load_state_dict(saved(both, unfinished.new))
     assert len(other) == 3
 
 
-def test_a_fragment_that_is_in_two_groups_is_restored_once():
+def test_a_fragment_in_two_groups_is_restored_once():
     buffer = make_buffer()
     fill(buffer, 2)
     first = buffer.state_parts([])
@@ -112,7 +112,7 @@ def test_a_fragment_that_is_in_two_groups_is_restored_once():
     assert sorted(numbers(other.fetch(3))) == [[0], [1], [2]]
 
 
-def test_a_restored_buffer_links_what_it_was_restored_from(tmp_path):
+def test_a_restored_buffer_links_the_files_of_its_checkpoint(tmp_path):
     buffer, path = make_buffer(), tmp_path / "replay"
     fill(buffer, 5)
     other = restored(buffer, path)
@@ -122,7 +122,7 @@ def test_a_restored_buffer_links_what_it_was_restored_from(tmp_path):
     assert before.items() < files(path).items()
 
 
-def test_the_age_of_an_unfinished_chunk_goes_on(tmp_path, clock):
+def test_a_restored_partial_chunk_keeps_its_age(tmp_path, clock):
     buffer = make_buffer(fragments_per_chunk=2, clock=clock, partial_ttl_s=100)
     add(buffer, 0)
     clock.now += 60
@@ -136,7 +136,7 @@ def test_the_age_of_an_unfinished_chunk_goes_on(tmp_path, clock):
     assert other.metrics()["replay/partial_chunks"] == 0
 
 
-def test_sessions_limiter_priorities_and_counts_come_back(tmp_path):
+def test_sessions_limiter_priorities_and_counts_are_restored(tmp_path):
     buffer = make_buffer(
         sampler="prioritized", alpha=1.0, limiter=at_most_ahead(4), version=3, session="a", max_staleness=1
     )
@@ -157,7 +157,7 @@ def test_sessions_limiter_priorities_and_counts_come_back(tmp_path):
     assert (metrics["replay/dropped/stale"], metrics["replay/dropped/duplicate"]) == (1, 1)
 
 
-def test_the_bounds_of_the_new_buffer_hold_at_once(tmp_path):
+def test_the_limits_of_the_new_buffer_apply_immediately(tmp_path):
     buffer = make_buffer()
     fill(buffer, 10)
     buffer.release(buffer.fetch(4))
@@ -168,7 +168,7 @@ def test_the_bounds_of_the_new_buffer_hold_at_once(tmp_path):
     assert restored(buffer, path, max_bytes=5 * FRAGMENT_BYTES).metrics()["replay/bytes"] == 5 * FRAGMENT_BYTES
 
 
-def test_a_buffer_of_another_kind_refuses_and_keeps_what_it_has(tmp_path):
+def test_a_mismatched_checkpoint_is_rejected_and_changes_nothing(tmp_path):
     buffer = make_buffer(fragments_per_chunk=2)
     fill(buffer, 2)
     path = tmp_path / "replay"
@@ -184,7 +184,7 @@ def test_a_buffer_of_another_kind_refuses_and_keeps_what_it_has(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["part", "table", "format"])
-def test_a_snapshot_that_is_not_whole_is_refused(damage):
+def test_an_incomplete_snapshot_is_rejected(damage):
     buffer = make_buffer()
     fill(buffer, 3)
     parts = buffer.state_parts([])
@@ -208,7 +208,7 @@ def test_an_empty_buffer_is_saved_and_loaded(tmp_path):
     assert add(other, 0, version=4) == ["accepted"]
 
 
-def test_every_kind_of_array_comes_back_as_it_was(tmp_path):
+def test_arrays_of_all_kinds_round_trip_exactly(tmp_path):
     row = {
         "flags": np.array([True, False]),
         "half": np.array([[1.5, -2]], np.float16),
@@ -219,15 +219,15 @@ def test_every_kind_of_array_comes_back_as_it_was(tmp_path):
     }
     buffer = make_buffer()
     assert buffer.add(row, meta()).status == "accepted"
-    got = restored(buffer, tmp_path / "replay").fetch(1).chunks[0].fragments[0].data
-    assert list(got) == list(row)
+    restored_data = restored(buffer, tmp_path / "replay").fetch(1).chunks[0].fragments[0].data
+    assert list(restored_data) == list(row)
     for key, value in row.items():
-        assert np.array_equal(got[key], value)
-        assert got[key].shape == value.shape
-        assert got[key].dtype == value.dtype.newbyteorder("=")
+        assert np.array_equal(restored_data[key], value)
+        assert restored_data[key].shape == value.shape
+        assert restored_data[key].dtype == value.dtype.newbyteorder("=")
 
 
-def test_writers_go_on_while_a_snapshot_is_taken():
+def test_later_writes_do_not_change_a_snapshot():
     buffer = make_buffer(max_chunks=5)
     fill(buffer, 5)
     parts = buffer.state_parts([])
@@ -238,7 +238,7 @@ def test_writers_go_on_while_a_snapshot_is_taken():
     assert buffer.metrics()["replay/bytes"] == 5 * FRAGMENT_BYTES
 
 
-def test_fragments_of_a_damaged_group_leave_with_their_chunks_and_the_others_go_on(tmp_path, caplog):
+def test_chunks_with_damaged_fragments_are_dropped_and_the_others_remain_usable(tmp_path, caplog):
     buffer, path = make_buffer(fragments_per_chunk=2, limiter=at_most_ahead(100)), tmp_path / "replay"
     parts = {}
     for first, end in ((0, 3), (3, 5), (5, 9), (9, 10)):  # groups end in the middle of chunks

@@ -42,7 +42,7 @@ class Readers:
         return self.served
 
 
-def test_threads_are_served_in_the_order_they_came():
+def test_threads_are_served_in_order_of_arrival():
     buffer = make_buffer(max_reuse=1)
     readers = Readers(buffer)
     for name, n in enumerate([2, 1, 3, 1]):
@@ -53,7 +53,7 @@ def test_threads_are_served_in_the_order_they_came():
     assert readers.join() == [(0, 2), (1, 1), (2, 3), (3, 1)]
 
 
-def test_one_that_gives_up_lets_the_next_go_on():
+def test_a_timed_out_reader_unblocks_the_next_one():
     buffer = make_buffer()
     fill(buffer, 2)
     readers = Readers(buffer)
@@ -65,7 +65,7 @@ def test_one_that_gives_up_lets_the_next_go_on():
     )
 
 
-def test_a_fetch_without_patience_takes_what_it_wants_or_nothing():
+def test_a_fetch_without_timeout_takes_all_requested_chunks_or_none():
     buffer = make_buffer()
     fill(buffer, 2)
     with pytest.raises(TimeoutError, match=r"fetch\(3\): 2 of 3 chunks are available after 0 s, and 0 other fetches"):
@@ -73,7 +73,7 @@ def test_a_fetch_without_patience_takes_what_it_wants_or_nothing():
     assert [chunk.num_uses for chunk in buffer.fetch(2, timeout_s=0).chunks] == [1, 1]
 
 
-def test_a_fetch_that_is_not_strict_takes_fewer_when_the_time_is_up():
+def test_a_non_strict_fetch_returns_fewer_chunks_after_its_timeout():
     buffer = make_buffer(max_reuse=1)
     fill(buffer, 2)
     assert len(buffer.fetch(3, timeout_s=0.01, strict=False).chunks) == 2
@@ -83,7 +83,7 @@ def test_a_fetch_that_is_not_strict_takes_fewer_when_the_time_is_up():
     assert len(asyncio.run(buffer.afetch(4, timeout_s=0.01, strict=False)).chunks) == 3
 
 
-def test_one_that_is_not_strict_takes_nothing_from_those_before_it():
+def test_a_non_strict_fetch_takes_no_chunks_from_earlier_readers():
     buffer = make_buffer()
     fill(buffer, 2)
     readers = Readers(buffer)
@@ -94,7 +94,7 @@ def test_one_that_is_not_strict_takes_nothing_from_those_before_it():
     assert readers.join() == [("patient", 3)]
 
 
-def test_closing_ends_every_wait_and_every_later_call():
+def test_closing_ends_waiting_fetches_and_rejects_later_calls():
     buffer = make_buffer()
     readers = Readers(buffer)
     readers.start("thread", 1)
@@ -124,7 +124,7 @@ def test_closing_ends_every_wait_and_every_later_call():
     assert buffer.release("x") is False
 
 
-def test_cancelled_tasks_take_nothing_and_leave_no_place_in_the_line():
+def test_cancelled_tasks_take_no_chunks_and_leave_the_queue():
     async def cancel_all():
         tasks = [asyncio.create_task(buffer.afetch(1)) for _ in range(5)]
         await asyncio.sleep(0)
@@ -146,7 +146,7 @@ def test_cancelled_tasks_take_nothing_and_leave_no_place_in_the_line():
     assert numbers(buffer.fetch(1, timeout_s=0)) == [[0]]
 
 
-def test_tasks_and_threads_wait_in_one_line():
+def test_tasks_and_threads_share_one_queue():
     async def read():
         tasks = [asyncio.create_task(buffer.afetch(1, timeout_s=10))]
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ def test_tasks_and_threads_wait_in_one_line():
     assert readers.join() == [("thread", 2)]
 
 
-def test_a_reader_whose_event_loop_is_gone_holds_up_nobody():
+def test_a_reader_with_a_closed_event_loop_blocks_no_others():
     buffer = make_buffer()
     loop = asyncio.new_event_loop()
     task = loop.create_task(buffer.afetch(1))
@@ -192,27 +192,27 @@ def write_all(buffer, worker, count):
 
 def read_all(buffer):
     """Fetch until the buffer is closed, and return how often each chunk was fetched."""
-    seen = Counter()
+    fetch_counts = Counter()
     while True:
         try:
             lease = buffer.fetch(1, timeout_s=10)
         except ReplayClosedError:
-            return seen
-        seen[lease.chunks[0].fragments[0].meta.worker, *numbers(lease)[0]] += 1
+            return fetch_counts
+        fetch_counts[lease.chunks[0].fragments[0].meta.worker, *numbers(lease)[0]] += 1
         buffer.release(lease)
 
 
-def test_nothing_is_lost_or_handed_out_twice_among_threads():
+def test_concurrent_readers_receive_every_chunk_exactly_once():
     buffer = make_buffer(fragments_per_chunk=2, max_reuse=1, limiter=at_most_ahead(3))
-    count, workers, most_held = 100, ["a", "b", "c"], 0
+    count, workers, max_stored = 100, ["a", "b", "c"], 0
     with ThreadPoolExecutor(5) as threads:
         readers = [threads.submit(read_all, buffer) for _ in range(2)]
         writers = [threads.submit(write_all, buffer, worker, count) for worker in workers]
         while not all(writer.done() for writer in writers):
-            most_held = max(most_held, buffer.metrics()["replay/fragments"])
+            max_stored = max(max_stored, buffer.metrics()["replay/fragments"])
         wait_until(lambda: len(buffer) == 0)
         buffer.close()
         assert [writer.result() for writer in writers] == [[], [], []]
-        seen = sum((reader.result() for reader in readers), Counter())
-    assert seen == Counter((worker, fid, fid + 1) for worker in workers for fid in range(0, count, 2))
-    assert most_held <= 3 * 2 + 3 + 2 * 2  # chunks ahead, fragments of unfinished chunks, leases
+        fetch_counts = sum((reader.result() for reader in readers), Counter())
+    assert fetch_counts == Counter((worker, fid, fid + 1) for worker in workers for fid in range(0, count, 2))
+    assert max_stored <= 3 * 2 + 3 + 2 * 2  # chunks ahead, fragments of unfinished chunks, leases

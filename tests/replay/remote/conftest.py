@@ -58,30 +58,30 @@ class FlakyChannel:
 @pytest.fixture
 def make_replay():
     """Return a function that creates a replay with one table in this process."""
-    made = []
+    replays = []
 
     def make(capacity=1000, **table):
-        made.append(local_replay({"default": {"capacity": capacity, "storage": "shm", **table}}))
-        return made[-1]
+        replays.append(local_replay({"default": {"capacity": capacity, "storage": "shm", **table}}))
+        return replays[-1]
 
     yield make
-    for replay in made:
+    for replay in replays:
         replay.close()
 
 
 @pytest.fixture
 def make_flaky(tmp_path):
     """Return a function that creates a replay with one table, and a channel that can kill its server."""
-    made = []
+    channels = []
 
     def make(capacity=100, *, loss=0.0, seed=0, options=None, **table):
         tables = {"default": {"capacity": capacity, "storage": "shm", **table}}
-        own = {"directory": tmp_path / "snapshot"} if options is None else options
-        made.append(FlakyChannel(lambda: ReplayServer(tables, **own), loss=loss, seed=seed))
-        return RemoteReplay(made[-1]), made[-1]
+        server_options = {"directory": tmp_path / "snapshot"} if options is None else options
+        channels.append(FlakyChannel(lambda: ReplayServer(tables, **server_options), loss=loss, seed=seed))
+        return RemoteReplay(channels[-1]), channels[-1]
 
     yield make
-    for channel in made:
+    for channel in channels:
         channel.kill()
 
 

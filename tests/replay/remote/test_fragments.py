@@ -31,7 +31,7 @@ def filled(replay):
     return replay
 
 
-def test_calls_reach_the_buffer_and_chunks_come_back(tmp_path):
+def test_a_remote_buffer_stores_fetches_and_saves_fragments(tmp_path):
     replay = filled(RemoteFragments(LocalChannel(FragmentServer(RULES))))
     lease = replay.fetch(2)
     assert sorted(replay.read(lease, 0, 2)[0].fragments[0]["obs"][0].tolist()) in ([0.0, 0.0], [2.0, 2.0])
@@ -51,7 +51,7 @@ def test_calls_reach_the_buffer_and_chunks_come_back(tmp_path):
         replay.snapshot()
 
 
-def test_what_a_server_held_is_there_again_after_its_death(tmp_path):
+def test_a_restarted_server_restores_its_fragments_from_the_snapshot(tmp_path):
     channel = FlakyChannel(lambda: FragmentServer(RULES, directory=tmp_path / "snapshot"))
     replay = filled(RemoteFragments(channel))
     replay.snapshot()
@@ -66,7 +66,7 @@ def test_what_a_server_held_is_there_again_after_its_death(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_actor_serves_readers_that_wait_and_goes_on_after_its_death(ray_cluster, tmp_path):
+def test_an_actor_serves_waiting_readers_and_survives_a_kill(ray_cluster, tmp_path):
     import ray
 
     name, rules = f"fragments_{os.getpid()}", {"max_chunks": 8, "fragments_per_chunk": 2}
@@ -89,7 +89,7 @@ class SilentChannel(LocalChannel):
         return Future()
 
 
-def test_a_server_that_never_answers_a_fetch_is_named():
+def test_a_fetch_from_a_silent_server_times_out_with_its_name():
     replay = RemoteFragments(SilentChannel(FragmentServer(RULES, name="rollouts")), timeout_s=0.05)
     with pytest.raises(ReplayTimeoutError, match=r"fetch\(2\): 'rollouts' did not answer in 0.05 s"):
         replay.fetch(2, timeout_s=0)

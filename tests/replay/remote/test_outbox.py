@@ -26,7 +26,7 @@ def outbox_of(num_blocks, **options):
     return outbox
 
 
-def test_at_most_so_many_batches_are_under_way():
+def test_at_most_max_inflight_batches_are_in_flight():
     outbox = outbox_of(3)
     parcels = [outbox.next(), outbox.next(), outbox.next()]
     assert [parcel and parcel.first for parcel in parcels] == [0, 2, None]
@@ -34,7 +34,7 @@ def test_at_most_so_many_batches_are_under_way():
     assert outbox.next().first == 4
 
 
-def test_after_a_refusal_everything_is_sent_again_from_there_once_all_are_answered():
+def test_after_a_rejection_batches_are_resent_once_all_calls_are_answered():
     outbox = outbox_of(3)
     first, second = outbox.next(), outbox.next()
     outbox.answered(first, Ack(0, refused="full"))
@@ -46,7 +46,7 @@ def test_after_a_refusal_everything_is_sent_again_from_there_once_all_are_answer
     assert [outbox.next().first, outbox.next().first] == [0, 2]
 
 
-def test_a_batch_without_an_answer_that_had_arrived_is_not_sent_again():
+def test_a_batch_that_arrived_without_an_acknowledgement_is_not_resent():
     outbox = outbox_of(2)
     outbox.next()
     outbox.failed()
@@ -55,7 +55,7 @@ def test_a_batch_without_an_answer_that_had_arrived_is_not_sent_again():
     assert outbox.num_waiting == 2
 
 
-def test_acknowledged_batches_are_kept_until_they_are_saved():
+def test_acknowledged_batches_are_retained_until_they_are_saved():
     outbox = outbox_of(3)
     for _ in range(3):
         parcel = outbox.next()
@@ -68,7 +68,7 @@ def test_acknowledged_batches_are_kept_until_they_are_saved():
     assert [list(block.rows().by_key()["x"]) for block in outbox.spare] == [[0, 1], [2, 3]]
 
 
-def test_acknowledged_batches_are_kept_only_as_far_as_they_fit():
+def test_keep_bytes_limits_the_retained_batches():
     outbox = outbox_of(4, keep_bytes=40)
     for _ in range(4):
         parcel = outbox.next()
@@ -77,7 +77,7 @@ def test_acknowledged_batches_are_kept_only_as_far_as_they_fit():
     assert outbox.oldest == 4
 
 
-def test_after_a_loss_the_oldest_batch_that_is_kept_comes_next():
+def test_after_a_loss_sending_resumes_at_the_oldest_retained_batch():
     outbox = outbox_of(3, keep_bytes=16)
     for _ in range(3):
         parcel = outbox.next()
@@ -87,7 +87,7 @@ def test_after_a_loss_the_oldest_batch_that_is_kept_comes_next():
     assert outbox.next().first == outbox.oldest == 4
 
 
-def test_rows_that_nobody_has_any_more_are_not_waited_for():
+def test_rows_without_any_copy_are_counted_as_gone():
     outbox = outbox_of(1, keep_bytes=0)
     outbox.answered(outbox.next(), Ack(2))
     outbox.go_back(Ack(0))
@@ -125,12 +125,12 @@ class Journey:
 
     def __init__(self, seed, **options):
         self.dice, self.ring, self.outbox = random.Random(seed), Ring(), Outbox(**options)
-        self.under_way, self.num_rows = [], 0
+        self.in_flight, self.num_rows = [], 0
 
     def step(self):
         act = self.dice.choice(["put", "put", "send", "send", "send", "save", self.dice.choice(["send", "die"])])
         getattr(self, act)()
-        if self.under_way and self.dice.random() < 0.5:
+        if self.in_flight and self.dice.random() < 0.5:
             self.hear()
         if self.outbox.is_held_up:
             self.outbox.go_back(self.ring.ack())
@@ -144,7 +144,7 @@ class Journey:
         if (parcel := self.outbox.next()) is not None:
             fate = self.dice.choice(["well", "well", "well", "lost", "unheard", "refused"])
             ack = None if fate == "lost" else self.deliver(parcel, refused=fate == "refused")
-            self.under_way.append((parcel, None if fate == "unheard" else ack))
+            self.in_flight.append((parcel, None if fate == "unheard" else ack))
 
     def save(self):
         self.ring.save()
@@ -156,14 +156,14 @@ class Journey:
         return self.ring.add(parcel.first, self.outbox.oldest, parcel.rows, "full" if refused else "")
 
     def hear(self):
-        parcel, ack = self.under_way.pop(0)
+        parcel, ack = self.in_flight.pop(0)
         if ack is None:
             self.outbox.failed()
         else:
             self.outbox.answered(parcel, ack)
 
     def end(self):
-        while self.under_way:
+        while self.in_flight:
             self.hear()
         self.outbox.go_back(self.ring.ack())
         while (parcel := self.outbox.next()) is not None:
@@ -171,7 +171,7 @@ class Journey:
 
 
 @given(seed=st.integers(0, 1 << 30), keep_bytes=st.sampled_from([0, 64, 1 << 20]), inflight=st.integers(1, 4))
-def test_every_row_is_taken_once_and_in_order_whatever_gets_lost(seed, keep_bytes, inflight):
+def test_rows_arrive_once_and_in_order_despite_losses(seed, keep_bytes, inflight):
     journey = Journey(seed, max_inflight=inflight, keep_bytes=keep_bytes)
     for _ in range(200):
         journey.step()
@@ -185,7 +185,7 @@ def test_every_row_is_taken_once_and_in_order_whatever_gets_lost(seed, keep_byte
         assert missing == 0
 
 
-def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_for_longest(monkeypatch):
+def test_the_least_recently_active_writer_is_forgotten_first(monkeypatch):
     monkeypatch.setattr("trieye.replay.remote.table.MAX_CLIENTS", 2)
     counts = AcknowledgedCounts()
     for client in ("a", "b", "a", "c"):
@@ -196,7 +196,7 @@ def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_fo
 @pytest.mark.parametrize(
     ("first", "oldest", "verdict"), [(5, 0, "next"), (4, 0, "duplicate"), (7, 5, "early"), (7, 7, "next")]
 )
-def test_the_number_of_the_first_row_tells_what_a_batch_is(first, oldest, verdict):
+def test_batches_are_classified_by_the_number_of_their_first_row(first, oldest, verdict):
     counts = AcknowledgedCounts()
     counts.record("a", 0, 5)
     assert counts.judge("a", first, oldest) == verdict

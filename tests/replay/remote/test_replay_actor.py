@@ -50,7 +50,7 @@ def write(replay, number, count, flush_every):
         return os.getpid()
 
 
-def test_a_table_without_rows_cannot_be_attached_to(start):
+def test_attaching_to_a_table_without_rows_is_an_error(start):
     with pytest.raises(ConfigurationError, match="cannot attach to table 'other'"):
         start().attach("other")
 
@@ -60,7 +60,7 @@ def check(batch):
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_or_doubled_when_a_writer_and_then_the_actor_are_killed(ray, start, tmp_path):
+def test_no_row_is_lost_or_duplicated_after_kills_of_a_writer_and_the_actor(ray, start, tmp_path):
     replay = start(directory=tmp_path / "snapshot", snapshot_every_s=0.2)
     task = ray.remote(num_cpus=0, max_retries=0)(write)
     done = [task.remote(replay, number, 1000, 100) for number in (1, 2)]
@@ -110,7 +110,7 @@ class Victim:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_named_actor_is_found_again_and_batches_travel_where_memory_cannot_be_read(ray, start, tmp_path):
+def test_a_named_actor_is_reused_and_unattached_readers_receive_copies(ray, start, tmp_path):
     replay = start(name=f"replay_{os.getpid()}")
     again = RemoteReplay.start({"default": {"capacity": 1}}, name=f"replay_{os.getpid()}")
     with replay.writer() as writer:
@@ -129,14 +129,14 @@ def test_a_named_actor_is_found_again_and_batches_travel_where_memory_cannot_be_
         again.reader("othr").sample(1)
 
 
-def test_an_actor_that_cannot_start_says_why(start, tmp_path):
+def test_an_actor_that_cannot_start_reports_the_cause(start, tmp_path):
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "something").touch()
     with pytest.raises(TrieyeError, match=r"permanently gone: .*CheckpointError.*snapshot"):
         start(directory=tmp_path / "snapshot").stats()
 
 
-def test_an_actor_that_was_ended_is_an_error_and_no_endless_wait(start):
+def test_calls_to_a_closed_actor_raise_instead_of_waiting(start):
     replay = start()
     writer, reader = replay.writer(timeout_s=30), replay.reader(timeout_s=30)
     replay.close()

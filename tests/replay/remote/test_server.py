@@ -22,7 +22,7 @@ TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "priori
 
 
 @pytest.mark.parametrize("server", [ReplayServer, FragmentServer])
-def test_an_actor_knows_an_operation_by_the_name_of_the_function(server):
+def test_operations_are_named_like_their_methods(server):
     operations = operations_of(server)
     assert {"snapshot", "state_parts", "load_state_dict", "restore", "set_version"} < operations.keys()
     assert [name for name in operations if getattr(server, name).__name__ != name] == []
@@ -43,7 +43,7 @@ def draws(replay, count=5):
     return [(table, reader.sample(8)["x"].tolist()) for _ in range(count) for table, reader in readers.items()]
 
 
-def test_a_snapshot_brings_back_all_tables_with_their_next_draws(tmp_path):
+def test_a_snapshot_restores_all_tables_with_their_next_draws(tmp_path):
     replay = filled(ReplayServer(TABLES))
     draws(replay)
     replay.snapshot(tmp_path / "snapshot")
@@ -57,7 +57,7 @@ def test_a_snapshot_brings_back_all_tables_with_their_next_draws(tmp_path):
     }
 
 
-def test_rows_that_are_drawn_anew_because_they_are_soon_gone_count_once():
+def test_redraws_of_rows_about_to_be_overwritten_count_once():
     replay = local_replay({"main": {"capacity": 100}})
     with replay.writer("main") as writer:
         for value in range(300):
@@ -68,7 +68,7 @@ def test_rows_that_are_drawn_anew_because_they_are_soon_gone_count_once():
     assert replay.stats("main")["sampled"] == 199 * 16
 
 
-def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capacity(tmp_path):
+def test_a_server_resumes_from_its_snapshot_with_its_own_capacity(tmp_path):
     filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
     smaller = {"main": {"capacity": 30}, "demos": {"capacity": 20, "sampler": "prioritized"}}
     replay = local_replay(smaller, directory=tmp_path / "snapshot")
@@ -76,14 +76,14 @@ def test_a_server_goes_on_from_the_snapshot_in_its_directory_with_its_own_capaci
     assert min(replay.reader("main").sample(200)["x"]) >= 40
 
 
-def test_a_kill_while_a_snapshot_is_replaced_never_lets_a_server_start_afresh(tmp_path):
+def test_a_snapshot_survives_a_kill_during_its_replacement(tmp_path):
     filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
     (tmp_path / "snapshot").rename(tmp_path / ".old-snapshot~elsewhere~1~0a0a0a0a")
     replay = local_replay(TABLES, directory=tmp_path / "snapshot")
     assert replay.stats("main")["size"] == 50
 
 
-def test_snapshots_are_written_as_often_as_one_asks(tmp_path):
+def test_snapshots_are_written_periodically(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "snapshot", snapshot_every_s=0.02)
     filled(server)
     enough = server.num_written + 3
@@ -92,7 +92,7 @@ def test_snapshots_are_written_as_often_as_one_asks(tmp_path):
     assert load_parts(tmp_path / "snapshot").state["main"]["state"]["end"] == 70
 
 
-def test_a_snapshot_that_cannot_be_written_is_told_and_counted(tmp_path, capsys):
+def test_a_failed_snapshot_is_reported_and_counted(tmp_path, capsys):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError):
         ReplayServer(TABLES, directory=tmp_path / "file")
@@ -102,7 +102,7 @@ def test_a_snapshot_that_cannot_be_written_is_told_and_counted(tmp_path, capsys)
     assert "writing a snapshot failed" in capsys.readouterr().err
 
 
-def test_wrong_arguments_are_errors_that_say_what_to_do(tmp_path):
+def test_invalid_directories_and_tables_are_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match="requires a snapshot directory"):
         ReplayServer(TABLES, snapshot_every_s=1.0)
     with pytest.raises(ConfigurationError, match="no snapshot directory"):
@@ -132,7 +132,7 @@ def test_a_config_describes_a_table():
         table_of(ReplayConfig(kind="fragment"))
 
 
-def test_the_version_of_the_model_and_the_metrics_are_those_of_the_table():
+def test_each_table_has_its_model_version_and_metrics():
     replay = filled(ReplayServer({"main": {"capacity": 50, "max_staleness": 0}, "demos": TABLES["demos"]}))
     replay.set_version(3, "main")
     with replay.writer("main") as writer:
@@ -142,7 +142,7 @@ def test_the_version_of_the_model_and_the_metrics_are_those_of_the_table():
     assert replay.metrics("demos")["replay/size"] == 10
 
 
-def test_rows_are_held_back_as_many_as_came_during_the_last_calls_at_most_a_tenth():
+def test_the_overwrite_estimate_follows_recent_inserts_up_to_a_tenth_of_the_capacity():
     estimate = OverwriteEstimate(1000)
     assert estimate.rows(5000, 1000) == 0
     estimate.called(5000)
@@ -157,7 +157,7 @@ def test_rows_are_held_back_as_many_as_came_during_the_last_calls_at_most_a_tent
     assert other.rows(5030, 1000) == 0
 
 
-def test_environments_keep_their_numbers_over_a_restart(tmp_path):
+def test_environments_keep_their_numbers_across_a_restart(tmp_path):
     options = {"default": {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 10}}}
     channel = FlakyChannel(lambda: ReplayServer(options, directory=tmp_path / "snapshot"))
     replay = RemoteReplay(channel)
@@ -178,7 +178,7 @@ def test_environments_keep_their_numbers_over_a_restart(tmp_path):
     assert (np.diff(drawn, axis=1) == 1).all()
 
 
-def test_the_rows_are_part_of_a_checkpoint_of_a_run(make_config):
+def test_a_run_checkpoint_contains_the_replay(make_config):
     replay = filled(ReplayServer(TABLES))
     with trieye.Run(make_config()) as run:
         run.step = 1
@@ -197,7 +197,7 @@ def test_the_rows_are_part_of_a_checkpoint_of_a_run(make_config):
     assert draws(other) == after
 
 
-def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
+def test_a_restart_after_a_restore_uses_the_restored_rows(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "snapshot")
     replay = filled(server)
     replay.snapshot(tmp_path / "checkpoint")
@@ -208,7 +208,7 @@ def test_after_a_restore_a_death_does_not_bring_back_what_was_left(tmp_path):
     assert draws(again) == draws(replay)
 
 
-def test_rows_drawn_anew_have_the_weights_that_one_draw_would_have_given_them():
+def test_redrawn_rows_get_the_weights_of_a_single_draw():
     options = {"sampler": "prioritized", "sampler_options": {"alpha": 1.0, "beta": 1.0, "epsilon": 0.0}}
     server = ReplayServer({"main": {"capacity": 200, **options}})
     replay = RemoteReplay(LocalChannel(server))
@@ -224,7 +224,7 @@ def test_rows_drawn_anew_have_the_weights_that_one_draw_would_have_given_them():
     assert num_held_back > 10
 
 
-def test_the_episodes_of_a_writer_that_left_are_forgotten():
+def test_episodes_of_closed_writers_are_forgotten():
     server = ReplayServer({"main": {"capacity": 100, "n_step": 3}})
     replay = RemoteReplay(LocalChannel(server))
     for _ in range(20):
@@ -240,11 +240,11 @@ def rows_of(count, **more):
     return RowBatch({"x": np.arange(count)}, **more)
 
 
-def test_those_who_wait_are_woken_by_what_they_wait_for():
+def test_inserts_wake_waiting_readers_and_draws_wake_waiting_writers():
     limiter = {"samples_per_insert": 1.0, "error_buffer": 2.0}
     server = ReplayServer({"main": {"capacity": 9, "limiter": limiter}})
 
-    def waiting(operation, *values):
+    def start_waiting(operation, *values):
         call = threads.submit(operation, "main", *values, 60.0)
         wait_until(call.running)
         for _ in range(100):
@@ -252,16 +252,16 @@ def test_those_who_wait_are_woken_by_what_they_wait_for():
         return call
 
     with ThreadPoolExecutor(1) as threads:
-        reader = waiting(server.plan, 1, 1)
+        reader = start_waiting(server.plan, 1, 1)
         server.add_batch("main", "w", 0, 0, rows_of(3))
         assert isinstance(reader.result(20), Plan)
         server.add_batch("main", "w", 3, 0, rows_of(1))
-        writer = waiting(server.await_insert, "w", 1)
+        writer = start_waiting(server.await_insert, "w", 1)
         server.plan("main", 1, 1, 0.0)
         assert writer.result(20).refused == ""
 
 
-def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_earlier_draw(tmp_path):
+def test_a_restored_table_keeps_its_version_and_limiter_in_a_new_generation(tmp_path):
     limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
     tables = {"main": {"capacity": 50, "max_staleness": 0, "limiter": limiter}}
     server, other = ReplayServer(tables), ReplayServer(tables)
@@ -278,7 +278,7 @@ def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_
     assert 102 in other.plan("main", 1, 100, 0.0).ids  # as new as the others
 
 
-def test_a_snapshot_whose_table_saved_the_limiter_is_restored(tmp_path):
+def test_a_snapshot_with_the_limiter_in_the_table_state_is_restored(tmp_path):
     limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
     server, other = (ReplayServer({"main": {"capacity": 50, "limiter": limiter}}) for _ in range(2))
     server.add_batch("main", "w", 0, 0, rows_of(40))
@@ -290,7 +290,7 @@ def test_a_snapshot_whose_table_saved_the_limiter_is_restored(tmp_path):
     assert "requires more draws first" in other.await_insert("main", "w", 1, 0.0).refused
 
 
-def test_writers_keep_what_only_a_snapshot_elsewhere_holds(tmp_path):
+def test_only_snapshots_in_the_server_directory_acknowledge_rows_as_saved(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "own")
     server.add_batch("main", "w", 0, 0, rows_of(3))
     for directory, saved in ((tmp_path / "elsewhere", 0), (None, 3)):

@@ -16,7 +16,7 @@ from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeo
 from trieye.replay.remote import LocalChannel, ReplayServer, Writer
 
 
-def test_rows_are_in_the_ring_when_flush_returns(make_replay):
+def test_flush_returns_after_all_rows_are_stored(make_replay):
     replay = make_replay()
     with replay.writer(flush_rows=8, flush_ms=10_000) as writer:
         for value in range(20):
@@ -26,7 +26,7 @@ def test_rows_are_in_the_ring_when_flush_returns(make_replay):
         assert writer.stats()["taken"] == 20
 
 
-def test_a_batch_that_is_not_full_is_sent_after_a_while(make_replay):
+def test_a_partial_batch_is_sent_after_flush_ms(make_replay):
     replay = make_replay()
     with replay.writer(flush_rows=1000, flush_ms=5) as writer:
         writer.add(**row(7))
@@ -34,7 +34,7 @@ def test_a_batch_that_is_not_full_is_sent_after_a_while(make_replay):
         assert replay.stats()["size"] == 1
 
 
-def test_batches_of_large_rows_have_fewer_of_them(make_replay):
+def test_large_rows_are_sent_in_smaller_batches(make_replay):
     replay = make_replay(30)
     with replay.writer(flush_ms=60_000) as writer:
         for value in range(10):
@@ -43,7 +43,7 @@ def test_batches_of_large_rows_have_fewer_of_them(make_replay):
         assert writer.stats()["kept_bytes"] == 12 << 20  # three batches of 4 MiB
 
 
-def test_rows_of_extend_are_cut_into_batches_and_keep_their_order(make_replay):
+def test_extend_splits_rows_into_batches_in_order(make_replay):
     replay = make_replay(sampler="prioritized")
     with replay.writer(flush_rows=16) as writer:
         writer.add(**row(0))
@@ -55,7 +55,7 @@ def test_rows_of_extend_are_cut_into_batches_and_keep_their_order(make_replay):
     assert (replay.reader().sample(64)["x"] == 50).mean() > 0.9
 
 
-def test_environments_of_different_writers_are_different(make_replay):
+def test_equal_env_ids_of_different_writers_are_separate_environments(make_replay):
     replay = make_replay(sampler="sequence", sampler_options={"length": 4})
     writers = [replay.writer(flush_rows=1) for _ in range(2)]
     for value in range(30):
@@ -70,7 +70,7 @@ def test_environments_of_different_writers_are_different(make_replay):
         writer.close()
 
 
-def test_rows_carry_the_version_of_the_model_that_made_them(make_replay):
+def test_rows_are_stored_with_the_model_version_of_the_writer(make_replay):
     schema = {"obs": (np.float32, (3,)), "x": np.int64, "terminated": np.bool_}
     replay = make_replay(max_staleness=1, schema=schema)
     replay.set_version(5)
@@ -85,7 +85,7 @@ def test_rows_carry_the_version_of_the_model_that_made_them(make_replay):
     assert set(drawn.tolist()) == {4, 5}
 
 
-def test_a_wrong_row_is_refused_and_nothing_is_added(make_replay):
+def test_an_invalid_row_is_rejected_and_not_added(make_replay):
     with make_replay().writer() as writer:
         writer.add(**row(1))
         with pytest.raises(ConfigurationError, match="'y' is unknown"):
@@ -98,7 +98,7 @@ def test_a_wrong_row_is_refused_and_nothing_is_added(make_replay):
         assert writer.stats()["added"] == 1
 
 
-def test_rows_that_the_table_will_never_take_are_an_error_of_the_writer(make_replay, capsys):
+def test_rows_that_the_table_rejects_raise_in_the_writer(make_replay, capsys):
     replay = make_replay(schema={"x": np.int64})
     writer = replay.writer(flush_rows=1)
     writer.add(**row(1))
@@ -111,7 +111,7 @@ def test_rows_that_the_table_will_never_take_are_an_error_of_the_writer(make_rep
     assert "accepts no more rows of this writer" in capsys.readouterr().err
 
 
-def test_a_closed_writer_takes_nothing_and_a_second_close_is_fine(make_replay):
+def test_a_closed_writer_rejects_rows_and_can_be_closed_again(make_replay):
     replay = make_replay()
     with replay.writer() as writer:
         writer.add(**row(1))
@@ -121,12 +121,14 @@ def test_a_closed_writer_takes_nothing_and_a_second_close_is_fine(make_replay):
     assert replay.stats()["writers"] == 0
 
 
-def test_a_writer_waits_for_room_and_says_why_when_it_gives_up():
-    class Deaf(LocalChannel):
+def test_a_writer_times_out_on_a_silent_server_with_the_reason():
+    class SilentChannel(LocalChannel):
         def begin(self, operation, *values):
             return Future() if operation is ReplayServer.add_batch else super().begin(operation, *values)
 
-    writer = Writer(Deaf(ReplayServer({"default": {"capacity": 10}})), flush_rows=2, max_inflight=2, timeout_s=0.05)
+    writer = Writer(
+        SilentChannel(ReplayServer({"default": {"capacity": 10}})), flush_rows=2, max_inflight=2, timeout_s=0.05
+    )
     for value in range(6):
         writer.add(**row(value))
     with pytest.raises(ReplayTimeoutError, match="6 rows are not acknowledged: it does not answer"):
@@ -135,7 +137,7 @@ def test_a_writer_waits_for_room_and_says_why_when_it_gives_up():
         writer.close()
 
 
-def test_a_writer_that_is_sent_away_is_another_writer(make_replay):
+def test_a_copied_writer_is_a_separate_client(make_replay):
     replay = make_replay()
     with replay.writer(flush_rows=2, flush_ms=60_000) as writer, copy.copy(writer) as other:
         assert other.client != writer.client
@@ -170,7 +172,7 @@ def fill(replay, number, count, writers, together):
 
 
 @pytest.mark.parametrize("deaths", [0, 3])
-def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_server_dies(make_flaky, tmp_path, deaths):
+def test_every_row_arrives_exactly_once_despite_lost_calls_and_server_crashes(make_flaky, tmp_path, deaths):
     options = {"directory": tmp_path / "snapshot", "snapshot_every_s": 0.05}
     (replay, channel), writers = make_flaky(10_000, loss=0.1, seed=deaths, options=options), []
     together = threading.Barrier(3)
@@ -189,7 +191,7 @@ def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_se
     assert sum(writer.stats()["lost_rows"] for writer in writers) == 0
 
 
-def test_a_lost_call_is_made_again_soon_though_the_writer_seldom_sends(make_flaky):
+def test_a_lost_call_is_retried_promptly_despite_a_long_flush_interval(make_flaky):
     replay, _ = make_flaky(loss=0.4, seed=2)
     with replay.writer(flush_rows=2, flush_ms=3_600_000, timeout_s=20) as writer:
         for value in range(21):
@@ -198,7 +200,7 @@ def test_a_lost_call_is_made_again_soon_though_the_writer_seldom_sends(make_flak
         assert content(replay) == list(range(21))
 
 
-def test_a_writer_that_nobody_holds_ends_its_thread(make_replay):
+def test_a_garbage_collected_writer_ends_its_thread(make_replay):
     replay, before = make_replay(), set(threading.enumerate())
     writer = replay.writer(flush_rows=1, flush_ms=5)
     writer.add(**row(1))
@@ -210,7 +212,7 @@ def test_a_writer_that_nobody_holds_ends_its_thread(make_replay):
     assert content(replay) == [1]
 
 
-def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(make_flaky, monkeypatch):
+def test_an_idle_writer_resends_rows_lost_in_a_server_restart(make_flaky, monkeypatch):
     monkeypatch.setattr("trieye.replay.remote.courier.HEARTBEAT_S", 0.02)
     replay, channel = make_flaky()
     with replay.writer(flush_rows=2) as writer:
@@ -227,7 +229,7 @@ def test_a_writer_with_nothing_to_send_brings_back_what_a_restart_lost(make_flak
         assert writer.stats()["resent_batches"] == 2
 
 
-def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(make_flaky, capsys):
+def test_permanently_lost_rows_are_counted_and_reported(make_flaky, capsys):
     replay, channel = make_flaky(options={})
     with replay.writer(flush_rows=2, keep_bytes=0) as writer:
         for value in range(6):
@@ -254,7 +256,7 @@ def longest(replay, draws=200):
     return (batch["next_obs"] - batch["obs"]).max()
 
 
-def test_an_episode_does_not_go_on_behind_rows_that_were_lost_for_good(make_flaky):
+def test_permanently_lost_rows_end_the_episode(make_flaky):
     replay, channel = make_flaky(n_step=3)
     with replay.writer(flush_rows=2, keep_bytes=0) as writer:
         for value in range(4):
@@ -272,7 +274,7 @@ def test_an_episode_does_not_go_on_behind_rows_that_were_lost_for_good(make_flak
         assert longest(replay) == 3
 
 
-def test_an_interruption_begins_an_episode_in_each_environment_of_the_writer(make_replay):
+def test_interrupt_starts_a_new_episode_in_each_environment_of_the_writer(make_replay):
     replay = make_replay(n_step=3)
     with replay.writer() as writer, replay.writer() as other:
         for first in (0, 100, 200):
@@ -291,7 +293,7 @@ def test_an_interruption_begins_an_episode_in_each_environment_of_the_writer(mak
         assert len(table._env_codes[writer.client]) == 3
 
 
-def test_the_trouble_of_closing_stands_beside_the_error_of_the_user(make_replay):
+def test_an_error_while_closing_is_added_as_a_note_to_the_user_error(make_replay):
     replay = make_replay(schema={"x": np.int64})
 
     def use():

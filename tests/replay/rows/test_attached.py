@@ -27,7 +27,7 @@ def shared(capacity=64, **options):
     return buffer
 
 
-def test_another_process_reads_the_rows_that_the_owner_drew():
+def test_an_attached_process_reads_the_rows_drawn_by_the_owner():
     buffer = shared(dedup_next=True, frame_stack={"obs": 3}, n_step=2)
     draw = buffer.draw(16)
     context = multiprocessing.get_context("spawn")
@@ -43,7 +43,7 @@ def read(handle, draw):
     return ReplayBuffer.attach(pickle.loads(handle)).rows(pickle.loads(draw)).data
 
 
-def test_rows_that_were_overwritten_meanwhile_are_not_handed_out():
+def test_overwritten_rows_are_not_returned():
     buffer = shared()
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
@@ -58,7 +58,7 @@ def test_rows_that_were_overwritten_meanwhile_are_not_handed_out():
     assert len(view) == 0
 
 
-def test_rows_whose_earlier_frames_were_overwritten_are_not_handed_out():
+def test_stacks_with_an_overwritten_frame_are_not_returned():
     buffer = shared(frame_stack={"obs": 4})
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(4)
@@ -68,7 +68,7 @@ def test_rows_whose_earlier_frames_were_overwritten_are_not_handed_out():
     assert view.rows(draw) is None
 
 
-def test_rows_that_are_being_overwritten_are_gone_before_the_first_byte(monkeypatch):
+def test_rows_become_unreadable_before_they_are_overwritten(monkeypatch):
     buffer = shared()
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
@@ -84,7 +84,7 @@ def test_rows_that_are_being_overwritten_are_gone_before_the_first_byte(monkeypa
     assert batches == [None]
 
 
-def test_reused_memory_and_single_keys_are_as_in_the_owner():
+def test_a_view_reads_single_keys_into_a_reused_batch():
     buffer = shared()
     view = ReplayBuffer.attach(buffer.handle)
     first = view.rows(buffer.draw(8), keys=["obs"])
@@ -95,13 +95,13 @@ def test_reused_memory_and_single_keys_are_as_in_the_owner():
     assert np.array_equal(memory[:, 0, 0], draw.ids)
 
 
-def test_a_buffer_in_ordinary_memory_cannot_be_attached_to():
+def test_a_handle_requires_shared_memory_and_a_schema():
     for buffer in (ReplayBuffer(5, {"a": np.int64}), ReplayBuffer(5, storage="shm")):
         with pytest.raises(ConfigurationError, match="schema; use storage='shm'"):
             _ = buffer.handle
 
 
-def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(monkeypatch):
+def test_rows_overwritten_during_the_copy_are_not_returned(monkeypatch):
     buffer = shared()
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
@@ -117,7 +117,7 @@ def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(monk
     assert view.rows(draw) is None
 
 
-def test_a_next_observation_that_moves_while_it_is_copied_is_read_again(monkeypatch):
+def test_a_next_observation_that_moves_during_the_copy_is_reread(monkeypatch):
     buffer = shared(dedup_next=True)
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(2)
@@ -135,7 +135,7 @@ def test_a_next_observation_that_moves_while_it_is_copied_is_read_again(monkeypa
     assert len(calls) == 2
 
 
-def test_a_view_of_memory_that_its_owner_gave_up_finds_no_rows(tmp_path):
+def test_a_view_of_released_memory_returns_no_rows(tmp_path):
     buffer = shared()
     buffer.save(tmp_path / "replay")
     view = ReplayBuffer.attach(buffer.handle)
@@ -151,7 +151,7 @@ def test_a_view_of_memory_that_its_owner_gave_up_finds_no_rows(tmp_path):
     assert fresh.rows(draw) is None
 
 
-def test_rows_that_came_after_the_memory_are_not_there():
+def test_a_view_returns_no_rows_for_ids_that_were_never_written():
     buffer = shared()
     view, draw = ReplayBuffer.attach(buffer.handle), buffer.draw(8)
     draw.ids[0] = 100
@@ -159,7 +159,7 @@ def test_rows_that_came_after_the_memory_are_not_there():
 
 
 @pytest.mark.parametrize("storage", ["shm", "mmap"])
-def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_attach(storage, tmp_path):
+def test_a_forked_child_cannot_change_the_rows_of_its_parent(storage, tmp_path):
     options = {"storage_dir": tmp_path} if storage == "mmap" else {}
     buffer = ReplayBuffer(64, storage=storage, sampler="prioritized", **options)
     buffer.extend(frames(0, 100))
@@ -194,7 +194,7 @@ def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_
     assert buffer.add(**one_of(frames(100, 1))) == 100
 
 
-def test_a_forked_child_reads_the_rows_of_its_parent_through_a_handle_and_may_change_a_copy_of_its_own():
+def test_a_forked_child_reads_shared_rows_through_a_view_and_changes_only_private_copies():
     buffer, copied = shared(), ReplayBuffer(64)
     copied.extend(frames(0, 100))
     view = ReplayBuffer.attach(buffer.handle)

@@ -51,7 +51,7 @@ def test_each_row_is_linked_to_its_neighbours_of_the_same_episode(rows, capacity
 
 
 @given(STREAMS, STREAMS, st.integers(1, 70), st.integers(1, 70), CUTS)
-def test_restored_links_go_on_like_the_original(rows, later, capacity, other, cuts):
+def test_restored_links_continue_like_the_original(rows, later, capacity, other, cuts):
     original = added(rows, capacity)
     low = max(len(rows) - min(capacity, other), 0)
     restored = EpisodeLinks(other, count_steps=True)
@@ -80,12 +80,12 @@ def test_rows_can_be_followed_for_several_steps():
 
 
 @given(STREAMS, st.integers(1, 70), st.booleans(), st.booleans(), st.data())
-def test_travelling_goes_from_row_to_row_of_an_episode(rows, capacity, count_steps, backwards, data):
+def test_travel_follows_the_rows_of_an_episode(rows, capacity, count_steps, backwards, data):
     links = added(rows, capacity, links=EpisodeLinks(capacity, count_steps=count_steps))
     low, slow = max(len(rows) - capacity, 0), PlainLinks(rows)
     ids = np.arange(low, len(rows))
     limit = np.array([data.draw(st.integers(0, 9) | st.just(1 << 62)) for _ in ids], np.int64)
-    reached, gone = links.travel(ids, limit, low=low, backwards=backwards)
+    reached, num_steps = links.travel(ids, limit, low=low, backwards=backwards)
     for index in range(len(ids)):
         at, length = int(ids[index]), 0
         while length < limit[index]:
@@ -93,22 +93,22 @@ def test_travelling_goes_from_row_to_row_of_an_episode(rows, capacity, count_ste
             if target < low:
                 break
             at, length = target, length + 1
-        assert (reached[index], gone[index]) == (at, length)
+        assert (reached[index], num_steps[index]) == (at, length)
 
 
-def test_regular_turns_are_travelled_in_few_leaps():
+def test_travel_leaps_over_regular_turns_of_environments():
     # 16 environments in turn; each episode begins in the slot of the start of an overwritten episode
-    links, looked_at = EpisodeLinks(16_000, count_steps=True), []
+    links, num_lookups = EpisodeLinks(16_000, count_steps=True), []
     for turn in range(1050):
         links.add(np.arange(16 * turn, 16 * turn + 16), np.arange(16), np.full(16, turn % 100 == 99))
     one_by_one = links.next_ids
-    links.next_ids = lambda ids: looked_at.append(len(ids)) or one_by_one(ids)
+    links.next_ids = lambda ids: num_lookups.append(len(ids)) or one_by_one(ids)
     ids = np.arange(800, 16_800)
-    reached, gone = links.travel(ids, np.full(len(ids), 1 << 62), low=800)
+    reached, num_steps = links.travel(ids, np.full(len(ids), 1 << 62), low=800)
     turns = ids // 16
-    assert np.array_equal(gone, np.minimum(99 - turns % 100, 1049 - turns))
-    assert np.array_equal(reached, ids + 16 * gone)
-    assert looked_at == [16_000]  # the last pass checks that nothing remains
+    assert np.array_equal(num_steps, np.minimum(99 - turns % 100, 1049 - turns))
+    assert np.array_equal(reached, ids + 16 * num_steps)
+    assert num_lookups == [16_000]  # the last pass checks that nothing remains
 
 
 def test_an_interrupted_stream_begins_an_episode():
@@ -129,7 +129,7 @@ def test_another_object_on_the_same_memory_sees_the_links():
     assert memory.size_bytes == 2 * 5 * 4
 
 
-def test_places_in_episodes_are_kept_only_when_asked_for():
+def test_step_numbers_require_count_steps():
     with pytest.raises(AssertionError, match="count_steps"):
         EpisodeLinks(5).steps(np.arange(1))
 
@@ -156,10 +156,10 @@ class Counting(gymnasium.Env):
 
 @pytest.mark.parametrize("dedup_next", [False, True])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_rows_of_vector_environments_are_kept_as_the_docs_say(mode, dedup_next):
-    made = [partial(Counting, length, length == 3) for length in (2, 3, 5)]  # episodes of 3 steps are truncated
+def test_vector_environments_store_rows_as_documented(mode, dedup_next):
+    makers = [partial(Counting, length, length == 3) for length in (2, 3, 5)]  # episodes of 3 steps are truncated
     envs, buffer = (
-        SyncVectorEnv(made, autoreset_mode=mode),
+        SyncVectorEnv(makers, autoreset_mode=mode),
         ReplayBuffer(500, n_step=3, gamma=0.5, dedup_next=dedup_next),
     )
     obs, was_done = envs.reset()[0], np.zeros(3, bool)

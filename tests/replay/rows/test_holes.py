@@ -101,7 +101,7 @@ def check_rows(batch, options):
 
 @pytest.mark.parametrize("lost", [(0,), (2,), (1, 3), (2, 3, 5)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_drawn_is_what_was_added_and_nothing_lies_across_a_hole(kind, lost, tmp_path, caplog):
+def test_drawn_rows_equal_the_added_ones_and_never_cross_a_gap(kind, lost, tmp_path, caplog):
     options, world = KINDS[kind], World()
     before = ReplayBuffer(400, seed=3, **options)
     encoded, count = damaged(saved_in_parts(before, world), tmp_path, lost)
@@ -118,7 +118,7 @@ def test_what_is_drawn_is_what_was_added_and_nothing_lies_across_a_hole(kind, lo
     assert_same(after.sample(500), again.sample(500))
 
 
-def test_priorities_stay_with_their_rows(tmp_path):
+def test_priorities_stay_with_their_rows_despite_gaps(tmp_path):
     options = {"sampler": "prioritized", "sampler_options": {"alpha": 1.0, "epsilon": 0.0}}
     before, world, parts = ReplayBuffer(400, **options), World(), {}
     for _ in range(4):
@@ -142,7 +142,7 @@ def _draw(ids):
 
 
 @pytest.mark.parametrize("cross_episodes", [False, True])
-def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
+def test_sequences_never_cross_a_gap(tmp_path, cross_episodes):
     options = {"sampler": "sequence", "sampler_options": {"length": 4, "cross_episodes": cross_episodes}}
     before = ReplayBuffer(400, **options)
     encoded, _ = damaged(saved_in_parts(before, World()), tmp_path, (1, 3))
@@ -154,7 +154,7 @@ def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
+def test_hindsight_goals_never_cross_a_gap(tmp_path, strategy):
     reward, keys = lambda _achieved, desired, _info: np.zeros(len(desired)), {"goal_keys": ("goal",)}
     her = HindsightRelabeler(reward, strategy=strategy, achieved_key="achieved", **keys)
 
@@ -179,7 +179,7 @@ def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
     assert np.array_equal(drawn["goal"][relabelled, 0] - 1, drawn["obs"][relabelled, 0])
 
 
-def test_a_buffer_of_which_nothing_is_left_is_empty_and_goes_on(tmp_path):
+def test_a_buffer_without_intact_parts_is_empty_and_accepts_rows(tmp_path):
     world = World()
     encoded, _ = damaged(saved_in_parts(ReplayBuffer(400), world), tmp_path, range(6))
     after = loaded(encoded)
@@ -190,14 +190,14 @@ def test_a_buffer_of_which_nothing_is_left_is_empty_and_goes_on(tmp_path):
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("capacity", [30, 200, 400, 5000])
-def test_a_buffer_of_another_capacity_leaves_damaged_rows_out_as_well(tmp_path, capacity, lazy):
+def test_a_buffer_of_another_capacity_omits_damaged_rows_too(tmp_path, capacity, lazy):
     encoded, _ = damaged(saved_in_parts(ReplayBuffer(400), World()), tmp_path, (2, 4))
     after = loaded(encoded, capacity, lazy=lazy)
     assert len(after) + after.stats()["lost"] == min(capacity, 400)
     check_rows(after.sample(1000), {})
 
 
-def test_lost_rows_do_not_count_as_there_for_a_limiter(tmp_path):
+def test_the_rate_limiter_does_not_count_lost_rows(tmp_path):
     before, after = (RateLimiter(1.0, min_size_to_sample=450, error_buffer=1e6) for _ in range(2))
     encoded, _ = damaged(saved_in_parts(ReplayBuffer(400, limiter=before), World()), tmp_path, (2,))
     assert before.can_sample()
@@ -205,13 +205,13 @@ def test_lost_rows_do_not_count_as_there_for_a_limiter(tmp_path):
         loaded(encoded, limiter=after).sample(1)
 
 
-def test_damage_is_an_error_where_it_is_refused(tmp_path):
+def test_on_damage_refuse_turns_damage_into_an_error(tmp_path):
     encoded, _ = damaged(saved_in_parts(ReplayBuffer(400), World()), tmp_path, (2,))
     with pytest.raises(CheckpointError, match="is damaged"):
         ReplayBuffer(400).load_state_dict(decode(encoded, on_damage="refuse"))
 
 
-def test_holes_that_touch_are_one_and_rows_before_them_move_up():
+def test_adjacent_gaps_are_merged_and_earlier_rows_move_up():
     gaps = Gaps([(30, 40), (10, 20), (20, 25)], 5, 50)
     assert (str(gaps), gaps.num_rows, gaps.low) == ("10-24, 30-39", 25, 30)
     assert gaps.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
@@ -219,7 +219,7 @@ def test_holes_that_touch_are_one_and_rows_before_them_move_up():
     assert [gaps.run_start(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
 
 
-def test_a_directory_of_its_own_is_loaded_whole_or_not_at_all(tmp_path):
+def test_loading_a_saved_buffer_is_all_or_nothing(tmp_path):
     before, world = ReplayBuffer(400), World()
     for _ in range(3):
         for _ in range(20):

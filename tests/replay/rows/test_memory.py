@@ -20,7 +20,7 @@ def opened(kind, tmp_path, **options):
 
 @pytest.mark.parametrize("prefault", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_begin_as_zeros_and_can_be_written(kind, prefault, tmp_path):
+def test_new_arrays_are_zeroed_and_writable(kind, prefault, tmp_path):
     memory = opened(kind, tmp_path, prefault=prefault)
     record = np.dtype([("a", np.int16), ("b", np.float64, (3,))])
     arrays = [
@@ -36,7 +36,7 @@ def test_arrays_begin_as_zeros_and_can_be_written(kind, prefault, tmp_path):
     assert memory.size_bytes >= sum(array.nbytes for array in arrays)
 
 
-def test_mapped_files_have_no_names_and_are_no_larger_than_what_was_written(tmp_path):
+def test_mapped_files_are_unlinked_and_sparse(tmp_path):
     memory = opened("mmap", tmp_path, prefault=False)
     array = memory.allocate("x", (1 << 30,), np.uint8)
     array[12345] = 1
@@ -47,7 +47,7 @@ def test_mapped_files_have_no_names_and_are_no_larger_than_what_was_written(tmp_
 
 @pytest.mark.parametrize("how", ["close", "forget"])
 @pytest.mark.parametrize("kind", ["shm", "mmap"])
-def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, how, tmp_path):
+def test_closing_releases_the_files_but_keeps_arrays_in_use(kind, how, tmp_path):
     memory = opened(kind, tmp_path)
     array = memory.allocate("x", (10,), np.int64)
     descriptor = memory.handle.arrays["x"][0]
@@ -64,7 +64,7 @@ def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, how, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["shm", "mmap"])
-def test_attached_arrays_show_what_the_owner_writes_and_are_read_only(kind, tmp_path):
+def test_attached_arrays_show_writes_of_the_owner_and_are_read_only(kind, tmp_path):
     memory = opened(kind, tmp_path)
     array = memory.allocate("x", (4, 3), np.float32)
     view = AttachedMemory(memory.handle).allocate("x", (4, 3), np.float32)
@@ -74,7 +74,7 @@ def test_attached_arrays_show_what_the_owner_writes_and_are_read_only(kind, tmp_
         view[0, 0] = 1
 
 
-def test_a_handle_of_other_arrays_is_refused():
+def test_a_handle_without_a_matching_array_is_rejected():
     memory = open_memory("shm")
     memory.allocate("x", (4, 3), np.float32)
     handle = memory.handle
@@ -96,7 +96,7 @@ time.sleep(60)
 """
 
 
-def test_shared_memory_of_a_killed_owner_stays_for_those_attached_and_for_nobody_else():
+def test_shared_memory_of_a_killed_owner_survives_only_in_attached_processes():
     import pickle
 
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
@@ -111,7 +111,7 @@ def test_shared_memory_of_a_killed_owner_stays_for_those_attached_and_for_nobody
 
 
 @pytest.mark.parametrize("kind", ["ram", "shm"])
-def test_more_than_there_is_is_refused_before_it_is_touched(kind):
+def test_an_allocation_beyond_the_available_memory_is_rejected(kind):
     with pytest.raises(ConfigurationError, match=r"storage of 'x' needs \d+\.\d GiB, but .*; lower replay.capacity"):
         open_memory(kind).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
 
@@ -159,14 +159,14 @@ def files_in(folder, files):
         "v1 parent",
     ],
 )
-def test_what_a_control_group_uses_already_is_not_free(tmp_path, files, free_gib):
+def test_available_memory_excludes_the_usage_of_the_control_group(tmp_path, files, free_gib):
     for name, text in (MEMINFO | files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert available_bytes(tmp_path) == free_gib * GIB
 
 
-def test_memory_that_is_full_soon_is_neither_touched_nor_promised_in_vain():
+def test_memory_that_fills_soon_is_not_prefaulted_but_still_checked_for_space():
     def resident_bytes():
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -178,7 +178,7 @@ def test_memory_that_is_full_soon_is_neither_touched_nor_promised_in_vain():
         open_memory("ram", is_full_soon=True).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
 
 
-def test_a_disk_without_space_is_named(tmp_path):
+def test_a_full_disk_is_reported_with_its_directory(tmp_path):
     with pytest.raises(ConfigurationError, match=f"there is not enough space in {tmp_path}"):
         open_memory("mmap", tmp_path).allocate("x", (1 << 50,), np.uint8)
 
@@ -192,6 +192,6 @@ def test_a_disk_without_space_is_named(tmp_path):
         (("mmap", "/nowhere"), "storage_dir '/nowhere' is not a directory"),
     ],
 )
-def test_unusable_storage_is_named(arguments, message):
+def test_invalid_storage_options_are_rejected(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         open_memory(*arguments)

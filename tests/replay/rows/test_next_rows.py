@@ -19,7 +19,7 @@ def num_stored(buffer):
     return len(saved.state["store"]["next_rows"]["ids"]) + sum(len(part["next"]) for part in saved.new.values())
 
 
-def test_only_ends_and_the_newest_rows_keep_their_next_observation():
+def test_only_the_newest_row_and_episode_ends_store_their_next_observation():
     buffer = ReplayBuffer(100, dedup_next=True)
     buffer.extend(rows(0, 45))
     assert num_stored(buffer) == 5  # 9, 19, 29, 39 and the newest, 44
@@ -28,7 +28,7 @@ def test_only_ends_and_the_newest_rows_keep_their_next_observation():
     assert num_stored(buffer) == 8
 
 
-def test_places_are_used_again():
+def test_slots_of_next_observations_are_reused():
     buffer = ReplayBuffer(100, dedup_next=True)
     buffer.extend(rows(0, 7))
     before = buffer.stats()["size_bytes"]
@@ -38,7 +38,7 @@ def test_places_are_used_again():
     assert buffer.stats()["size_bytes"] - before <= 11 * SHAPE[0] * 4
 
 
-def test_a_restored_buffer_lets_go_of_what_the_next_row_holds():
+def test_a_restored_buffer_releases_next_observations_that_the_next_row_contains():
     buffer = ReplayBuffer(100, dedup_next=True)
     buffer.extend(rows(0, 45))
     other = restored(buffer, dedup_next=True)
@@ -47,7 +47,7 @@ def test_a_restored_buffer_lets_go_of_what_the_next_row_holds():
     assert num_stored(other) == num_stored(buffer) == 5
 
 
-def test_next_observations_are_compared_bit_by_bit():
+def test_next_observations_are_compared_bitwise():
     buffer, zero = ReplayBuffer(10, dedup_next=True), np.zeros(SHAPE, np.float32)
     buffer.add(obs=zero, next_obs=-zero, done=False)
     buffer.add(obs=zero, next_obs=zero, done=False)
@@ -59,13 +59,13 @@ def test_next_observations_are_compared_bit_by_bit():
     assert num_stored(buffer) == 1
 
 
-def test_partners_that_differ_are_named():
+def test_a_next_observation_of_another_shape_is_rejected():
     schema = {"obs": np.float32, "next_obs": (np.float32, (2,)), "done": np.bool_}
     with pytest.raises(ConfigurationError, match=r"'next_obs' is float32\[2\] and 'obs' is float32\[\]"):
         ReplayBuffer(10, schema, dedup_next=True)
 
 
-def test_a_refused_row_takes_nothing_away():
+def test_a_rejected_row_discards_no_next_observation():
     buffer = ReplayBuffer(3, dedup_next=True)
     buffer.extend(rows(8, 3))  # the second one ends its episode
     before = buffer.sample(64)

@@ -22,7 +22,7 @@ def stored_rows(buffer):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_blocks_of_equal_and_of_other_lengths_are_kept_in_order(shape):
+def test_blocks_of_varying_lengths_are_stored_in_order(shape):
     buffer = ReplayBuffer(20)
     lengths = [6, 6, 6, 6, 1, 6, 6, 20, 20, 3, 25, 25, 6, 6]
     blocks = [block(length, shape, seed=number) for number, length in enumerate(lengths)]
@@ -34,7 +34,7 @@ def test_blocks_of_equal_and_of_other_lengths_are_kept_in_order(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_single_rows_and_blocks_take_turns(shape):
+def test_single_rows_and_blocks_can_alternate(shape):
     buffer, expected = ReplayBuffer(20), []
     for number in range(12):
         rows = block(4, shape, seed=number)
@@ -66,7 +66,7 @@ FITTING = block(4, (3,), seed=9)
     ],
     ids=["shape", "length", "kind", "more", "less", "another"],
 )
-def test_a_block_that_does_not_fit_changes_nothing_after_one_that_does(rows, complaint):
+def test_a_mismatched_block_is_rejected_without_changing_the_buffer(rows, complaint):
     buffer = after_two_blocks()
     before = stored_rows(buffer)
     with pytest.raises(ConfigurationError, match=complaint):
@@ -75,7 +75,7 @@ def test_a_block_that_does_not_fit_changes_nothing_after_one_that_does(rows, com
     assert all(np.array_equal(stored_rows(buffer)[key], before[key]) for key in before)
 
 
-def test_a_block_of_another_dtype_is_converted_after_one_that_fits():
+def test_a_later_block_is_converted_to_the_dtypes_of_the_schema():
     buffer = after_two_blocks()
     buffer.extend({"obs": np.ones((4, 3), np.int16), "action": np.arange(4, dtype=np.uint8)})
     assert stored_rows(buffer)["obs"].dtype == np.float32
@@ -95,7 +95,7 @@ def column(name, dtype, shape=()):
 
 
 @pytest.mark.parametrize("single", SINGLES)
-def test_a_row_is_written_as_numpy_writes_it(single):
+def test_packed_rows_equal_rows_written_by_numpy(single):
     columns = [column("obs", "f4", (3,)), column("mask", "u1", (5,)), column("value", single), column("last", "i2")]
     packer, records = packer_of(columns)
     expected = records.copy()
@@ -107,7 +107,7 @@ def test_a_row_is_written_as_numpy_writes_it(single):
     assert np.array_equal(records, expected)
 
 
-def test_python_numbers_are_written_as_numpy_writes_them():
+def test_python_numbers_are_packed_like_numpy_scalars():
     columns = [column("reward", "f4"), column("action", "i8"), column("done", "b1")]
     packer, records = packer_of(columns)
     rng = np.random.default_rng(3)
@@ -136,7 +136,7 @@ def test_python_numbers_are_written_as_numpy_writes_them():
     ],
     ids=str,
 )
-def test_a_value_that_needs_a_closer_look_leaves_the_slot_as_it_is(change):
+def test_the_packer_declines_unusual_values_and_leaves_the_slot_unchanged(change):
     columns = [column("obs", "f4", (3,)), column("reward", "f4"), column("done", "b1"), column("action", "u1")]
     packer, records = packer_of(columns)
     row = {"obs": np.ones(3, np.float32), "reward": 2.0, "done": True, "action": 9}
@@ -147,14 +147,14 @@ def test_a_value_that_needs_a_closer_look_leaves_the_slot_as_it_is(change):
     assert np.array_equal(records, before)
 
 
-def test_arrays_are_written_whatever_their_order_in_memory():
+def test_non_contiguous_arrays_are_packed():
     packer, records = packer_of([column("obs", "i4", (2, 3))])
     obs = np.arange(6, dtype="i4").reshape(3, 2).T
     assert packer.write(0, {"obs": obs})
     assert np.array_equal(records["obs"][0], obs)
 
 
-def test_rows_of_complex_numbers_are_kept():
+def test_complex_rows_are_stored_unpacked():
     assert not can_pack([column("wave", "c8")])
     buffer = ReplayBuffer(4)
     buffer.add(wave=np.complex64(1 + 2j), reward=1.0)

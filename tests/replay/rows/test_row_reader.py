@@ -36,7 +36,7 @@ class Rows:
 
 
 @given(STREAMS, st.integers(1, 6), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-def test_returns_are_those_of_a_walk_through_each_episode(stream, n, gamma):
+def test_n_step_returns_match_a_walk_through_each_episode(stream, n, gamma):
     rewards = np.random.default_rng(0).normal(size=len(stream)).astype(np.float32)
     rows = Rows(stream, rewards)
     returns = rows.returns(n, gamma)

@@ -97,7 +97,7 @@ class Pair:
 
 
 @given(ACTIONS, st.lists(st.integers(1, 9), min_size=12, max_size=12), st.integers(1, 14), st.integers(0, 999), OPTIONS)
-def test_what_is_drawn_is_what_was_added(actions, sizes, capacity, seed, options):
+def test_drawn_rows_equal_the_added_rows(actions, sizes, capacity, seed, options):
     pair = Pair(capacity, seed, options, WIDE if seed % 2 else NARROW)
     for action, size in zip(actions, sizes, strict=False):
         pair.act(action, size)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.replay.plain_replay import assert_goes_on_alike, numbered, restored
+from tests.replay.plain_replay import assert_equal_draws, numbered, restored
 from trieye.exceptions import CheckpointError
 from trieye.replay import ReplayBuffer
 from trieye.replay.rows import segments
@@ -41,7 +41,7 @@ def parts_in(path):
     return {file.name: file.stat() for file in (path / "parts").iterdir()}
 
 
-def test_a_second_save_writes_the_new_rows_only(tmp_path):
+def test_a_second_save_writes_only_the_new_rows(tmp_path):
     buffer = filled(900)
     buffer.save(tmp_path / "replay")
     before = parts_in(tmp_path / "replay")
@@ -54,7 +54,7 @@ def test_a_second_save_writes_the_new_rows_only(tmp_path):
     assert after[new].st_size < 50 * 60 + 1000
 
 
-def test_parts_whose_rows_are_all_overwritten_are_dropped(tmp_path):
+def test_parts_with_only_overwritten_rows_are_dropped(tmp_path):
     buffer = filled(500)
     for first in range(500, 2500, 500):
         buffer.save(tmp_path / "replay")
@@ -63,7 +63,7 @@ def test_parts_whose_rows_are_all_overwritten_are_dropped(tmp_path):
     assert ranges(parts_in(tmp_path / "replay")) == [(1500, 2000), (2000, 2500)]
 
 
-def test_many_small_parts_become_one():
+def test_many_small_parts_are_merged():
     buffer, known_parts = filled(10), set()
     counts = []
     for first in range(10, 700, 10):
@@ -73,37 +73,37 @@ def test_many_small_parts_become_one():
         buffer.extend(rows(first, 10))
     assert max(counts) == segments.MAX_SMALL_PARTS + 1
     assert counts[-1] < 20
-    assert_goes_on_alike(buffer, restored(buffer), 2)
+    assert_equal_draws(buffer, restored(buffer), 2)
 
 
-def test_large_content_is_several_parts(monkeypatch):
+def test_large_contents_are_split_into_parts(monkeypatch):
     monkeypatch.setattr(segments, "MAX_PART_BYTES", 400 * 100)
     buffer = filled(1500, width=80)
     saved = buffer.state_parts(())
     assert len(saved.new) > 8
-    assert_goes_on_alike(buffer, restored(buffer))
+    assert_equal_draws(buffer, restored(buffer))
 
 
-def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
+def test_an_unfinished_save_shares_its_parts_with_the_next_save_without_a_copy():
     buffer = filled(900)
-    under_way = buffer.state_parts(())
+    unfinished = buffer.state_parts(())
     buffer.extend(rows(900, 300))  # some of these rows are overwritten in the buffer
-    also_under_way = buffer.state_parts(())
-    assert also_under_way.kept == ()
-    ((first, arrays), (second, _)) = also_under_way.new.items()
-    assert arrays["row.n"] is under_way.new[first]["row.n"]
+    also_unfinished = buffer.state_parts(())
+    assert also_unfinished.kept == ()
+    ((first, arrays), (second, _)) = also_unfinished.new.items()
+    assert arrays["row.n"] is unfinished.new[first]["row.n"]
     assert ranges([second]) == [(900, 1200)]
     buffer.extend(rows(1200, 100))
-    third = buffer.state_parts(under_way.new)  # the first save is finished, the second is not
+    third = buffer.state_parts(unfinished.new)  # the first save is finished, the second is not
     assert third.kept == (first,)
     assert ranges(third.new) == [(900, 1200), (1200, 1300)]
-    parts = {**under_way.new, **also_under_way.new, **third.new}
+    parts = {**unfinished.new, **also_unfinished.new, **third.new}
     other = ReplayBuffer(1000)
     other.load_state_dict(SavedParts(third.state, (*third.kept, *third.new), parts))
-    assert_goes_on_alike(buffer, other)
+    assert_equal_draws(buffer, other)
 
 
-def test_saves_that_overlap_for_ever_do_not_grow():
+def test_permanently_overlapping_saves_do_not_grow():
     buffer, counts, known_parts, before = filled(100, capacity=5000), [], set(), None
     for first in range(100, 2000, 100):
         buffer.extend(rows(first, 100))
@@ -113,7 +113,7 @@ def test_saves_that_overlap_for_ever_do_not_grow():
     assert max(counts) == 300  # all parts of the first two saves, then of the last two
 
 
-def test_an_empty_state_that_is_loaded_leaves_no_old_parts_behind(tmp_path):
+def test_loading_an_empty_state_forgets_earlier_parts(tmp_path):
     buffer = ReplayBuffer(1000)
     buffer.save(tmp_path / "empty")
     buffer.extend(rows(0, 100))
@@ -124,7 +124,7 @@ def test_an_empty_state_that_is_loaded_leaves_no_old_parts_behind(tmp_path):
     assert loaded(tmp_path / "replay").sample(16)["n"].min() >= 5000
 
 
-def test_places_that_are_saved_to_in_turn_each_get_the_new_rows_only(tmp_path):
+def test_alternating_save_directories_each_receive_only_new_rows(tmp_path):
     buffer, directories = filled(500), [tmp_path / "checkpoints", tmp_path / "snapshots"]
     for directory in directories:
         buffer.save(directory)
@@ -135,34 +135,34 @@ def test_places_that_are_saved_to_in_turn_each_get_the_new_rows_only(tmp_path):
             buffer.save(directory)
             (new,) = parts_in(directory).keys() - before
             assert parts_in(directory)[new].st_size < 100 * 60 + 1000
-            assert_goes_on_alike(buffer, loaded(directory, lazy=True), 2)
+            assert_equal_draws(buffer, loaded(directory, lazy=True), 2)
 
 
-def test_a_known_part_is_kept_rather_than_one_under_way_written_again():
+def test_a_known_part_is_linked_in_preference_to_an_unfinished_one():
     buffer = filled(500)
     done = set(buffer.state_parts(()).new)
     buffer.extend(rows(500, 50))
-    under_way = buffer.state_parts(())  # to another target without known parts
+    unfinished = buffer.state_parts(())  # to another target without known parts
     buffer.extend(rows(550, 50))
     saved = buffer.state_parts(done)
     assert set(saved.kept) == done
     assert ranges(saved.new) == [(500, 600)]
-    assert under_way.new.keys().isdisjoint(saved.new)
+    assert unfinished.new.keys().isdisjoint(saved.new)
 
 
-def test_parts_of_a_branch_that_was_left_are_never_kept(tmp_path):
+def test_parts_of_an_abandoned_branch_are_never_linked(tmp_path):
     buffer = filled(100)
     buffer.save(tmp_path / "early")
     buffer.extend(rows(100, 100))
-    left = set(buffer.state_parts(()).new)
+    abandoned_parts = set(buffer.state_parts(()).new)
     buffer.load(tmp_path / "early")
     buffer.extend(rows(7000, 100))  # other rows with the ids of the remaining rows
-    saved = buffer.state_parts(left)
-    assert left.isdisjoint(saved.kept)
+    saved = buffer.state_parts(abandoned_parts)
+    assert abandoned_parts.isdisjoint(saved.kept)
     assert sum(len(part["row.n"]) for part in saved.new.values()) == 200
 
 
-def test_parts_are_not_changed_by_what_comes_later():
+def test_later_rows_do_not_change_existing_parts():
     buffer = filled(1000)
     saved = buffer.state_parts(())
     copies = {name: {key: array.copy() for key, array in part.items()} for name, part in saved.new.items()}
@@ -174,7 +174,7 @@ def test_parts_are_not_changed_by_what_comes_later():
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("width", [3, 300])
-def test_a_loaded_buffer_goes_on_as_the_one_that_was_saved(tmp_path, width, lazy):
+def test_a_loaded_buffer_continues_like_the_saved_one(tmp_path, width, lazy):
     buffer = filled(1500, width=width, sampler="prioritized")
     buffer.save(tmp_path / "replay")
     buffer.sample(8)
@@ -182,14 +182,14 @@ def test_a_loaded_buffer_goes_on_as_the_one_that_was_saved(tmp_path, width, lazy
     buffer.extend(rows(1500, 10, width))
     buffer.save(tmp_path / "replay")
     other = loaded(tmp_path / "replay", lazy=lazy, sampler="prioritized")
-    assert_goes_on_alike(buffer, other)
+    assert_equal_draws(buffer, other)
     for one in (buffer, other):
         one.extend(rows(1510, 600, width))
-    assert_goes_on_alike(buffer, other)
+    assert_equal_draws(buffer, other)
     assert buffer.stats() == other.stats()
 
 
-def test_a_lazily_loaded_buffer_copies_the_rows_that_are_drawn_and_needs_its_files_no_more(tmp_path, monkeypatch):
+def test_a_lazily_loaded_buffer_reads_only_drawn_rows_and_survives_deleted_files(tmp_path, monkeypatch):
     rings, gather = [], Ring.gather
     monkeypatch.setattr(Ring, "gather", lambda ring, *arguments: rings.append(ring) or gather(ring, *arguments))
     filled(1000, width=300).save(tmp_path / "replay")
@@ -201,10 +201,10 @@ def test_a_lazily_loaded_buffer_copies_the_rows_that_are_drawn_and_needs_its_fil
     other.extend(rows(1000, 500, 300))
     assert rings[-1].unread.count <= 500
     other.save(tmp_path / "other")  # from the memory maps, since no row is in memory yet
-    assert_goes_on_alike(other, loaded(tmp_path / "other"))
+    assert_equal_draws(other, loaded(tmp_path / "other"))
 
 
-def test_a_part_that_is_missing_is_named(tmp_path):
+def test_a_missing_part_is_reported_by_name(tmp_path):
     filled(100).save(tmp_path / "replay")
     (part,) = (tmp_path / "replay" / "parts").iterdir()
     part.unlink()
@@ -216,21 +216,21 @@ def test_loading_uses_several_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "MAX_PART_BYTES", 400 * 100)
     threads, write_rows, meeting = set(), Ring.write_rows, threading.Barrier(2, timeout=20)
 
-    def noted(*arguments):
+    def write_and_meet(*arguments):
         if len(threads) < 2:
             threads.add(threading.get_ident())
             meeting.wait()  # returns only when two threads are here
         write_rows(*arguments)
 
     filled(1000, width=80).save(tmp_path / "replay")
-    monkeypatch.setattr(Ring, "write_rows", noted)
+    monkeypatch.setattr(Ring, "write_rows", write_and_meet)
     other = loaded(tmp_path / "replay")
     assert len(threads) == 2
-    assert_goes_on_alike(filled(1000, width=80), other, 2)
+    assert_equal_draws(filled(1000, width=80), other, 2)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=12), st.integers(1, 40))
-def test_only_saves_that_were_finished_are_built_upon(steps, capacity):
+def test_only_finished_saves_are_built_upon(steps, capacity):
     """Each step adds rows and saves; the save finishes or is lost."""
     buffer, on_disk, known_parts, total = ReplayBuffer(capacity, seed=2), {}, set(), 0
     for count, is_finished in steps:
@@ -246,16 +246,16 @@ def test_only_saves_that_were_finished_are_built_upon(steps, capacity):
             assert set(range(total - len(buffer), total)) <= set(row_ids)
 
 
-def test_a_mapped_buffer_is_saved_and_loaded_too(tmp_path):
+def test_a_memory_mapped_buffer_can_be_saved_and_loaded(tmp_path):
     (tmp_path / "rows").mkdir()
     options = {"storage": "mmap", "storage_dir": tmp_path / "rows"}
     buffer = filled(300, width=300, **options)
     buffer.save(tmp_path / "replay")
     assert os.listdir(tmp_path / "rows") == []  # noqa: PTH208
-    assert_goes_on_alike(buffer, loaded(tmp_path / "replay", **options))
+    assert_equal_draws(buffer, loaded(tmp_path / "replay", **options))
 
 
-def test_rows_are_read_lazily_by_the_thread_that_works_ahead_too(tmp_path):
+def test_the_prefetch_thread_reads_lazily_loaded_rows(tmp_path):
     filled(1000, width=300).save(tmp_path / "replay")
     other = loaded(tmp_path / "replay", lazy=True)
     batches = other.iter_batches(16, prefetch=2)

@@ -40,7 +40,7 @@ class Case:
         self.sampler, self.rng = bounded(capacity, **bounds), np.random.default_rng(0)
         self.uses, self.versions, self.total, self.low, self.version = Counter(), {}, 0, 0, 0
 
-    def left(self, row):
+    def remaining_uses(self, row):
         if self.max_staleness is not None and self.versions[row] < self.version - self.max_staleness:
             return 0
         return 10**9 if self.max_reuse is None else self.max_reuse - self.uses[row]
@@ -76,7 +76,7 @@ class Case:
 
     def discard(self, n):
         rows = range(self.low, self.total)
-        if sum(self.left(row) for row in rows) >= n:
+        if sum(self.remaining_uses(row) for row in rows) >= n:
             before = self.sampler.state_dict()
             draw = self.sampler.draw(n, self.low, self.total, self.rng)
             self.sampler.discarded(draw.ids, for_good=False)
@@ -86,13 +86,13 @@ class Case:
 
     def draw(self, n):
         rows = range(self.low, self.total)
-        if sum(self.left(row) for row in rows) < n:
+        if sum(self.remaining_uses(row) for row in rows) < n:
             with pytest.raises(ReplayTimeoutError, match="add new rows first, or relax the bounds"):
                 self.sampler.draw(n, self.low, self.total, self.rng)
             return
         draw = self.sampler.draw(n, self.low, self.total, self.rng)
         assert len(draw) == len(draw.weights) == n
-        assert all(row in rows and self.left(row) > 0 for row in draw.ids.tolist())
+        assert all(row in rows and self.remaining_uses(row) > 0 for row in draw.ids.tolist())
         self.uses.update(draw.ids.tolist())
 
 
@@ -103,17 +103,17 @@ class Case:
     st.sampled_from([0.0, 0.6]),
     ACTIONS,
 )
-def test_reuse_and_staleness_are_hard_bounds_whatever_happens(capacity, max_reuse, max_staleness, alpha, actions):
+def test_reuse_and_staleness_are_hard_bounds(capacity, max_reuse, max_staleness, alpha, actions):
     case = Case(capacity, max_reuse=max_reuse, max_staleness=max_staleness, alpha=alpha)
     for action, amount in actions:
         if case.total > case.low or action not in {"draw", "discard"}:
             getattr(case, action)(amount)
     rows = range(case.low, case.total)
-    assert all(case.left(row) >= 0 for row in rows)
-    assert case.sampler.eligible(np.array(rows, np.int64)).tolist() == [case.left(row) > 0 for row in rows]
+    assert all(case.remaining_uses(row) >= 0 for row in rows)
+    assert case.sampler.eligible(np.array(rows, np.int64)).tolist() == [case.remaining_uses(row) > 0 for row in rows]
 
 
-def test_a_draw_that_is_refused_uses_nothing_up():
+def test_a_rejected_draw_consumes_no_uses():
     sampler, rng = bounded(4, max_reuse=2, alpha=1.0), np.random.default_rng(0)
     sampler.added(0, 4)
     sampler.update(np.arange(4), [1.0, 2.0, 3.0, 4.0])
@@ -126,7 +126,7 @@ def test_a_draw_that_is_refused_uses_nothing_up():
     assert sorted(sampler.draw(8, 0, 4, rng).ids.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_rows_within_the_bounds_are_drawn_by_their_priorities_and_weighed():
+def test_rows_within_the_bounds_are_drawn_and_weighted_by_priority():
     sampler, rng = bounded(8, max_staleness=1, alpha=1.0, beta=1.0, epsilon=0.0), np.random.default_rng(0)
     sampler.added(0, 4)
     sampler.set_version(2)
@@ -139,7 +139,7 @@ def test_rows_within_the_bounds_are_drawn_by_their_priorities_and_weighed():
     assert draw.weights == pytest.approx(5 / (draw.ids + 1))
 
 
-def test_a_draw_tells_how_stale_its_rows_are():
+def test_a_draw_reports_the_staleness_of_its_rows():
     sampler = bounded(8, max_staleness=5)
     sampler.set_version(10)
     sampler.added(0, 2)
@@ -152,7 +152,7 @@ def test_a_draw_tells_how_stale_its_rows_are():
     assert sampler.staleness(np.array([0, 3])).tolist() == [3, 0]
 
 
-def test_a_smaller_sampler_takes_over_the_newest_rows():
+def test_a_smaller_sampler_restores_the_newest_rows():
     original = bounded(10, max_reuse=4, max_staleness=9)
     original.added(0, 10)
     original.draw(30, 0, 10, np.random.default_rng(0))

@@ -9,7 +9,7 @@ from trieye.replay.samplers.base import spliced
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
-def made(capacity, added, priorities=None, **options):
+def sampler_after(capacity, added, priorities=None, **options):
     """Return a sampler after `added` rows, and the ids of the remaining rows."""
     sampler = PrioritizedSampler(capacity, **options)
     sampler.added(0, added)
@@ -29,20 +29,20 @@ def counted(sampler, ids, draws=400, n=64, seed=7):
 @pytest.mark.parametrize(("capacity", "added"), [(40, 40), (40, 77), (300, 700)])
 def test_rows_are_drawn_in_proportion_to_a_power_of_their_priority(alpha, capacity, added):
     priorities = np.random.default_rng(1).random(min(capacity, added)) + 0.1
-    sampler, ids = made(capacity, added, priorities, alpha=alpha)
+    sampler, ids = sampler_after(capacity, added, priorities, alpha=alpha)
     assert_drawn_by(priorities**alpha, counted(sampler, ids))
     proposed = sampler.propose(30_000, ids[0], ids[-1] + 1, np.random.default_rng(2))
     assert_drawn_by(priorities**alpha, np.bincount(proposed - ids[0], minlength=len(ids)))
 
 
 def test_a_stratified_draw_takes_one_row_from_each_part_of_the_sum():
-    sampler, ids = made(64, 64, np.ones(64))
+    sampler, ids = sampler_after(64, 64, np.ones(64))
     assert counted(sampler, ids, draws=10).tolist() == [10] * 64
 
 
-def test_weights_make_up_for_the_chances():
+def test_importance_weights_follow_the_formula():
     priorities = np.array([1.0, 2.0, 4.0, 8.0])
-    sampler, _ = made(4, 4, priorities, alpha=0.5, beta=0.7, epsilon=0)
+    sampler, _ = sampler_after(4, 4, priorities, alpha=0.5, beta=0.7, epsilon=0)
     draw = sampler.draw(200, 0, 4, np.random.default_rng(0))
     chances = priorities**0.5 / (priorities**0.5).sum()
     weights = (4 * chances) ** -0.7
@@ -51,7 +51,7 @@ def test_weights_make_up_for_the_chances():
     assert draw.info == {"size": 4, "beta": 0.7}
 
 
-def test_beta_grows_to_one_over_the_batches_asked_for():
+def test_beta_anneals_to_one_over_beta_draws_batches():
     rng = np.random.default_rng(0)
 
     def handed_out(sampler):
@@ -60,22 +60,22 @@ def test_beta_grows_to_one_over_the_batches_asked_for():
         sampler.handed_out(draw)
         return draw.info["beta"]
 
-    sampler, _ = made(4, 4, beta=0.4, beta_draws=4)
+    sampler, _ = sampler_after(4, 4, beta=0.4, beta_draws=4)
     assert [handed_out(sampler) for _ in range(6)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1, 1])
-    sampler, _ = made(4, 4, beta=0.4)
+    sampler, _ = sampler_after(4, 4, beta=0.4)
     assert [handed_out(sampler) for _ in range(2)] == [0.4, 0.4]
 
 
-def test_rows_of_priority_zero_are_drawn_only_with_an_epsilon():
+def test_rows_with_priority_zero_are_drawn_only_with_an_epsilon():
     priorities = np.array([0.0, 1.0, 0.0, 0.0, 2.0, 0.0])
-    sampler, ids = made(6, 9, priorities, epsilon=0.0)
+    sampler, ids = sampler_after(6, 9, priorities, epsilon=0.0)
     assert np.flatnonzero(counted(sampler, ids)).tolist() == [1, 4]
-    sampler, ids = made(6, 9, priorities, epsilon=0.5)
+    sampler, ids = sampler_after(6, 9, priorities, epsilon=0.5)
     assert counted(sampler, ids).all()
 
 
-def test_a_draw_from_rows_that_all_have_priority_zero_is_an_error():
-    sampler, _ = made(6, 6, np.zeros(6), epsilon=0.0)
+def test_drawing_is_an_error_if_all_priorities_are_zero():
+    sampler, _ = sampler_after(6, 6, np.zeros(6), epsilon=0.0)
     with pytest.raises(ConfigurationError, match="all 6 rows have priority 0, so none can be drawn; set epsilon"):
         sampler.draw(3, 0, 6, np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match=r"all 6 rows to choose from have priority 0, .*; set epsilon"):
@@ -84,16 +84,16 @@ def test_a_draw_from_rows_that_all_have_priority_zero_is_an_error():
         sampler.pick(3, np.arange(0), np.random.default_rng(0))
 
 
-def test_priorities_of_any_size_keep_their_rows_within_reach():
-    sampler, ids = made(3, 3, [1e300, 1e-300, 1.0], alpha=1.0, epsilon=0.0)
+def test_extreme_priorities_keep_finite_positive_weights():
+    sampler, ids = sampler_after(3, 3, [1e300, 1e-300, 1.0], alpha=1.0, epsilon=0.0)
     assert np.isfinite(sampler.chances(ids)).all()
     assert sampler.chances(ids).all()
     assert set(sampler.draw(50, 0, 3, np.random.default_rng(0)).ids.tolist()) == {0}
 
 
-def test_rows_are_picked_in_proportion_to_their_chances_among_the_ids_given():
+def test_pick_follows_the_priorities_of_the_candidates():
     priorities = np.arange(1.0, 9.0)
-    sampler, _ = made(8, 8, priorities, alpha=1.0, epsilon=0.0)
+    sampler, _ = sampler_after(8, 8, priorities, alpha=1.0, epsilon=0.0)
     ids = np.array([1, 3, 6, 7])
     counts = np.bincount(sampler.pick(20_000, ids, np.random.default_rng(0)), minlength=8)
     assert_drawn_by(priorities * np.isin(np.arange(8), ids), counts)
@@ -134,7 +134,7 @@ ACTIONS = st.lists(
 
 
 @given(st.integers(1, 40), ACTIONS)
-def test_chances_are_those_of_a_slow_reference_whatever_happens(capacity, actions):
+def test_priority_weights_match_a_slow_reference(capacity, actions):
     slow, rng = SlowPriorities(capacity), np.random.default_rng(0)
     sampler = PrioritizedSampler(capacity, alpha=1.0, epsilon=0.0)
     for action, argument in actions:
@@ -162,7 +162,7 @@ def test_chances_are_those_of_a_slow_reference_whatever_happens(capacity, action
 
 def test_a_restored_sampler_makes_the_same_draws():
     rng = np.random.default_rng(0)
-    original, _ = made(3000, 5000, rng.random(3000), beta_draws=50)
+    original, _ = sampler_after(3000, 5000, rng.random(3000), beta_draws=50)
     original.draw(64, 2000, 5000, rng)
     restored = PrioritizedSampler(3000, beta_draws=50)
     restored.load_state_dict(original.state_dict())
@@ -180,8 +180,8 @@ def test_a_restored_sampler_makes_the_same_draws():
         assert one.info == other.info
 
 
-def test_a_smaller_sampler_takes_over_the_newest_priorities():
-    original, _ = made(10, 15, np.arange(10.0), alpha=1.0, epsilon=0.0)
+def test_a_sampler_of_another_capacity_restores_the_newest_priorities():
+    original, _ = sampler_after(10, 15, np.arange(10.0), alpha=1.0, epsilon=0.0)
     smaller = PrioritizedSampler(4, alpha=1.0, epsilon=0.0)
     smaller.load_state_dict(original.state_dict())
     assert smaller.chances(np.arange(11, 15)).tolist() == [6, 7, 8, 9]
@@ -193,7 +193,7 @@ def test_a_smaller_sampler_takes_over_the_newest_priorities():
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_weights_of_two_draws_that_become_one_are_those_of_one_draw(beta):
+def test_spliced_draws_have_the_weights_of_a_single_draw(beta):
     sampler, rng = PrioritizedSampler(100, alpha=1.0, beta=beta, epsilon=0.0), np.random.default_rng(0)
     sampler.added(0, 100)
     sampler.update(np.arange(100), np.arange(1, 101))

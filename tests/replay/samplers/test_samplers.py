@@ -15,7 +15,7 @@ def rng(seed=0):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_each_sampler_is_made_by_its_name(name):
+def test_make_sampler_creates_each_sampler_by_name(name):
     sampler = make_sampler(name, OPTIONS.get(name, {}), capacity=20, links=links_of([(0, False)] * 20, 20))
     assert isinstance(sampler, SAMPLERS[name])
     assert isinstance(sampler, Sampler if name == "sequence" else RowSampler)
@@ -47,7 +47,7 @@ def test_sequences_can_start_by_priority():
         ("uniform", {}, {"max_staleness": -1}, "max_staleness is -1"),
     ],
 )
-def test_mistakes_are_named(name, options, bounds, message):
+def test_unknown_samplers_and_invalid_options_are_rejected(name, options, bounds, message):
     with pytest.raises(ConfigurationError, match=message):
         make_sampler(name, options, capacity=9, links=EpisodeLinks(9), **bounds)
 
@@ -58,26 +58,26 @@ class NewestRow(UniformSampler):
 
 
 @pytest.mark.parametrize("bounds", [{"max_reuse": 1}, {"max_staleness": 1}])
-def test_bounds_never_replace_a_sampler_by_a_uniform_one(monkeypatch, bounds):
+def test_bounds_are_rejected_for_samplers_without_support(monkeypatch, bounds):
     monkeypatch.setitem(SAMPLERS, "newest", NewestRow)
     assert make_sampler("newest", {}, capacity=9).draw(3, 0, 9, rng()).ids.tolist() == [8, 8, 8]
     with pytest.raises(ConfigurationError, match="sampler 'newest' has neither"):
         make_sampler("newest", {}, capacity=9, **bounds)
 
 
-def test_a_uniform_draw_takes_every_row_equally_often_and_weighs_it_one():
+def test_a_uniform_draw_takes_every_row_equally_often_with_weight_one():
     draw = UniformSampler().draw(100_000, 30, 80, rng(3))
     assert_drawn_by(np.arange(80) >= 30, np.bincount(draw.ids, minlength=80))
     assert (draw.weights.dtype, set(draw.weights.tolist()), draw.info) == (np.float32, {1.0}, {"size": 50})
 
 
-def test_only_the_ids_given_are_picked():
+def test_pick_returns_only_candidate_ids():
     assert set(UniformSampler().pick(300, np.array([3, 9, 11]), rng()).tolist()) == {3, 9, 11}
     with pytest.raises(ConfigurationError, match="pick: expected at least one id"):
         UniformSampler().pick(3, np.array([], np.int64), rng())
 
 
-def test_a_uniform_draw_is_what_the_ring_of_0_2_drew_from_the_same_seed():
+def test_a_uniform_draw_equals_that_of_version_0_2_for_the_same_seed():
     # that version drew slots: first + [0, size) with first = low % capacity
     low, high, capacity = 1234, 1300, 100
     first = low % capacity
@@ -85,7 +85,7 @@ def test_a_uniform_draw_is_what_the_ring_of_0_2_drew_from_the_same_seed():
     assert np.array_equal(UniformSampler().draw(50, low, high, rng(9)).ids, slots + (low - first))
 
 
-def test_priorities_and_states_change_nothing_about_uniform_draws():
+def test_uniform_draws_ignore_priorities_and_states():
     sampler = UniformSampler()
     sampler.added(0, 9)
     sampler.forgot(3)

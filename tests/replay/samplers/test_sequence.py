@@ -40,7 +40,7 @@ class NoProposals(UniformSampler):
 
 
 @given(STREAMS, st.integers(1, 70), st.integers(1, 6), st.integers(1, 3), st.booleans(), st.booleans())
-def test_exactly_the_sequences_within_episodes_are_drawn(stream, capacity, length, period, cross, pad):
+def test_draws_cover_exactly_the_valid_sequences(stream, capacity, length, period, cross, pad):
     low = max(len(stream) - capacity, 0)
     sampler = SequenceSampler(links_of(stream, capacity), length, period=period, cross_episodes=cross, pad=pad)
     possible = plain_sequences(stream, low, length, period, cross, pad)
@@ -98,7 +98,7 @@ def test_starts_can_be_drawn_by_priority():
     assert draw.weights[draw.ids[:, 0] == 8][0] == pytest.approx(1 / 3)
 
 
-def test_rows_that_can_never_start_a_sequence_lose_their_chances_and_others_keep_them():
+def test_only_rows_that_can_never_start_a_sequence_lose_their_weight():
     # an episode of six rows, and an open one of four
     links = links_of([(0, row == 5) for row in range(10)], 20)
     starts = PrioritizedSampler(20, alpha=1.0)
@@ -112,7 +112,7 @@ def test_rows_that_can_never_start_a_sequence_lose_their_chances_and_others_keep
     assert 8 in sampler.draw(64, 0, 12, rng).ids[:, 0]
 
 
-def test_priorities_do_not_hide_that_no_sequence_is_there():
+def test_a_missing_sequence_is_reported_despite_priorities():
     sampler = SequenceSampler(links_of([(0, True)] * 9, 9), 3, starts=PrioritizedSampler(9))
     sampler.added(0, 9)
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_restored_sampler_makes_the_same_draws():
     assert np.array_equal(one.weights, other.weights)
 
 
-def test_forgotten_rows_start_nothing():
+def test_forgotten_rows_start_no_sequence():
     sampler = SequenceSampler(links_of([(0, False)] * 20, 20), 3, starts=PrioritizedSampler(20))
     sampler.added(0, 20)
     sampler.forgot(15)

@@ -11,15 +11,15 @@ WEIGHTS = st.floats(0, 1e6, width=32) | st.just(0.0)
 
 
 @given(CAPACITIES, st.data())
-def test_slots_are_found_where_the_running_sum_of_the_weights_says(capacity, data):
+def test_find_agrees_with_the_cumulative_sum_of_the_weights(capacity, data):
     weights = data.draw(hnp.arrays(np.float32, capacity, elements=WEIGHTS))
     tree = SumTree(capacity)
     tree.load(0, weights)
     sums = weights.cumsum(dtype=np.float64)
     shares = data.draw(hnp.arrays(np.float64, 40, elements=st.floats(0, 1, exclude_max=True)))
-    slots_found, its_weights = tree.find(shares)
-    assert np.array_equal(its_weights, weights[slots_found])
-    assert its_weights.all() == (sums[-1] > 0)
+    slots_found, slot_weights = tree.find(shares)
+    assert np.array_equal(slot_weights, weights[slots_found])
+    assert slot_weights.all() == (sums[-1] > 0)
     if not sums[-1]:
         return
     # the running sum in another order of additions may differ in its last bits
@@ -28,7 +28,7 @@ def test_slots_are_found_where_the_running_sum_of_the_weights_says(capacity, dat
     assert (sums[slots_found] - weights[slots_found] <= shares * sums[-1] + slack).all()
 
 
-def test_places_at_the_very_ends_find_slots_that_have_a_weight():
+def test_find_never_returns_a_slot_without_weight():
     for capacity in (40, 5000, 100_000):
         for slots in ([0], [17], [capacity - 1], [3, capacity - 2]):
             tree = SumTree(capacity)
@@ -39,7 +39,7 @@ def test_places_at_the_very_ends_find_slots_that_have_a_weight():
 
 
 @pytest.mark.parametrize("capacity", [16, 300, 70_000])
-def test_the_last_place_of_all_finds_the_last_slot_that_has_a_weight(capacity):
+def test_the_largest_share_finds_the_last_slot_with_weight(capacity):
     # sums of the same weights differ in their last bits with the order of additions, in many of these trees
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -51,7 +51,7 @@ def test_the_last_place_of_all_finds_the_last_slot_that_has_a_weight(capacity):
 
 
 @given(CAPACITIES, st.lists(st.tuples(st.integers(0, 299), st.integers(1, 300), WEIGHTS), max_size=6), st.data())
-def test_any_changes_leave_the_tree_that_the_weights_alone_would_make(capacity, fills, data):
+def test_a_changed_tree_equals_a_tree_built_from_its_weights(capacity, fills, data):
     tree, plain = SumTree(capacity), np.zeros(capacity, np.float32)
     for first, count, weight in fills:
         slots = np.arange(first % capacity, first % capacity + min(count, capacity)) % capacity
@@ -80,7 +80,7 @@ def test_sums_do_not_drift_over_many_updates():
     assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
 
 
-def test_weights_can_be_loaded_around_the_end():
+def test_weights_can_be_loaded_across_the_end():
     tree = SumTree(5)
     tree.set(np.array([1]), np.array([9.0]))
     tree.load(3, np.array([1.0, 2.0, 3.0]))

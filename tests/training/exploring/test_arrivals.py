@@ -106,8 +106,8 @@ class WatchedDQN(Watched, DQN):
 @pytest.mark.parametrize(
     ("style", "engine", "parts"),
     [
-        ("trainer_driven", WatchedDQN, DQN_PARTS),
         ("fully_async", WatchedPPO, PPO_PARTS),
+        pytest.param("trainer_driven", WatchedDQN, DQN_PARTS, marks=pytest.mark.long),
         pytest.param("trainer_driven", WatchedPPO, PPO_PARTS, marks=pytest.mark.long),
         pytest.param("fully_async", WatchedDQN, DQN_PARTS, marks=pytest.mark.long),
     ],

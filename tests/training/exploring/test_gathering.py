@@ -35,7 +35,7 @@ def rows_in(path):
 
 
 @pytest.mark.parametrize("mode", ["explore", "bench"])
-def test_a_run_that_does_not_exist_is_named_with_the_closest_one(train_config, trained, mode):
+def test_an_unknown_run_is_rejected_with_a_suggestion(train_config, trained, mode):
     config = train_config(mode=mode, run_name=f"{trained.name}s", loop={"env_steps": 500})
     with pytest.raises(
         ConfigurationError, match=rf"run_name={trained.name}s: mode={mode}.*did you mean '{trained.name}'"

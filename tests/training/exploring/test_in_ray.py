@@ -116,6 +116,7 @@ def test_the_death_of_the_replay_process_is_reported(started, capsys):
     assert "died; Ray restarts it, and it continues from its last snapshot" in stderr
 
 
+@pytest.mark.long
 def test_an_error_of_an_explorer_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
     config = train_config(
