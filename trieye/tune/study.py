@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +23,16 @@ from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.hydra.launch import launch_info
 from trieye.config.sweeper import SweeperConfig
 from trieye.config.tune import study_dir
-from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
+from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, TrieyeError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
-from trieye.files.run_files import RunFiles
+from trieye.files.run_files import RUN_RECORD, RunFiles
+from trieye.files.run_record import RunRecord
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.run.application import check_start
+from trieye.runs.delivery import close
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
@@ -37,6 +40,7 @@ from trieye.sweeps.search import print_remarks
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
+from trieye.tune.ended import ended_record
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.search import Asking, CurrentStudy, GrowingSearch, GrowingVariants
 from trieye.tune.space import Space
@@ -46,6 +50,9 @@ from trieye.tune.watching import StudyMonitor, Watching
 
 _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
+
+_CLOSING_S, _POLL_S = 60.0, 0.2
+"""Seconds that the process of an ended trial may take to close its run, and between two looks at it."""
 
 _RETAINED_CHECKPOINTS = 4
 """Retained copies of a trial's newest checkpoints, since other trials may still be loading them."""
@@ -236,6 +243,7 @@ class Study:
 
     def _result(self, record: SweepRecord) -> Result:
         """Record and print the results of the study; return the result of its best trial."""
+        self._close_trials()
         sum_up(self.directory, record)
         record.write(self.directory)
         show_in_mlflow(self.directory, record)
@@ -257,6 +265,26 @@ class Study:
         if index is None:
             raise StudyError(f"no trial of {self.directory} completed with an objective: {counts}")
         return self._result_of(int(index), float(record.summary["objective"]), counts)
+
+    def _close_trials(self) -> None:
+        """Close the runs of ended trials whose processes were killed before they did it; deliver their values."""
+        for index in range(self._size):
+            run_dir = named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
+            if ended_record(self.directory / str(index)) is None:
+                continue
+            until = time.monotonic() + _CLOSING_S
+            while (run := RunRecord.read(run_dir / RUN_RECORD)) is not None and run.status == "RUNNING":
+                try:
+                    close(run_dir)
+                except RunLockedError as error:  # Tune ends before the processes of its trials
+                    if time.monotonic() < until:
+                        time.sleep(_POLL_S)
+                        continue
+                    say(f"trial {index} is not closed: {error}; when its process has ended: trieye close {run_dir}")
+                    break
+                except TrieyeError as error:
+                    say(f"trial {index} is not closed: {error}")
+                    break
 
     def _result_of(self, index: int, objective: float, reason: str) -> Result:
         config = named(self._config, run_name_of(self._config, index))
