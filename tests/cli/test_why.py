@@ -10,7 +10,9 @@ import pytest
 
 from tests import warm
 from trieye.cli import main
+from trieye.files.run_record import RunRecord
 from trieye.runs import diagnose
+from trieye.sweeps.jobs import JobRecord
 
 WARM = warm.RUN
 PROGRAM = """
@@ -56,6 +58,21 @@ def root(tmp_path_factory, warm_programs):
     assert codes[2] == -signal.SIGKILL
     assert 0 not in codes[1:]
     return directory / "data"
+
+
+def test_a_pruned_job_of_a_sweep_is_not_called_stopped(root, tmp_path):
+    run_dir = shutil.copytree(root / "agents/runs/stopped", tmp_path / "data/agents/runs/stopped")
+    job_dir = tmp_path / "sweep/5"
+    job_dir.mkdir(parents=True)
+    (job_dir / "run").symlink_to(run_dir)
+    JobRecord(index=5, overrides=[], state="pruned", objective=61.5).write(job_dir)
+    record = RunRecord.read(run_dir / "run.json")
+    record.group = str(tmp_path / "sweep")
+    record.save(run_dir / "run.json")
+    diagnosis = diagnose(run_dir)
+    assert diagnosis.reason.startswith("its sweep pruned it after ")
+    assert diagnosis.reason.endswith(" at an objective of 61.5, since other jobs were better")
+    assert diagnosis.next_steps[0].command == f"trieye sweep status {tmp_path / 'sweep'}"
 
 
 @pytest.mark.parametrize(("name", "status", "reason"), [

@@ -103,7 +103,9 @@ def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
         path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
     results = load(tmp_path)
     np.testing.assert_array_equal(shown(RunGroups.of(results))["all runs"], [2, np.nan, np.nan])
-    assert [text.split(": ")[1] for text in results.problems] == ["FAILED at step 1", "KILLED at step 1"]
+    assert [text.split(": ")[1] for text in results.problems] == [
+        f"{status}, last eval/return at step 1" for status in ("FAILED", "KILLED")
+    ]
     counting = ScoreDefinition("eval/return", steps=1, include_unfinished=True)
     assert shown(RunGroups.of(load(tmp_path)), counting)["all runs"] == [2, 3, 4]
     assert results.values("eval/return", include_unfinished=True).shape == (1, 3)

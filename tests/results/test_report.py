@@ -221,7 +221,7 @@ def test_jobs_that_are_not_completed_stand_there_with_the_command_that_runs_them
         ["2", "failed", "agent.algo=dqn seed=2", "ValueError: <b>loss</b> is nan"],
         ["3", "missing", "agent.algo=dqn seed=3", ""],
     ]
-    assert "app/runs/dqn2: FAILED at step 1000: it has no score" in page.text
+    assert "app/runs/dqn2: FAILED, last eval/return at step 1000: not scored without --include-unfinished" in page.text
 
 
 def test_a_run_of_no_sweep_that_failed_has_a_command_too(tmp_path):
@@ -287,7 +287,7 @@ def test_runs_without_a_value_make_a_page_all_the_same(tmp_path):
     changed(make_run(tmp_path, "only", [1.0, 2.0], seed=0) / "run.json", status="FAILED")
     page = Page(page_of(load(tmp_path)))
     assert page.texts("figures")[1][:4] == ["only", "0", "1", "- no CI"]
-    assert "FAILED at step 1" in page.text
+    assert "FAILED, last eval" in page.text
 
 
 # the page

@@ -74,6 +74,19 @@ def test_a_run_that_is_found_twice_counts_once(root):
     assert len(load([root, str(root / "app/runs/ppo0"), root / "app"])) == 4
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_the_original_of_a_copied_run_counts(tmp_path, make_config, is_finished):
+    config = make_config(seed=3)
+    run = trieye.Run(config).open()
+    run.log("loss", 1.0, step=1)
+    run.close("FINISHED" if is_finished else "KILLED")
+    copy = shutil.copytree(run.dir, run.dir.with_name("copy"))
+    results = load(run.dir.parent)
+    results.values("loss")
+    assert [row[0].path for row in results.table] == [str(run.dir)]
+    assert f"{copy}: not counted: it is a copy of {run.dir}" in results.problems
+
+
 def test_a_place_that_is_not_there_is_an_error_with_the_nearest_one(root):
     with pytest.raises(ConfigurationError, match=r"app2.*no such file or directory.*did you mean 'app'"):
         load(root / "app2")
@@ -211,7 +224,7 @@ def test_a_killed_run_is_read_from_its_journal(tmp_path):
     assert len(steps) >= 20
     assert steps == list(range(len(steps)))
     results.values("loss")
-    assert any("KILLED at step" in text for text in results.problems)
+    assert any("KILLED, last loss at step" in text for text in results.problems)
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):

@@ -7,10 +7,12 @@ import sys
 import pytest
 
 from tests import warm
-from tests.tune.walks import curve_in
+from tests.tune.walks import Walk, curve_in
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import JobRecord
+from trieye.tune.study import Study
+from trieye.tune.values import named
 
 pytestmark = pytest.mark.slow
 PROGRAM = """
@@ -170,3 +172,32 @@ def test_a_study_with_a_failing_trial_resumes_after_an_interrupt(project):
     assert states == ["completed", "completed", "failed"]
     for index, pace in enumerate([2, 3]):
         assert curve_in(project.run_dir(f"cut_{index}")) == [(step, 2.0 * pace * step) for step in range(1, 21)]
+
+
+KILLED = """
+import os, signal, sys
+from tests.tune.walks import Walk, WalksConfig
+from trieye.tune.trial import Trial
+
+Trial(Walk, WalksConfig.model_validate_json(sys.argv[1])).iterate()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_end_of_a_study_delivers_values_of_pruned_trials_whose_processes_were_killed(
+    walks_config, tmp_path, monkeypatch, warm_programs
+):
+    monkeypatch.chdir(tmp_path)
+    config = walks_config("study", sinks={"tensorboard": {"enabled": True, "flush_interval_s": 600}})
+    space = config.tune.model_copy(update={"enabled": True, "search": "grid", "space": {"walk.pace": "1,2"}})
+    study, run_dirs = Study(Walk, config.model_copy(update={"tune": space})), []
+    for index, state in enumerate(("pruned", "interrupted")):
+        trial = named(config, f"study_{index}")
+        subprocess.run([sys.executable, "-c", KILLED, trial.model_dump_json()], check=False)
+        (study.directory / str(index)).mkdir(parents=True)
+        JobRecord(index=index, overrides=[], state=state, step=5).write(study.directory / str(index))
+        run_dirs.append(trial.persistence.get_run_base_dir())
+    study._close_trials()
+    assert [RunRecord.read(path / "run.json").status for path in run_dirs] == ["KILLED", "RUNNING"]
+    assert RunRecord.read(run_dirs[0] / "run.json").summary["eval/return"]["step"] == 5
+    study._close_trials()  # nothing remains to be delivered

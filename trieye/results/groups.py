@@ -198,8 +198,9 @@ class RunGroups:
         shown = ", ".join(differ[:_MAX_SHOWN]) + (", ..." if len(differ) > _MAX_SHOWN else "")
         one = f"{differ[0]}={configs[0][differ[0]]}" if differ else "KEY=VALUE"
         return (
-            f"{name} is {len(candidates)} configs, which differ in {shown}; add the parameters to --by, select "
-            f"configs, as in --where {shlex.quote(one)}, or take the best by --best"
+            f"{name} is {len(candidates)} configs, which differ in {shown}; omit --by for one group per config, add "
+            f"the parameters to --by, select configs, as in --where {shlex.quote(one)}, or take the best by --best, "
+            "whose score is biased upwards"
         )
 
     def best(self, scoring: ScoreDefinition, mode: str) -> "RunGroups":

@@ -352,9 +352,9 @@ class Results:
                 continue
             rest = f"; `trieye close {run.path}` adds points that only its journal has" if _needs_closing(run) else ""
             if len(one.steps):
-                reached = f"{run.status} at step {one.steps.max()}"
+                reached = f"{run.status}, last {_named(metric)} at step {one.steps.max()}"
                 counts = "its score includes only points up to this step"
-                text = counts if include_unfinished else "it has no score without include_unfinished"
+                text = counts if include_unfinished else "not scored without --include-unfinished"
                 self.note(run.path, f"{reached}: {text}{rest}")
             elif rest:
                 at = "" if run.step is None else f" at step {run.step}"

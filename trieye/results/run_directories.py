@@ -79,6 +79,7 @@ class RunDirectories:
             axis=record.axis,
             created=record.created,
             run_id=record.run_id,
+            is_copy=record.copy_of(directory) is not None,
             sweep=str(home) if job is not None else record.group or "",
             job=job,
             defaults=defaults,

@@ -76,6 +76,7 @@ class LoadedRun:
         axis: Unit of the steps: `step`, `env_steps` or `updates`.
         created: Creation time in Unix seconds; NaN if unknown.
         run_id: Id of a trieye run, equal in its directory and in MLflow; empty for runs of other programs.
+        is_copy: Whether its directory is a copy of another run directory, which still exists.
         sweep: Directory of its sweep; empty if it belongs to none.
         job: Index of its job in the sweep.
         varied: Values that vary in its sweep, by key, including choices of config groups, which are not parameters.
@@ -100,6 +101,7 @@ class LoadedRun:
     axis: str = "step"
     created: float = math.nan
     run_id: str = ""
+    is_copy: bool = False
     sweep: str = ""
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)

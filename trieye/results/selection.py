@@ -201,13 +201,19 @@ def _rows(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> list[d
         if first is not run and (run.is_named or _are_trials(first, run)):
             more.append({run.seed: run})
         elif first is not run:
-            kind = "newer" if first.is_ended == run.is_ended else "finished"
-            note(run.path, f"{NOT_COUNTED}: {first.path} is a {kind} run of the same app, config and seed {run.seed}")
+            note(run.path, f"{NOT_COUNTED}: {_replaced_by(first, run)}")
     return [main, *more]
 
 
-def _precedence(run: LoadedRun) -> tuple[bool, float]:
-    return run.is_ended, 0.0 if math.isnan(run.created) else run.created
+def _replaced_by(first: LoadedRun, run: LoadedRun) -> str:
+    if run.is_copy and run.run_id == first.run_id:
+        return f"it is a copy of {first.path}"
+    kind = "newer" if first.is_ended == run.is_ended else "finished"
+    return f"{first.path} is a {kind} run of the same app, config and seed {run.seed}"
+
+
+def _precedence(run: LoadedRun) -> tuple[bool, bool, float]:
+    return run.is_ended, not run.is_copy, 0.0 if math.isnan(run.created) else run.created
 
 
 def _are_trials(one: LoadedRun, other: LoadedRun) -> bool:

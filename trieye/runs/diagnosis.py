@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
-from trieye.exceptions import ConfigurationError, JournalError
+from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.run_files import CHECKPOINTS, CRASH_PREFIX
 from trieye.hub.status import last_status, read_status
 from trieye.process.text import duration
@@ -18,6 +18,7 @@ from trieye.runs.checkpoint_rows import rows_in
 from trieye.runs.config import recorded_config
 from trieye.runs.finding import RunReference, get
 from trieye.runs.stored_run import StoredRun
+from trieye.sweeps.jobs import RUN, JobRecord
 
 STALE_AFTER_S = 10.0
 """The hub of a running run publishes its status every second."""
@@ -157,7 +158,10 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
     if stored.status == "FAILED":
         return f"its program failed {after}" + (f": {_exception(error)}" if error else "; no traceback was recorded")
     if stored.status == "KILLED":
-        return f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
+        job = _pruned_job(stored)
+        value = "" if job is None or job.objective is None else f" at an objective of {job.objective:g}"
+        by_signal = f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
+        return by_signal if job is None else f"its sweep pruned it {after}{value}, since other jobs were better"
     if stored.status == "LOST":
         return (
             f"its process ended {after} without recording why: SIGKILL, such as for lack of memory, or a machine that "
@@ -171,6 +175,17 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
     return f"it is running, for {duration(stored.took_s)} so far"
 
 
+def _pruned_job(stored: StoredRun) -> JobRecord | None:
+    """Return the record of the job that a run belongs to, if its sweep pruned it."""
+    if stored.status != "KILLED" or stored.sweep is None:
+        return None
+    links = (path for path in Path(stored.sweep).glob(f"*/{RUN}") if path.resolve() == stored.run_dir.resolve())
+    with suppress(SerializationError):
+        record = next((JobRecord.read(path.parent) for path in links), None)
+        return record if record is not None and record.state == "pruned" else None
+    return None
+
+
 def _next_steps(
     stored: StoredRun, sinks: list[dict[str, Any]], checkpoint: CheckpointEntry | None, crash: Path | None
 ) -> Iterator[NextStep]:
@@ -180,6 +195,8 @@ def _next_steps(
         return
     if stored.status == "FINISHED":
         yield NextStep(f"trieye metrics {name}", "show its metrics")
+    elif _pruned_job(stored) is not None:
+        yield NextStep(f"trieye sweep status {shlex.quote(str(stored.sweep))}", "compare the jobs of its sweep")
     elif stored.sweep is not None and Path(stored.sweep).is_dir():
         yield NextStep(f"trieye sweep relaunch {shlex.quote(stored.sweep)}", "run the unfinished jobs of its sweep")
     elif (provenance := stored.provenance) is not None:

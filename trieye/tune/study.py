@@ -26,9 +26,9 @@ from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, TrieyeError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
-from trieye.files.run_files import RUN_RECORD, RunFiles
-from trieye.files.run_record import RunRecord
+from trieye.files.run_files import RunFiles
 from trieye.hub.ray_start import join_ray
+from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.run.application import check_start
@@ -52,7 +52,7 @@ _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
 
 _CLOSING_S, _POLL_S = 60.0, 0.2
-"""Seconds that the process of an ended trial may take to close its run, and between two looks at it."""
+"""Seconds that the process of a pruned trial may take to close its run, and between two checks of its lock."""
 
 _RETAINED_CHECKPOINTS = 4
 """Retained copies of a trial's newest checkpoints, since other trials may still be loading them."""
@@ -267,24 +267,33 @@ class Study:
         return self._result_of(int(index), float(record.summary["objective"]), counts)
 
     def _close_trials(self) -> None:
-        """Close the runs of ended trials whose processes were killed before they did it; deliver their values."""
+        """Deliver the values of pruned trials whose processes were killed, or had no time to deliver them."""
         for index in range(self._size):
             run_dir = named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
-            if ended_record(self.directory / str(index)) is None:
+            record = ended_record(self.directory / str(index))
+            if record is None or record.state != "pruned" or not run_dir.exists():
                 continue
-            until = time.monotonic() + _CLOSING_S
-            while (run := RunRecord.read(run_dir / RUN_RECORD)) is not None and run.status == "RUNNING":
-                try:
-                    close(run_dir)
-                except RunLockedError as error:  # Tune ends before the processes of its trials
-                    if time.monotonic() < until:
-                        time.sleep(_POLL_S)
-                        continue
-                    say(f"trial {index} is not closed: {error}; when its process has ended: trieye close {run_dir}")
-                    break
-                except TrieyeError as error:
-                    say(f"trial {index} is not closed: {error}")
-                    break
+            try:
+                self._await_close(run_dir)
+                missing = close(run_dir).missing
+            except TrieyeError as error:
+                say(f"trial {index} is not closed: {error}")
+                continue
+            if missing:
+                lacks = "; ".join(f"{sink}: {what}" for sink, what in missing.items())
+                say(f"trial {index}: {lacks}; later: trieye close {run_dir}")
+
+    @staticmethod
+    def _await_close(run_dir: Path) -> None:
+        """Wait until the process of a trial has closed its run: Tune ends before its trials."""
+        until = time.monotonic() + _CLOSING_S
+        while time.monotonic() < until:
+            try:
+                RunLock.check(run_dir / "run.lock")
+            except RunLockedError:
+                time.sleep(_POLL_S)
+            else:
+                return
 
     def _result_of(self, index: int, objective: float, reason: str) -> Result:
         config = named(self._config, run_name_of(self._config, index))
