@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pickle
@@ -5,9 +6,11 @@ import pickle
 import numpy as np
 import pytest
 
+from trieye.checkpoints import directory
 from trieye.checkpoints.directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, save_state
 from trieye.checkpoints.manifest import FORMAT_VERSION, MANIFEST_NAME, verify, write_manifest
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
+from trieye.files.checksum import FileEntry
 from trieye.snapshot.encode import EncodedState, decode, encode
 
 
@@ -25,6 +28,13 @@ def plant(directory, pwned, key):
     """Write a valid state directory whose pickle creates the directory `pwned` when loaded."""
     tree = {"x": {"$": "object", "object": "x"}}
     return save_state(directory, EncodedState(tree, objects={"x": pickle.dumps(Payload(pwned))}), key=key)
+
+
+def test_a_linked_part_is_read_only_for_a_checksum_that_it_lacks(tmp_path):
+    entry = FileEntry(size_bytes=3, crc32=7)
+    assert directory._with_sums(tmp_path / "absent", entry, "crc32") is entry
+    (tmp_path / "part").write_bytes(b"abc")
+    assert directory._with_sums(tmp_path / "part", entry, "sha256").sha256 == hashlib.sha256(b"abc").hexdigest()
 
 
 def test_plain_states_are_json_safetensors_and_a_manifest(tmp_path):

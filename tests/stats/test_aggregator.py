@@ -85,7 +85,8 @@ def test_undeclared_names_become_means_at_every_step():
 def test_undeclared_names_can_be_rejected_and_are_counted(policy, caplog):
     aggregator = Aggregator([metric()], undeclared=policy)
     aggregator.ingest(batch(*[("nwe", 1.0, step, 0.0) for step in range(3)]), at=0.0)
-    assert [(point.metric, point.value) for point in aggregator.flush(at=1.0)] == [("trieye/dropped/undeclared", 3.0)]
+    (dropped,) = aggregator.flush(at=1.0)
+    assert (dropped.metric, dropped.value, dropped.count) == ("trieye/dropped/undeclared", 3.0, 0)
     assert any("nwe" in record.message for record in caplog.records) == (policy == "warn")
 
 

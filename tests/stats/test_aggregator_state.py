@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.stats.conftest import batch, metric, rate
 from tests.stats.test_windows import actions, fresh, metrics
 from trieye.stats.aggregator import MAX_UNDECLARED_NAMES, Aggregator
+from trieye.stats.windows import MetricWindows
 
 
 def test_the_summary_has_the_extremes_of_all_attempts():
@@ -56,6 +57,12 @@ def test_restoring_an_empty_state_resets_the_aggregator():
     aggregator.restore({})
     assert aggregator.to_state() == Aggregator([metric(log_frequency_steps=10)]).to_state()
     assert aggregator.flush(at=1.0) == []
+
+
+def test_counters_missing_in_a_state_of_windows_start_at_zero():
+    windows = MetricWindows(metric(), Aggregator([]))
+    windows.restore({}, shift_s=0.0)
+    assert (windows.num_late, windows.num_events) == (0, 0)
 
 
 def test_undeclared_metrics_keep_their_order_and_limit_after_a_restore():
