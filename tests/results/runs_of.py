@@ -1,4 +1,4 @@
-"""Runs for the tests of results: small ones, made as users make them."""
+"""Small runs for the tests of results, created through the public API."""
 
 from typing import Literal
 
@@ -6,14 +6,14 @@ import trieye
 
 
 class Agent(trieye.StrictModel):
-    """What varies."""
+    """The varying parameters."""
 
     algo: Literal["ppo", "dqn"] = "ppo"
     lr: float = 1e-3
 
 
 class Ppo(trieye.StrictModel):
-    """What only one algorithm has."""
+    """Parameters of a single algorithm."""
 
     clip: float = 0.2
 
@@ -26,7 +26,7 @@ class Config(trieye.TrieyeConfig):
 
 
 def config(root, name, *, app="app", **settings):
-    """Return the config of a run below a root, in this process, without sinks."""
+    """Return the config of a run in `root` with a local runtime and without sinks."""
     sinks = {sink: {"enabled": False} for sink in ("mlflow", "tensorboard", "console")} | settings.pop("sinks", {})
     settings = {"runtime": {"kind": "local"}, "sinks": sinks, **settings}
     persistence = {"root_data_dir": str(root), "auto_resume_latest": False}
@@ -34,7 +34,7 @@ def config(root, name, *, app="app", **settings):
 
 
 def make_run(root, name, returns, *, every=1, **settings):
-    """Make a run that logs a return at every so many steps, and a loss that is half of it; return its directory."""
+    """Create a run that logs a return every `every` steps, and half of it as the loss; return its directory."""
     with trieye.Run(config(root, name, **settings)) as run:
         for number, value in enumerate(returns):
             run.log({"eval/return": float(value), "loss": value / 2}, step=number * every)

@@ -23,12 +23,12 @@ def gridded(curves, grid, between="linear"):
     return values
 
 
-def test_the_last_value_is_carried_between_steps_and_never_beyond_them():
+def test_the_last_value_is_carried_between_steps_but_not_beyond_the_curve():
     expected = [[1, 1, 1, 3, 2, NAN], [5, 6, NAN, NAN, NAN, NAN], [NAN, NAN, NAN, 4, 4, 4]]
     np.testing.assert_array_equal(gridded([LONG, SHORT, LATE], [0, 5, 9, 10, 20, 21], "last"), expected)
 
 
-def test_lines_between_steps_end_with_the_curve():
+def test_linear_interpolation_does_not_extrapolate():
     expected = [[1, 2, 3, 2.5, NAN], [5, 6, NAN, NAN, NAN], [NAN, NAN, 4, 5, 7]]
     np.testing.assert_array_equal(gridded([LONG, SHORT, LATE], [0, 5, 10, 15, 25]), expected)
 
@@ -37,32 +37,32 @@ def test_lines_between_steps_end_with_the_curve():
     steps=st.lists(st.integers(0, 30), max_size=8).map(sorted),
     grid=st.lists(st.integers(-5, 35), min_size=1, max_size=10).map(sorted),
 )
-def test_a_curve_on_a_grid_is_what_one_reads_off_it(steps, grid):
+def test_gridded_values_match_a_naive_lookup(steps, grid):
     values = [float(100 * index + step) for index, step in enumerate(steps)]
-    read = [NAN] * len(grid)
-    for column, at in enumerate(grid):
-        if steps and steps[0] <= at <= steps[-1]:
-            read[column] = [value for step, value in zip(steps, values, strict=True) if step <= at][-1]
-    np.testing.assert_array_equal(gridded([(steps, values)], grid, "last"), [read])
+    expected = [NAN] * len(grid)
+    for column, position in enumerate(grid):
+        if steps and steps[0] <= position <= steps[-1]:
+            expected[column] = [value for step, value in zip(steps, values, strict=True) if step <= position][-1]
+    np.testing.assert_array_equal(gridded([(steps, values)], grid, "last"), [expected])
     linear = gridded([(steps, values)], grid)[0]
-    np.testing.assert_array_equal(np.isnan(linear), np.isnan(read))
-    at_steps = np.isin(grid, steps)
-    np.testing.assert_array_equal(linear[at_steps], np.array(read)[at_steps])
+    np.testing.assert_array_equal(np.isnan(linear), np.isnan(expected))
+    is_step = np.isin(grid, steps)
+    np.testing.assert_array_equal(linear[is_step], np.array(expected)[is_step])
 
 
-def test_a_diverged_value_is_carried_as_missing():
+def test_nan_values_are_carried_and_never_interpolated():
     curve, grid = ([0, 10, 20, 30], [1.0, NAN, 3.0, NAN]), [0, 5, 10, 15, 20, 25, 30]
     np.testing.assert_array_equal(gridded([curve], grid, "last"), [[1, 1, NAN, NAN, 3, 3, NAN]])
     np.testing.assert_array_equal(gridded([curve], grid), [[1, NAN, NAN, NAN, 3, NAN, NAN]])
 
 
 @pytest.mark.parametrize("between", ["last", "linear"])
-def test_of_values_at_the_same_step_the_last_counts_and_steps_may_come_in_any_order(between):
+def test_the_last_value_of_a_step_counts_and_steps_may_be_unsorted(between):
     np.testing.assert_array_equal(gridded([([0, 10, 10, 20], [0, 7, 1, 2])], [0, 10, 20], between), [[0, 1, 2]])
     np.testing.assert_array_equal(gridded([([20, 10, 0, 10], [2, 7, 0, 1])], [0, 10, 20], between), [[0, 1, 2]])
 
 
-def test_a_common_grid_spans_all_curves_even_if_one_has_no_point():
+def test_a_common_grid_spans_all_curves_with_points():
     coordinates, values, _ = on_grid(
         [np.array([0.0, 20]), np.zeros(0), None, np.array([10.0, 30])], [np.zeros(2)] * 4, 4
     )
@@ -71,18 +71,22 @@ def test_a_common_grid_spans_all_curves_even_if_one_has_no_point():
     assert [part.shape for part in on_grid([np.zeros(0)], [np.zeros(0)], 4)] == [(0,), (1, 0), (1, 0)]
 
 
-def test_each_point_is_the_aggregate_of_the_runs_that_reach_it():
+def test_each_point_aggregates_the_runs_that_reach_it():
     values = np.random.default_rng(0).normal(size=(6, 3, 4))
     values[0, :, 3] = values[1, 2, 1:] = NAN
     band = aggregate_curves(values, [0, 1, 2, 3], "mean", resamples=4000)
     for point in range(4):
-        one = aggregate(values[..., point], "mean", resamples=4000)
-        assert (band.value[point], band.n[point], band.n_missing[point]) == (one.value, one.n, one.n_missing)
-        assert (band.low[point], band.high[point]) == (one.low, one.high)
+        estimate = aggregate(values[..., point], "mean", resamples=4000)
+        assert (band.value[point], band.n[point], band.n_missing[point]) == (
+            estimate.value,
+            estimate.n,
+            estimate.n_missing,
+        )
+        assert (band.low[point], band.high[point]) == (estimate.low, estimate.high)
     assert band.n.tolist() == [18, 17, 17, 14]
 
 
-def test_where_one_run_is_left_there_is_a_value_but_no_interval_and_without_a_run_neither():
+def test_a_point_of_one_run_has_no_interval_and_a_point_without_runs_no_value():
     values = gridded([LONG, LONG, LATE], [0, 10, 25, 40], "last")
     band = aggregate_curves(values, [0, 10, 25, 40], "mean", resamples=50)
     np.testing.assert_array_equal(band.value, [1, 10 / 3, 4, NAN])
@@ -92,22 +96,22 @@ def test_where_one_run_is_left_there_is_a_value_but_no_interval_and_without_a_ru
     np.testing.assert_array_equal(band.n_missing, [1, 0, 2, 3])
 
 
-def test_a_point_that_a_task_has_not_reached_has_no_value():
+def test_a_point_has_no_value_if_no_run_of_a_task_reaches_it():
     band = aggregate_curves([[[1.0, 2.0], [3.0, NAN]], [[1.0, 2.0], [5.0, NAN]]], [0, 1], "mean", resamples=50)
     np.testing.assert_array_equal(band.value, [2.5, NAN])
 
 
-def test_a_seed_determines_the_band_and_the_order_of_runs_does_not():
+def test_a_band_depends_on_the_seed_but_not_on_the_order_of_runs():
     values = np.random.default_rng(0).normal(size=(5, 30))
-    first, again, other = (
-        aggregate_curves(each, np.arange(30), seed=seed, resamples=100)
-        for each, seed in [(values, 1), (values[::-1], 1), (values, 2)]
+    band, reordered, other_seed = (
+        aggregate_curves(runs, np.arange(30), seed=seed, resamples=100)
+        for runs, seed in [(values, 1), (values[::-1], 1), (values, 2)]
     )
-    np.testing.assert_array_equal([first.low, first.high], [again.low, again.high])
-    assert (first.low != other.low).any()
+    np.testing.assert_array_equal([band.low, band.high], [reordered.low, reordered.high])
+    assert (band.low != other_seed.low).any()
 
 
-def test_the_area_is_that_of_rectangles_or_of_trapezes():
+def test_the_area_sums_rectangles_by_default_or_trapezoids():
     values = [[1.0, 3.0, 2.0], [0.0, 0.0, 1.0]]
     np.testing.assert_allclose(area_under_curve(values, [0, 10, 30]), [1 * 10 + 3 * 20, 0])
     np.testing.assert_allclose(area_under_curve(values, [0, 10, 30], "linear"), [2 * 10 + 2.5 * 20, 10])
@@ -120,7 +124,7 @@ def test_a_curve_that_does_not_cover_the_grid_has_no_area(between):
 
 
 @pytest.mark.parametrize(
-    ("act", "words"),
+    ("call", "words"),
     [
         (lambda: gridded([LONG], [1, 0]), ["grid", "0 comes after 1"]),
         (lambda: gridded([LONG], []), ["grid", "1 or more"]),
@@ -132,7 +136,7 @@ def test_a_curve_that_does_not_cover_the_grid_has_no_area(between):
         (lambda: area_under_curve([1.0, 2.0], [0, 1], "spline"), ["between='spline'"]),
     ],
 )
-def test_errors_name_the_curve_and_what_is_allowed(act, words):
+def test_errors_name_the_invalid_argument(call, words):
     with pytest.raises(ConfigurationError) as caught:
-        act()
+        call()
     assert [word for word in words if word not in str(caught.value)] == []

@@ -1,4 +1,4 @@
-"""An exported Parquet file is a source like the runs themselves."""
+"""Exported Parquet files: loading them gives the results of their runs."""
 
 import json
 
@@ -14,7 +14,7 @@ from trieye.results.exported import RUNS
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The app of four runs: two algorithms with two seeds."""
+    """Return an app with four runs: two algorithms with two seeds each."""
     root = tmp_path_factory.mktemp("runs")
     for algo, level in (("ppo", 4.0), ("dqn", 2.0)):
         for seed in (0, 1):
@@ -29,21 +29,21 @@ def exported(runs, tmp_path):
     return path
 
 
-def test_tables_and_curves_of_an_export_equal_those_of_the_runs(runs, exported):
-    ours, stored = load(runs), load(exported)
-    for results in (ours, stored):
+def test_an_export_loads_the_same_values_and_series_as_its_runs(runs, exported):
+    original, stored = load(runs), load(exported)
+    for results in (original, stored):
         assert results.problems == []
-    assert stored.configs == ours.configs
-    assert stored.seeds == ours.seeds == [0, 1]
+    assert stored.configs == original.configs
+    assert stored.seeds == original.seeds == [0, 1]
     for metric in ("eval/return", "loss"):
-        assert (stored.values(metric) == ours.values(metric)).all()
-        for one, other in zip(stored.series(metric), ours.series(metric), strict=True):
-            assert all((left == right).all() for left, right in zip(one, other, strict=True))
+        assert (stored.values(metric) == original.values(metric)).all()
+        for stored_series, original_series in zip(stored.series(metric), original.series(metric), strict=True):
+            assert all((left == right).all() for left, right in zip(stored_series, original_series, strict=True))
     assert {run.status for run in stored} == {"FINISHED"}
     assert len(stored.where(algo="ppo")) == 2
 
 
-def test_a_report_of_an_export_shows_the_provenance_without_users_hosts_and_paths(runs, exported, tmp_path, capsys):
+def test_an_export_reports_provenance_and_stores_no_users_hosts_or_paths(runs, exported, tmp_path, capsys):
     page = tmp_path / "report.html"
     assert main(["results", "report", str(exported), "-o", str(page)]) == 0
     text = page.read_text()
@@ -55,12 +55,12 @@ def test_a_report_of_an_export_shows_the_provenance_without_users_hosts_and_path
         assert provenance["user"] == provenance["directory"] == provenance["machine"]["host"] == ""
 
 
-def test_an_export_of_some_metrics_has_no_others(runs, tmp_path):
+def test_an_export_contains_only_the_selected_metrics(runs, tmp_path):
     load(runs).export(tmp_path / "loss.parquet", ["loss"])
     assert load(tmp_path / "loss.parquet").metrics() == ["loss"]
 
 
-def test_missing_seeds_of_a_sweep_are_still_missing(exported, runs, tmp_path):
+def test_an_export_preserves_the_seeds_of_its_sweep_but_no_job_states(exported, runs, tmp_path):
     results = load(runs)
     results._cache.sweeps["sweep"] = {0, 1, 2}
     for run in results.runs:
@@ -79,19 +79,19 @@ def test_missing_seeds_of_a_sweep_are_still_missing(exported, runs, tmp_path):
         (lambda table: table.slice(1), "its rows were changed after the export"),
     ],
 )
-def test_a_file_of_another_program_or_version_or_with_changed_rows_is_refused(exported, change, message):
+def test_a_foreign_newer_or_modified_file_is_rejected(exported, change, message):
     parquet.write_table(change(parquet.read_table(exported)), exported)
     with pytest.raises(ConfigurationError, match=message):
         load(exported)
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_a_damaged_file_is_rejected(tmp_path):
     (tmp_path / "data.parquet").write_bytes(b"PAR1 but nothing else")
     with pytest.raises(ConfigurationError, match=r"data.parquet: cannot be read: "):
         load(tmp_path / "data.parquet")
 
 
-def test_tags_group_runs_where_they_are_named(tmp_path):
+def test_tags_split_and_select_runs_without_separating_configs(tmp_path):
     for seed, variant in enumerate(("new", "old")):
         make_run(tmp_path, f"run{seed}", [1.0 + seed], seed=seed, tags={"variant": variant})
     results = load(tmp_path / "app")

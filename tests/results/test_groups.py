@@ -1,4 +1,4 @@
-"""What figures compare: groups of runs with their replicates, and what counts as missing."""
+"""Groups of runs for tables and plots: labels, replicates, and missing scores."""
 
 import json
 
@@ -20,7 +20,7 @@ RETURN = ScoreDefinition("eval/return", steps=1)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Return a root: ppo at two rates with two seeds, dqn with one; each run returns 10 per step and its level."""
+    """Return a root with ppo at two rates with two seeds each, and dqn with one; returns start at a level per run."""
     root = tmp_path_factory.mktemp("root")
     for algo, lr, seed, level in (
         ("ppo", 1e-4, 0, 0.0),
@@ -38,19 +38,19 @@ def results(root):
     return load(root)
 
 
-def shown(groups, scoring=RETURN):
+def scores_by_label(groups, scoring=RETURN):
     return {label: table[:, 0].tolist() for label, table in zip(groups.labels, groups.scores(scoring), strict=True)}
 
 
-def test_without_a_word_all_that_differs_is_compared(results):
+def test_groups_compare_all_differing_parameters_by_default(results):
     groups = RunGroups.of(results)
     assert groups.labels == ["algo=dqn lr=0.001", "algo=ppo lr=0.0001", "algo=ppo lr=0.001"]
-    (lonely, *others) = shown(groups).values()
-    assert others == [[4.0, 5.0], [14.0, 18.0]]
-    np.testing.assert_array_equal(lonely, [9.0, np.nan])  # the others have a seed 1
+    (dqn, *ppo_groups) = scores_by_label(groups).values()
+    assert ppo_groups == [[4.0, 5.0], [14.0, 18.0]]
+    np.testing.assert_array_equal(dqn, [9.0, np.nan])  # seed 1 of the other groups is missing here
 
 
-def test_labels_have_no_keys_that_follow_from_others(tmp_path):
+def test_labels_omit_keys_determined_by_other_keys(tmp_path):
     for algo, lr, capacity in (("dqn", 1e-3, 100), ("ppo", 1e-4, 100), ("ppo", 1e-4, 200)):
         settings = {"agent": {"algo": algo, "lr": lr}, "replay": {"capacity": capacity}}
         make_run(tmp_path, f"{algo}-{capacity}", np.arange(5.0), seed=0, **settings)
@@ -61,22 +61,22 @@ def test_labels_have_no_keys_that_follow_from_others(tmp_path):
     }
 
 
-def test_a_group_of_several_configs_is_an_error_that_says_in_what_they_differ(results):
+def test_a_group_of_several_configs_is_an_error_naming_the_differing_keys(results):
     with pytest.raises(
         ConfigurationError,
         match=r"^ppo is 2 configs, which differ in agent\.lr; .*--by.*--where agent\.lr=0\.0001.*--best",
     ):
         RunGroups.of(results, ["algo"]).scores(RETURN)
-    assert shown(RunGroups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
+    assert scores_by_label(RunGroups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", [14.0, 18.0]), ("min", [4.0, 5.0])])
-def test_of_several_configs_the_best_one_can_be_taken(results, mode, best):
+def test_best_selects_one_config_per_group(results, mode, best):
     groups = RunGroups.of(results, ["algo"]).best(RETURN, mode)
-    assert shown(groups)["ppo"] == best
+    assert scores_by_label(groups)["ppo"] == best
 
 
-def test_tasks_are_columns_and_can_be_brought_to_one_range(results):
+def test_tasks_are_columns_and_can_be_normalized_by_ranges(results):
     groups = RunGroups.of(results, ["algo"], task="lr")
     scoring = ScoreDefinition("eval/return", steps=1, ranges={"0.0001": (0.0, 10.0), "0.001": (4.0, 14.0)})
     assert groups.tasks == ["0.001", "0.0001"]
@@ -88,7 +88,7 @@ def test_tasks_are_columns_and_can_be_brought_to_one_range(results):
             groups.scores(ScoreDefinition("eval/return", ranges=ranges))
 
 
-def test_curves_of_groups_lie_on_one_grid(results):
+def test_curves_of_groups_share_a_grid(results):
     grid, curves = RunGroups.of(results.where(lr=1e-3), ["algo"]).curves(RETURN, grid=5)
     assert grid.tolist() == [0, 1, 2, 3, 4]
     assert [curve.shape for curve in curves] == [(2, 1, 5), (2, 1, 5)]
@@ -97,21 +97,21 @@ def test_curves_of_groups_lie_on_one_grid(results):
         RunGroups.of(results).curves(RETURN, x="updates")
 
 
-def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
+def test_unfinished_runs_have_no_score_unless_included(tmp_path):
     for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
         path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
     results = load(tmp_path)
-    np.testing.assert_array_equal(shown(RunGroups.of(results))["all runs"], [2, np.nan, np.nan])
+    np.testing.assert_array_equal(scores_by_label(RunGroups.of(results))["all runs"], [2, np.nan, np.nan])
     assert [text.split(": ")[1] for text in results.problems] == [
         f"{status}, last eval/return at step 1" for status in ("FAILED", "KILLED")
     ]
-    counting = ScoreDefinition("eval/return", steps=1, include_unfinished=True)
-    assert shown(RunGroups.of(load(tmp_path)), counting)["all runs"] == [2, 3, 4]
+    including_unfinished = ScoreDefinition("eval/return", steps=1, include_unfinished=True)
+    assert scores_by_label(RunGroups.of(load(tmp_path)), including_unfinished)["all runs"] == [2, 3, 4]
     assert results.values("eval/return", include_unfinished=True).shape == (1, 3)
 
 
-def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_named(tmp_path):
+def test_a_diverged_run_is_reported_and_its_infinite_values_are_missing(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     for number, end in ((1, 2.0), (2, np.inf)):
@@ -128,24 +128,27 @@ def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_nam
     assert "SAC_2: infinite values count as missing" in infinite
 
 
-def test_the_same_config_at_two_places_can_be_compared(tmp_path):
+def test_grouping_by_place_separates_equal_configs_of_two_directories(tmp_path):
     for folder, level in (("before", 1.0), ("after", 2.0)):
         make_run(tmp_path / folder, "run", [level], seed=0)
     results = load([tmp_path / "before", tmp_path / "after"])
-    assert shown(RunGroups.of(results, ["place"])) == {str(tmp_path / "before"): [1.0], str(tmp_path / "after"): [2.0]}
+    assert scores_by_label(RunGroups.of(results, ["place"])) == {
+        str(tmp_path / "before"): [1.0],
+        str(tmp_path / "after"): [2.0],
+    }
 
 
-def test_figures_come_in_one_call(results):
-    figures = RunGroups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
-    ppo = figures["lr=0.001 algo=ppo"]
+def test_aggregate_returns_an_estimate_for_each_group(results):
+    estimates = RunGroups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
+    ppo = estimates["lr=0.001 algo=ppo"]
     assert (ppo.value, ppo.n, ppo.n_missing) == (16.0, 2, 0)
-    lonely = figures["lr=0.001 algo=dqn"]
-    assert (lonely.value, lonely.low, lonely.n, lonely.n_missing) == (9.0, None, 1, 1)
+    dqn = estimates["lr=0.001 algo=dqn"]
+    assert (dqn.value, dqn.low, dqn.n, dqn.n_missing) == (9.0, None, 1, 1)
 
 
-def test_a_metric_may_have_another_name_in_other_runs(results):
-    either = results.series(["eval/mean_reward", "eval/return"])
-    assert [series.values.tolist() for series in either] == [
+def test_a_list_of_metrics_matches_the_name_that_was_logged(results):
+    matches = results.series(["eval/mean_reward", "eval/return"])
+    assert [series.values.tolist() for series in matches] == [
         series.values.tolist() for series in results.series("eval/return")
     ]
     with pytest.raises(ConfigurationError, match=r"^los or return: no run logged it; did you mean 'loss'"):
@@ -168,21 +171,21 @@ def sweep(root, tmp_path):
     return tmp_path
 
 
-def test_what_varies_in_a_sweep_is_compared_and_jobs_that_never_began_are_missing(sweep):
+def test_a_sweep_is_grouped_by_its_varied_keys_and_unstarted_jobs_count_as_missing(sweep):
     groups = RunGroups.of(load(sweep))
     assert groups.labels == ["a", "b"]
-    np.testing.assert_array_equal(list(shown(groups).values()), [[4, 5, np.nan], [14, 18, np.nan]])
+    np.testing.assert_array_equal(list(scores_by_label(groups).values()), [[4, 5, np.nan], [14, 18, np.nan]])
     assert groups.differences()["choice"] == ["a", "b"]
     assert groups.differences()["agent.lr"] == [1e-4, 1e-3]
 
 
-def test_what_varies_in_a_search_is_known_from_its_jobs(sweep):
+def test_a_sweep_without_a_grid_is_grouped_by_the_overrides_of_its_jobs(sweep):
     record = json.loads((sweep / "sweep.json").read_text())
     (sweep / "sweep.json").write_text(json.dumps({**record, "grid": None}))
     assert RunGroups.of(load(sweep), ["choice"]).labels == ["a", "b"]
 
 
-def test_runs_of_another_program_have_a_name_and_nothing_is_missing_of_them(sweep, tmp_path_factory):
+def test_runs_of_another_program_form_a_named_group_without_missing_seeds(sweep, tmp_path_factory):
     from torch.utils.tensorboard import SummaryWriter
 
     logs = tmp_path_factory.mktemp("place") / "logs"
@@ -190,7 +193,7 @@ def test_runs_of_another_program_have_a_name_and_nothing_is_missing_of_them(swee
         with SummaryWriter(logs / f"PPO_{number}") as writer:
             writer.add_scalar("eval/mean_reward", 7.0 + number, 4)
     groups = RunGroups.of(load([sweep, logs]), ["choice"])
-    scores = shown(groups, ScoreDefinition(["eval/return", "eval/mean_reward"], steps=1))
+    scores = scores_by_label(groups, ScoreDefinition(["eval/return", "eval/mean_reward"], steps=1))
     assert list(scores) == ["a", "b", "logs PPO"]
     assert scores["logs PPO"] == [8, 9]
     assert len(scores["a"]) == 3
@@ -210,9 +213,9 @@ def fit(root, name, *, app="fit", **settings):
     return run.dir
 
 
-def test_params_and_labels_of_a_supervised_run_have_no_keys_of_unused_sections(tmp_path):
-    shown = {"tensorboard": {"enabled": True}}
-    runs = [fit(tmp_path, "slow", lr=0.1, sinks=shown), fit(tmp_path, "fast", lr=0.2, seed=1)]
+def test_params_and_labels_omit_unused_config_sections(tmp_path):
+    tensorboard_sinks = {"tensorboard": {"enabled": True}}
+    runs = [fit(tmp_path, "slow", lr=0.1, sinks=tensorboard_sinks), fit(tmp_path, "fast", lr=0.2, seed=1)]
     foreign = fit(tmp_path, "script", app="script", sinks={"log_config": False})
     groups = RunGroups.of(load([*runs, foreign]))
     assert groups.labels == ["lr=0.1", "lr=0.2", "script"]
@@ -223,7 +226,7 @@ def test_params_and_labels_of_a_supervised_run_have_no_keys_of_unused_sections(t
     assert params_in(file).keys() == slow.params.keys()
 
 
-def test_a_section_that_a_run_changes_is_compared_with_the_defaults_of_others(tmp_path):
+def test_a_changed_section_is_compared_with_the_defaults_of_other_runs(tmp_path):
     runs = [fit(tmp_path, "default"), fit(tmp_path, "small", replay={"capacity": 10})]
     results = load(runs)
     assert RunGroups.of(results).labels == ["capacity=100000", "capacity=10"]
@@ -232,10 +235,10 @@ def test_a_section_that_a_run_changes_is_compared_with_the_defaults_of_others(tm
     assert set(results.slice("replay.capacity", at=results.runs[0])) == {10, 100_000}
 
 
-def test_groups_that_differ_in_a_later_key_have_labels_of_their_own(tmp_path):
-    same = {f"layer{number}": number for number in range(8)}
-    runs = [fit(tmp_path, str(width), layers={**same, "layer7": width}) for width in (5, 6)]
-    other = fit(tmp_path, "other", layers={key: value + 1 for key, value in same.items()})
-    labels = RunGroups.of(load([*runs, other])).labels
+def test_groups_that_differ_only_in_a_late_key_have_distinct_labels(tmp_path):
+    layers = {f"layer{number}": number for number in range(8)}
+    runs = [fit(tmp_path, str(width), layers={**layers, "layer7": width}) for width in (5, 6)]
+    other_dir = fit(tmp_path, "other", layers={key: value + 1 for key, value in layers.items()})
+    labels = RunGroups.of(load([*runs, other_dir])).labels
     assert len(set(labels)) == 3
     assert [label.rpartition(" ")[2] for label in labels[:2]] == ["layer7=5", "layer7=6"]

@@ -1,4 +1,4 @@
-"""Jobs of Hydra programs that never import trieye: return values, and the files of their loggers."""
+"""Jobs of Hydra programs without trieye: return values, and the files of their loggers."""
 
 import csv
 import json
@@ -47,20 +47,25 @@ fit()
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, warm_programs):
-    """Return a project with a sweep by trieye, `ours`, and one by Hydra's basic launcher, `basic`."""
+    """Return a project with a sweep of the trieye launcher, `ours`, and one of Hydra's basic launcher, `basic`."""
     path = tmp_path_factory.mktemp("project")
     (path / "conf/model").mkdir(parents=True)
     (path / "fit.py").write_text(PROGRAM)
     (path / "conf/config.yaml").write_text("defaults: [model: flat, _self_]\nlr: 0.1\nseed: 0\npassword: hunter2\n")
     for name in ("flat", "deep"):
         (path / f"conf/model/{name}.yaml").write_text(f"name: {name}\n")
-    own = ["hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.launcher.isolate=none", "hydra.sweeper.mode=min"]
+    trieye_overrides = [
+        "hydra/sweeper=trieye",
+        "hydra/launcher=trieye",
+        "hydra.launcher.isolate=none",
+        "hydra.sweeper.mode=min",
+    ]
     subdir = "hydra.sweep.subdir=${model.name}-${lr}-${seed}"
-    for name, words in (
-        ("ours", [*own, subdir, "lr=0.5,0.2", "seed=0,1", "model=flat,deep"]),
+    for name, arguments in (
+        ("ours", [*trieye_overrides, subdir, "lr=0.5,0.2", "seed=0,1", "model=flat,deep"]),
         ("basic", ["lr=0.5,0.2", "seed=0,1"]),
     ):
-        command = [sys.executable, "fit.py", "-m", f"hydra.sweep.dir=multirun/{name}", *words]
+        command = [sys.executable, "fit.py", "-m", f"hydra.sweep.dir=multirun/{name}", *arguments]
         subprocess.run(command, cwd=path, check=True, capture_output=True)
     return path
 
@@ -70,28 +75,28 @@ def _in_the_project(project, monkeypatch):
     monkeypatch.chdir(project)
 
 
-def shown(capsys, *words):
-    assert main(["results", *words, "--json"]) == 0
+def results_json(capsys, *arguments):
+    assert main(["results", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_return_values_of_a_sweep_are_its_default_metric_in_the_mode_of_its_sweeper(capsys):
-    document = shown(capsys, "table", "multirun/ours", "--where", "model.name=flat")
+def test_return_values_are_the_default_metric_in_the_mode_of_the_sweeper(capsys):
+    document = results_json(capsys, "table", "multirun/ours", "--where", "model.name=flat")
     assert document["metric"] == "objective"
     rows = [(group["values"], group["iqm"]["value"], group["iqm"]["n"]) for group in document["groups"]]
     assert rows == [({"lr": 0.2}, pytest.approx(0.7), 2), ({"lr": 0.5}, pytest.approx(1.0), 2)]
 
 
-def test_the_title_of_a_table_names_points_only_if_jobs_have_several(capsys):
-    for words, title in (
+def test_a_table_title_mentions_points_only_if_jobs_have_several(capsys):
+    for arguments, title in (
         (["multirun/ours", "--where", "model.name=flat"], "objective"),
         (["multirun/basic", "--metric", "train_loss"], "train_loss, mean of the last 10% of the points of each run"),
     ):
-        assert main(["results", "table", *words]) == 0
+        assert main(["results", "table", *arguments]) == 0
         assert capsys.readouterr().out.splitlines()[0] == title
 
 
-def test_the_numbers_of_a_returned_dict_are_metrics_and_jobs_have_parameters_and_group_choices(capsys):
+def test_jobs_have_metrics_from_returned_dicts_redacted_params_and_group_choices(capsys):
     results = load("multirun/ours").where(model="deep")
     assert {"objective/accuracy", "objective/test/loss", "train_loss"} <= set(results.metrics())
     np.testing.assert_allclose(results.values("objective/accuracy"), [[1.0, 1.0], [0.4, 0.4]])
@@ -109,14 +114,14 @@ def test_each_objective_of_a_sweep_has_its_own_mode(tmp_path, capsys, monkeypatc
         record.recorded_objectives = {"accuracy": accuracy, "time_s": time_s}
         record.write(tmp_path / f"first/{index}")
     for metric, best in (("objective/accuracy", 1), ("objective/time_s", 2)):
-        groups = shown(capsys, "table", "first", "--metric", metric)["groups"]
+        groups = results_json(capsys, "table", "first", "--metric", metric)["groups"]
         assert groups[0]["values"] == {"lr": best}
     assert main(["results", "table", "first"]) == 2
     assert "add --metric (choose from: objective/accuracy, objective/time_s)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ours", "basic"])
-def test_csv_files_are_curves_over_their_steps_wherever_the_job_writes_them(name):
+def test_csv_files_of_both_launchers_are_curves_over_their_steps(name):
     results = load(f"multirun/{name}").where({"model.name": "flat"})
     curve = results.curve("train_loss", grid=np.array([0.0, 19.0]))
     np.testing.assert_allclose(curve.y, [[[0.5, 0.025]] * 2, [[0.2, 0.01]] * 2])
@@ -125,10 +130,10 @@ def test_csv_files_are_curves_over_their_steps_wherever_the_job_writes_them(name
     assert results.problems == []
 
 
-def test_a_sweep_of_the_basic_launcher_is_compared_by_its_overrides(capsys):
+def test_a_basic_launcher_sweep_is_compared_by_its_overrides(capsys):
     assert main(["results", "table", "multirun/basic"]) == 2
     assert "add --metric (choose from: epoch, train_loss, val_loss)" in capsys.readouterr().err
-    rows = shown(capsys, "table", "multirun/basic", "--metric", "train_loss", "--mode", "min")["groups"]
+    rows = results_json(capsys, "table", "multirun/basic", "--metric", "train_loss", "--mode", "min")["groups"]
     assert [(row["values"], row["iqm"]["n"]) for row in rows] == [({"lr": 0.2}, 2), ({"lr": 0.5}, 2)]
     assert main(["results", "report", "multirun/basic", "--metric", "train_loss", "-o", "report.html"]) == 0
 
@@ -148,7 +153,7 @@ def test_a_table_is_written_in_the_format_of_its_suffix(suffix, capsys):
         assert r"run\_median" in text
 
 
-def test_an_unknown_suffix_is_refused_with_the_allowed_ones(capsys):
+def test_an_unknown_suffix_is_rejected_with_the_allowed_ones(capsys):
     assert main(["results", "table", "multirun/ours", "-o", "scores.mdd"]) == 2
     assert "unknown format 'mdd'; did you mean 'md'? (choose from: .csv, .md, .tex, .png" in capsys.readouterr().err
 
@@ -159,18 +164,18 @@ def hydra_job(directory):
     return directory
 
 
-def written(directory, tag, values, *, first=0):
+def write_events(directory, tag, values, *, first=0):
     with SummaryWriter(str(directory)) as writer:
         for step, value in enumerate(values, first):
             writer.add_scalar(tag, value, step, walltime=1e9 + step)
 
 
-def test_event_files_of_two_directories_are_told_apart_and_attempts_are_one_curve(tmp_path):
+def test_event_directories_prefix_equal_tags_and_attempts_form_one_curve(tmp_path):
     job = hydra_job(tmp_path / "job")
-    written(job / "tb/train", "loss", [3.0, 2.0])
-    written(job / "tb/val", "loss", [5.0])
-    written(job / "lightning_logs/version_0", "acc", [0.1, 0.2, 0.3])
-    written(job / "lightning_logs/version_1", "acc", [0.9, 1.0], first=2)
+    write_events(job / "tb/train", "loss", [3.0, 2.0])
+    write_events(job / "tb/val", "loss", [5.0])
+    write_events(job / "lightning_logs/version_0", "acc", [0.1, 0.2, 0.3])
+    write_events(job / "lightning_logs/version_1", "acc", [0.9, 1.0], first=2)
     results = load(job)
     assert results.metrics() == ["acc", "tb/train/loss", "tb/val/loss"]
     (series,) = results.series("acc")
@@ -179,7 +184,7 @@ def test_event_files_of_two_directories_are_told_apart_and_attempts_are_one_curv
     assert results.runs[0].params == {"lr": 0.5}
 
 
-def test_an_mlflow_store_in_a_job_and_its_database_are_read(tmp_path):
+def test_an_mlflow_file_store_and_an_mlflow_database_in_a_job_are_read(tmp_path):
     from mlflow import MlflowClient
 
     job = hydra_job(tmp_path / "job")
@@ -190,34 +195,34 @@ def test_an_mlflow_store_in_a_job_and_its_database_are_read(tmp_path):
     (run.parent / "meta.yaml").write_text("name: Default\nlifecycle_stage: active\n")
     (series,) = load(job).series("eval/return")
     assert (series.steps.tolist(), series.values.tolist()) == ([0, 10], [1.5, 2.5])
-    assert [one.name for one in load(job / "mlruns").runs] == ["x"]
+    assert [loaded.name for loaded in load(job / "mlruns").runs] == ["x"]
     client = MlflowClient(tracking_uri=f"sqlite:///{job}/mlflow.db")
-    other = client.create_run(client.create_experiment("e", artifact_location=job.as_uri())).info.run_id
-    client.log_metric(other, "val/loss", 0.5, step=3)
+    run_id = client.create_run(client.create_experiment("e", artifact_location=job.as_uri())).info.run_id
+    client.log_metric(run_id, "val/loss", 0.5, step=3)
     assert load(job).metrics() == ["eval/return", "val/loss"]
 
 
 @pytest.mark.parametrize(
     ("text", "metrics"),
     [
-        (",loss\n0,1.0\n1,0.5\n", ["loss"]),  # the index that pandas writes
+        (",loss\n0,1.0\n1,0.5\n", ["loss"]),  # with an unnamed pandas index
         ("time/total_timesteps,rollout/ep_rew_mean\n2048,1\n4096,2\n", ["rollout/ep_rew_mean"]),
-        ("epoch,loss\n0,1.0\n1,nan\n2", ["loss"]),  # still being written
+        ("epoch,loss\n0,1.0\n1,nan\n2", ["loss"]),  # the last row is incomplete
     ],
 )
-def test_what_counts_as_steps_of_a_csv_file(tmp_path, text, metrics):
+def test_step_columns_of_csv_files_are_not_metrics_and_partial_rows_are_skipped(tmp_path, text, metrics):
     (hydra_job(tmp_path / "job") / "progress.csv").write_text(text)
     assert load(tmp_path / "job").metrics() == metrics
     assert len(load(tmp_path / "job").series(metrics[0])[0].steps) == 2
 
 
-def test_jobs_without_points_are_named_with_the_next_step(tmp_path, capsys):
+def test_loading_only_jobs_without_points_is_an_error_with_the_supported_formats(tmp_path, capsys):
     (hydra_job(tmp_path / "job") / "data.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ConfigurationError, match="1 Hydra jobs have no TensorBoard, MLflow or CSV files, and return"):
         load(tmp_path)
 
 
-def test_a_sweep_without_any_result_says_what_was_looked_for(tmp_path, capsys, monkeypatch):
+def test_a_sweep_without_results_is_an_error_with_the_supported_formats(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "plan", "seed=1,2", "-o", "first"]) == 0
     assert main(["results", "table", "first"]) == 2
@@ -227,7 +232,7 @@ def test_a_sweep_without_any_result_says_what_was_looked_for(tmp_path, capsys, m
     assert "trieye sweep status first" in error
 
 
-def test_jobs_that_a_live_driver_has_not_started_are_waiting(tmp_path, capsys, monkeypatch):
+def test_unstarted_jobs_are_waiting_only_while_another_process_drives_the_sweep(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "plan", "seed=1,2", "-o", "first"]) == 0
     JobRecord(index=0, overrides=["seed=1"], state="completed").write(tmp_path / "first/0")
@@ -241,6 +246,6 @@ def test_jobs_that_a_live_driver_has_not_started_are_waiting(tmp_path, capsys, m
     driver.communicate(b"", 30)
     assert main(["sweep", "status", "first", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 1, "missing": 1}
-    with RunLock(tmp_path / "first/sweep.lock"):  # of this process
+    with RunLock(tmp_path / "first/sweep.lock"):  # held by this process
         assert main(["sweep", "status", "first", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 1, "missing": 1}

@@ -33,11 +33,11 @@ VOID = {"meta", "br", "img", "link", "input", "hr", "base"}
 
 
 class Page(HTMLParser):
-    """A page that was read: its tables by id, each a list of rows of cells, its text, its tags; tags are balanced."""
+    """A parsed page with balanced tags: tables by id, each a list of rows of cells, text, and tags."""
 
     def __init__(self, text):
         super().__init__()
-        self.size, self.tables, self.tags, self.words, self.open = len(text.encode()), {}, [], [], []
+        self.size, self.tables, self.tags, self.text_parts, self.open = len(text.encode()), {}, [], [], []
         self._cell = None
         self.feed(text)
         assert not self.open
@@ -68,33 +68,33 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self.open and self.open[-1] in {"script", "style"}:
             return
-        self.words.append(data)
+        self.text_parts.append(data)
         if self._cell is not None:
             self._cell["text"] += data
 
     @property
     def text(self):
-        return " ".join(" ".join(self.words).split())
+        return " ".join(" ".join(self.text_parts).split())
 
     def texts(self, name):
         return [[cell["text"].strip() for cell in row] for row in self.tables[name]]
 
 
-def near(cell, estimate):
+def assert_estimate(cell, estimate):
     assert float(cell["data-v"]) == estimate.value
     assert (cell["data-low"], cell["data-high"]) == (str(estimate.low), str(estimate.high))
 
 
-def page_of(results, by=(), *, scoring=LAST, directory=Path("/"), **options):
-    made = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    about = {"title": "a title", "sources": ["here"], "command": "trieye results report here"}
-    comparison = Comparison(**about, created=made, working_dir=directory, directory=directory, by=by, **options)
+def render(results, by=(), *, scoring=LAST, directory=Path("/"), **options):
+    created = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    header = {"title": "a title", "sources": ["here"], "command": "trieye results report here"}
+    comparison = Comparison(**header, created=created, working_dir=directory, directory=directory, by=by, **options)
     return Report(RunGroups.of(results, by, options.get("task")), scoring, comparison).html()
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Return a directory with a sweep of two algorithms and four seeds: one job has failed, another never began."""
+    """Return a directory with a sweep of two algorithms and four seeds; one job failed, and one never started."""
     root = tmp_path_factory.mktemp("root")
     grid = Grid((Axis(("agent.algo",), (("dqn",), ("ppo",))), Axis(("seed",), tuple((str(n),) for n in range(4)))))
     record = SweepRecord(spec=["agent.algo=dqn,ppo", "seed=0,1,2,3"], varying=["agent.algo", "seed"])
@@ -117,37 +117,45 @@ def root(tmp_path_factory):
         JobRecord(index=index, overrides=list(grid[index]), state=state, error=error).write(job)
         (job / "run").symlink_to(run)
         if state == "failed":
-            changed(run / "run.json", status="FAILED")
+            edit_json(run / "run.json", status="FAILED")
     return root
 
 
-def changed(path, **values):
+def edit_json(path, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest.fixture(scope="module")
-def written(root, tmp_path_factory):
-    """Return the report of the sweep as the command writes it."""
-    out, printed = tmp_path_factory.mktemp("written") / "out/report.html", io.StringIO()
-    words = ["results", "report", "sweep", "--by", "algo", "--last", "1", "-o", str(out), "--title", NASTY]
-    with contextlib.chdir(root), contextlib.redirect_stdout(printed):
-        assert main(words) == 0
-    assert printed.getvalue() == f"written to {out}\n"
-    assert list(out.parent.iterdir()) == [out]
-    return out
+def report_path(root, tmp_path_factory):
+    """Return the path of the report that `trieye results report` writes for the sweep."""
+    path, stdout = tmp_path_factory.mktemp("written") / "out/report.html", io.StringIO()
+    arguments = ["results", "report", "sweep", "--by", "algo", "--last", "1", "-o", str(path), "--title", NASTY]
+    with contextlib.chdir(root), contextlib.redirect_stdout(stdout):
+        assert main(arguments) == 0
+    assert stdout.getvalue() == f"written to {path}\n"
+    assert list(path.parent.iterdir()) == [path]
+    return path
 
 
 # figures
 
 
-def test_figures_are_those_of_the_statistics_with_what_is_missing(written):
-    page = Page(written.read_text())
-    heads, *rows = page.tables["figures"]
-    assert [head["text"] for head in heads] == ["group", "runs", "missing", "iqm, 95% CI", "median", "mean", "std"]
-    assert [row[0]["text"] for row in rows] == ["ppo", "dqn"]  # the best one first
-    for name, runs, missing, main_, median, mean, std in rows:
+def test_the_figures_table_has_the_estimates_and_counts_missing_runs(report_path):
+    page = Page(report_path.read_text())
+    headers, *rows = page.tables["figures"]
+    assert [header["text"] for header in headers] == [
+        "group",
+        "runs",
+        "missing",
+        "iqm, 95% CI",
+        "median",
+        "mean",
+        "std",
+    ]
+    assert [row[0]["text"] for row in rows] == ["ppo", "dqn"]  # best first
+    for name, runs, missing, estimate, median, mean, std in rows:
         scores = np.array(SCORES[name["text"]])
-        near(main_, aggregate(scores, "iqm"))
+        assert_estimate(estimate, aggregate(scores, "iqm"))
         assert [float(cell["data-v"]) for cell in (median, mean, std)] == [
             aggregate(scores, "run_median").value, aggregate(scores, "mean").value, scores.std(ddof=1)
         ]  # fmt: skip
@@ -155,52 +163,52 @@ def test_figures_are_those_of_the_statistics_with_what_is_missing(written):
         assert ("warn" in missing["class"]) == (len(scores) < 4)
 
 
-def test_each_pair_is_compared_the_better_one_first(written):
-    (row,) = Page(written.read_text()).tables["pairs"][1:]
+def test_each_pair_lists_the_better_group_first(report_path):
+    (row,) = Page(report_path.read_text()).tables["pairs"][1:]
     assert [cell["text"] for cell in row[:4]] == ["ppo", "dqn", "4 + 2", "2"]
     padded = [np.array([*SCORES[name], np.nan, np.nan][:4]) for name in ("ppo", "dqn")]
-    near(row[4], probability_of_improvement(*padded))
-    near(row[5], difference(*padded))
+    assert_estimate(row[4], probability_of_improvement(*padded))
+    assert_estimate(row[5], difference(*padded))
 
 
-def test_where_less_is_better_the_least_is_the_first(root):
-    page = Page(page_of(load(root / "sweep"), ["algo"], mode="min", stat="mean", confidence=0.5))
+def test_min_mode_lists_the_lowest_group_first(root):
+    page = Page(render(load(root / "sweep"), ["algo"], mode="min", stat="mean", confidence=0.5))
     assert [row[0] for row in page.texts("figures")] == ["group", "dqn", "ppo"]
-    near(page.tables["figures"][1][3], aggregate(SCORES["dqn"], "mean", confidence=0.5))
-    chance = page.tables["pairs"][1][4]
-    near(chance, probability_of_improvement([-5.0, -9.0], [-10.0, -14.0, -11.0, -8.0], confidence=0.5))
+    assert_estimate(page.tables["figures"][1][3], aggregate(SCORES["dqn"], "mean", confidence=0.5))
+    probability = page.tables["pairs"][1][4]
+    assert_estimate(probability, probability_of_improvement([-5.0, -9.0], [-10.0, -14.0, -11.0, -8.0], confidence=0.5))
 
 
-def test_several_tasks_have_a_table_each(tmp_path):
+def test_each_task_has_a_table(tmp_path):
     for lr in (0.1, 0.2):
         for seed, score in enumerate([3.0, 5.0]):
             make_run(tmp_path, f"r{lr}{seed}", [score / lr], seed=seed, agent={"lr": lr})
-    page = Page(page_of(load(tmp_path), ["algo"], task="lr"))
+    page = Page(render(load(tmp_path), ["algo"], task="lr"))
     assert "algo=" not in page.text
-    both = np.array([[30.0, 15.0], [50.0, 25.0]])
-    near(page.tables["figures"][1][3], aggregate(both))
+    scores_by_task = np.array([[30.0, 15.0], [50.0, 25.0]])
+    assert_estimate(page.tables["figures"][1][3], aggregate(scores_by_task))
     assert "std" not in page.texts("figures")[0]
     for column, task in enumerate(("0.1", "0.2")):
-        near(page.tables[f"task-{column + 1}"][1][3], aggregate(both[:, column]))
+        assert_estimate(page.tables[f"task-{column + 1}"][1][3], aggregate(scores_by_task[:, column]))
         assert {row[2] for row in page.texts("all-runs")[1:]} == {"0.1", "0.2"}, task
     assert "1 parameter varies within groups agent.lr 0.1, 0.2" in page.text
 
 
-def test_what_a_parameter_matters_is_drawn_where_several_vary(tmp_path):
+def test_sensitivity_is_drawn_only_if_several_parameters_vary(tmp_path):
     for algo, lr in (("ppo", 0.1), ("ppo", 0.2), ("dqn", 0.1), ("dqn", 0.2)):
         make_run(tmp_path, f"{algo}{lr}", [lr + len(algo)], agent={"algo": algo, "lr": lr})
     results = load(tmp_path)
-    drawn = [attrs["aria-label"] for tag, attrs in Page(page_of(results)).tags if attrs.get("role") == "img"]
-    assert "eval/return for each value of agent.lr: 0.1, 0.2" in drawn
-    assert "eval/return for each value of agent.algo: dqn, ppo" in drawn
-    assert "Sensitivity" not in page_of(results.where(lr=0.1))  # a parameter with two values equals the groups
+    labels = [attrs["aria-label"] for tag, attrs in Page(render(results)).tags if attrs.get("role") == "img"]
+    assert "eval/return for each value of agent.lr: 0.1, 0.2" in labels
+    assert "eval/return for each value of agent.algo: dqn, ppo" in labels
+    assert "Sensitivity" not in render(results.where(lr=0.1))  # the groups already show a single parameter
 
 
 # runs
 
 
-def test_runs_are_listed_with_their_values_and_lead_to_their_directories(written, root):
-    page = Page(written.read_text())
+def test_runs_are_listed_with_scores_and_links_to_their_directories(report_path, root):
+    page = Page(report_path.read_text())
     rows = page.texts("all-runs")[1:]
     values = {f"{algo}{seed}": f"{score:g}" for algo, scores in SCORES.items() for seed, score in enumerate(scores)}
     assert {row[0]: row[5] for row in rows} == {**values, "dqn2": "-"}
@@ -209,11 +217,11 @@ def test_runs_are_listed_with_their_values_and_lead_to_their_directories(written
     assert failed[8] == "trieye ui app/runs/dqn2"
     hrefs = {attrs["href"] for tag, attrs in page.tags if tag == "a" and "runs/" in attrs["href"]}
     assert len(hrefs) == 7
-    assert {Path(os.path.normpath(written.parent / href)) for href in hrefs} == set((root / "app/runs").iterdir())
+    assert {Path(os.path.normpath(report_path.parent / href)) for href in hrefs} == set((root / "app/runs").iterdir())
 
 
-def test_jobs_that_are_not_completed_stand_there_with_the_command_that_runs_them(written):
-    page = Page(written.read_text())
+def test_incomplete_jobs_are_listed_with_the_command_that_runs_them(report_path):
+    page = Page(report_path.read_text())
     assert "7 in 2 groups; 2 not completed ; 1 problem" in page.text
     assert "2 of 8 jobs of sweep are not completed. To run them: trieye sweep relaunch sweep" in page.text
     jobs = next(rows for name, rows in page.tables.items() if name.startswith("table-"))
@@ -224,29 +232,29 @@ def test_jobs_that_are_not_completed_stand_there_with_the_command_that_runs_them
     assert "app/runs/dqn2: FAILED, last eval/return at step 1000: not scored without --include-unfinished" in page.text
 
 
-def test_a_run_of_no_sweep_that_failed_has_a_command_too(tmp_path):
-    changed(make_run(tmp_path, "first one", [1.0], seed=0) / "run.json", status="KILLED")
+def test_a_killed_run_outside_sweeps_has_a_rerun_command(tmp_path):
+    edit_json(make_run(tmp_path, "first one", [1.0], seed=0) / "run.json", status="KILLED")
     make_run(tmp_path, "other", [1.0], seed=1)
-    text = Page(page_of(load(tmp_path), directory=tmp_path)).text
+    text = Page(render(load(tmp_path), directory=tmp_path)).text
     assert "incomplete trieye rerun 'app/runs/first one'" in text
 
 
-def test_the_config_says_what_differs_and_what_is_the_same(written):
-    page = Page(written.read_text())
+def test_the_config_section_separates_differing_from_equal_parameters(report_path):
+    page = Page(report_path.read_text())
     assert page.texts("differences") == [["parameter", "dqn", "ppo"], ["agent.algo", "dqn", "ppo"]]
     assert "agent.lr 0.001" in page.text
 
 
-def test_provenance_counts_commits_and_machines_and_names_packages_that_differ(root, tmp_path):
+def test_provenance_counts_commits_and_machines_and_lists_differing_packages(root, tmp_path):
     copy = shutil.copytree(root / "app", tmp_path / "app")
     paths = sorted(copy.glob("runs/*/provenance/attempt-1.json"))
     assert len(paths) == 7
     packages = json.loads(paths[0].read_text())["packages"]
     commit = {"directory": "/x", "sha": "0123456789abcdef", "branch": "main", "remote": "", "untracked": ["a", "b"]}
-    changed(paths[0], packages={**packages, "numpy": "1.0"}, commit={**commit, "is_dirty": True})
+    edit_json(paths[0], packages={**packages, "numpy": "1.0"}, commit={**commit, "is_dirty": True})
     paths[1].unlink()
-    changed(copy / "runs/dqn1/run.json", attempt=3)
-    page = Page(page_of(load(copy), ["algo"]))
+    edit_json(copy / "runs/dqn1/run.json", attempt=3)
+    page = Page(render(load(copy), ["algo"]))
     assert "1 of 7 runs have no provenance: commit, packages and machine were not recorded" in page.text
     assert page.texts("packages")[1:] == [["numpy", f"1.0 (1 run), {packages['numpy']} (5 runs)"]]
     states = {row[1]: (row[0], row[4]) for row in page.texts("commits")[1:]}
@@ -256,36 +264,36 @@ def test_provenance_counts_commits_and_machines_and_names_packages_that_differ(r
     assert {row[0]: row[7] for row in page.texts("all-runs")[1:]}["dqn1"] == "3"
 
 
-def test_a_run_in_an_mlflow_server_leads_there_and_shows_no_password(root, tmp_path):
+def test_a_run_on_an_mlflow_server_has_a_link_without_the_password(root, tmp_path):
     run = shutil.copytree(root / "app/runs/ppo0", tmp_path / "ppo0")
-    changed(run / "run.json", mlflow_run_id="abc")
-    changed(run / "configs.json", persistence={"mlflow_tracking_uri": "http://me:hunter22@server:5000/"})
-    text = page_of(load(run))
+    edit_json(run / "run.json", mlflow_run_id="abc")
+    edit_json(run / "configs.json", persistence={"mlflow_tracking_uri": "http://me:hunter22@server:5000/"})
+    text = render(load(run))
     hrefs = [attrs["href"] for tag, attrs in Page(text).tags if tag == "a"]
     assert "http://me:***@server:5000/#/runs/abc" in hrefs
     assert "hunter22" not in text
 
 
-def test_runs_of_another_program_with_any_name_are_shown_as_they_are(tmp_path):
+def test_markup_formulas_and_non_ascii_in_names_of_foreign_runs_are_plain_text(tmp_path):
     for name, score in ((f"{NASTY.replace('/', '|')}_1", 1.0), ("_hidden 中文 \x1b_1", 2.0), ("\udc80_1", 3.0)):
         writer = SummaryWriter(str(tmp_path / name))
         for step in range(4):
             writer.add_scalar("reward", score * step, step, walltime=1e9 + step)
         writer.close()
-    text = page_of(load(tmp_path), scoring=ScoreDefinition("reward")).encode("utf-8", "backslashreplace").decode()
+    text = render(load(tmp_path), scoring=ScoreDefinition("reward")).encode("utf-8", "backslashreplace").decode()
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert "alert(1)" in page.text
     assert {row[5] for row in page.texts("all-runs")[1:]} == {"3", "6", "9"}
     assert {row[6] for row in page.texts("all-runs")[1:]} == {"0:00:03"}
     legend = re.findall(r"<text[^>]*>([^<]*\(n=1\))</text>", text)
-    assert any("$a_$b_" in name for name in legend)  # no formula
+    assert any("$a_$b_" in name for name in legend)  # not parsed as a formula
     assert any("_hidden 中文" in name for name in legend)
 
 
-def test_runs_without_a_value_make_a_page_all_the_same(tmp_path):
-    changed(make_run(tmp_path, "only", [1.0, 2.0], seed=0) / "run.json", status="FAILED")
-    page = Page(page_of(load(tmp_path)))
+def test_a_report_of_only_a_failed_run_has_no_estimate(tmp_path):
+    edit_json(make_run(tmp_path, "only", [1.0, 2.0], seed=0) / "run.json", status="FAILED")
+    page = Page(render(load(tmp_path)))
     assert page.texts("figures")[1][:4] == ["only", "0", "1", "- no CI"]
     assert "FAILED, last eval" in page.text
 
@@ -293,8 +301,8 @@ def test_runs_without_a_value_make_a_page_all_the_same(tmp_path):
 # the page
 
 
-def test_the_page_asks_for_nothing_outside_and_lets_no_other_script_run(written):
-    text = written.read_text()
+def test_the_page_loads_no_external_resources_and_permits_only_its_script(report_path):
+    text = report_path.read_text()
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & {tag for tag, _ in page.tags}
     assert not any("src" in attrs or attrs.get("href", "").startswith(("http", "//")) for _, attrs in page.tags)
@@ -306,32 +314,32 @@ def test_the_page_asks_for_nothing_outside_and_lets_no_other_script_run(written)
     assert "<title>&lt;script&gt;" in text
 
 
-def test_ids_are_unique_and_what_refers_to_them_is_there(written):
-    text = written.read_text()
+def test_ids_are_unique_and_references_resolve(report_path):
+    text = report_path.read_text()
     ids = [attrs["id"] for _, attrs in Page(text).tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
     assert set(re.findall(r'(?:url\(|href=")#([^")]+)', text)) <= set(ids)
 
 
-def test_tables_have_scopes_and_pictures_say_what_is_to_be_seen(written):
-    page = Page(written.read_text())
-    heads = [attrs for tag, attrs in page.tags if tag == "th"]
-    assert all(attrs.get("scope") in {"row", "col"} for attrs in heads)
-    seen = [attrs["aria-label"] for _, attrs in page.tags if attrs.get("role") == "img"]
-    assert len(seen) == 3
-    assert all("dqn, ppo" in text or "ppo, dqn" in text for text in seen)
+def test_table_headers_have_scopes_and_figures_have_labels(report_path):
+    page = Page(report_path.read_text())
+    headers = [attrs for tag, attrs in page.tags if tag == "th"]
+    assert all(attrs.get("scope") in {"row", "col"} for attrs in headers)
+    labels = [attrs["aria-label"] for _, attrs in page.tags if attrs.get("role") == "img"]
+    assert len(labels) == 3
+    assert all("dqn, ppo" in label or "ppo, dqn" in label for label in labels)
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1
     assert set(levels[1:]) == {2}
 
 
-def contrast(one, other):
+def contrast(first, second):
     def luminance(color):
-        parts = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+        parts = np.array([int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)])
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
         return float(linear @ [0.2126, 0.7152, 0.0722])
 
-    low, high = sorted([luminance(one), luminance(other)])
+    low, high = sorted([luminance(first), luminance(second)])
     return (high + 0.05) / (low + 0.05)
 
 
@@ -341,8 +349,8 @@ def themes(text):
     return light, dark
 
 
-def test_colors_have_contrast_in_both_themes(written):
-    for colors in themes(written.read_text()):
+def test_colors_have_sufficient_contrast_in_both_themes(report_path):
+    for colors in themes(report_path.read_text()):
         for page in ("page", "panel"):
             assert min(contrast(colors[name], colors[page]) for name in ("ink", "quiet", "link", "warn")) >= 4.5
         series = [color for name, color in colors.items() if name.startswith("series")]
@@ -350,8 +358,8 @@ def test_colors_have_contrast_in_both_themes(written):
         assert len(set(series)) == 7
 
 
-def test_pictures_take_their_colors_from_the_page(written):
-    svg = "".join(re.findall(r"<svg.*?</svg>", written.read_text(), re.DOTALL))
+def test_figures_inherit_colors_and_fonts_from_the_page(report_path):
+    svg = "".join(re.findall(r"<svg.*?</svg>", report_path.read_text(), re.DOTALL))
     assert "var(--series-1)" in svg
     assert "currentColor" in svg
     assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) <= {"#b0b0b0"}  # the grid
@@ -359,27 +367,27 @@ def test_pictures_take_their_colors_from_the_page(written):
     assert "<style" not in svg
 
 
-def test_the_same_runs_make_the_same_page(root):
-    first, second = (page_of(load(root / "sweep"), ["algo"]) for _ in range(2))
+def test_the_same_runs_produce_the_same_page(root):
+    first, second = (render(load(root / "sweep"), ["algo"]) for _ in range(2))
     assert first == second
     assert "2026-01-02 03:04 UTC" in first
 
 
 @pytest.mark.long
-def test_three_hundred_runs_make_a_page_below_a_megabyte_in_seconds(root, tmp_path):
+def test_a_report_of_300_runs_takes_seconds_and_less_than_a_megabyte(root, tmp_path):
     for number in range(300):
         source = root / f"app/runs/ppo{number % 4}"
         copy = tmp_path / f"app/runs/run_{number}"
         copy.mkdir(parents=True)
         for part in ("run.json", "configs.json", "history", "journal.db", "provenance"):
             (shutil.copytree if (source / part).is_dir() else shutil.copy)(source / part, copy / part)
-        changed(copy / "run.json", run_id=f"id{number}", run_name=copy.name)
-        changed(copy / "configs.json", seed=number // 30, agent={"algo": "ppo", "lr": 0.001 * (1 + number % 30)})
-    began = time.monotonic()
-    page = Page(page_of(load(tmp_path)))
-    took = time.monotonic() - began
+        edit_json(copy / "run.json", run_id=f"id{number}", run_name=copy.name)
+        edit_json(copy / "configs.json", seed=number // 30, agent={"algo": "ppo", "lr": 0.001 * (1 + number % 30)})
+    start = time.monotonic()
+    page = Page(render(load(tmp_path)))
+    elapsed_s = time.monotonic() - start
     assert page.size < MAX_BYTES
-    assert took < 30  # it takes 4 s on two cores that do nothing else
+    assert elapsed_s < 30  # 4 s on two idle cores
     assert len(page.texts("all-runs")) == 301
     assert len(page.texts("figures")) == 31
     assert len(page.texts("pairs")) == 1 + 45
@@ -387,16 +395,16 @@ def test_three_hundred_runs_make_a_page_below_a_megabyte_in_seconds(root, tmp_pa
     assert "plotted: the best 10 of 30 groups" in page.text
 
 
-def test_a_page_that_would_be_larger_has_fewer_lines_and_says_so(root, monkeypatch):
+def test_an_oversized_page_is_shortened_and_counts_the_omitted_problems(root, monkeypatch):
     results = load(root / "sweep")
     for number in range(2_000):
         results._cache.problems.note(f"/place/{number}", "x" * 1_000)
-    page = Page(page_of(results, ["algo"]))
+    page = Page(render(results, ["algo"]))
     assert page.size < MAX_BYTES
     assert re.search(r"and 1,?7\d\d more, omitted from this page", page.text)
 
 
-def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(root, tmp_path, monkeypatch, capfd):
+def test_a_report_path_below_a_file_is_an_error_and_leaves_the_file_unchanged(root, tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("old")
     assert main(["results", "report", str(root / "sweep"), "-o", str(tmp_path / "file/report.html")]) == 2
     assert "cannot write " in capfd.readouterr().err
@@ -406,20 +414,24 @@ def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(root
 # a browser
 
 
-def browser():
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-    own = sorted(Path.home().glob(".cache/ms-playwright/chromium*/chrome-*/*chrom*"))
-    return browser or next((str(path) for path in own if path.is_file() and os.access(path, os.X_OK)), None)
+def chromium_path():
+    installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    playwright_paths = sorted(Path.home().glob(".cache/ms-playwright/chromium*/chrome-*/*chrom*"))
+    return installed or next(
+        (str(path) for path in playwright_paths if path.is_file() and os.access(path, os.X_OK)), None
+    )
 
 
 @pytest.fixture
 def chromium(tmp_path):
     """Return a function that renders a page in Chromium without console errors, and returns its output."""
-    program = browser()
+    program = chromium_path()
     if program is None:
-        pytest.skip("no Chromium is found: install chromium, google-chrome or playwright's to see the page in it")
+        pytest.skip(
+            "Chromium is not installed: install chromium, google-chrome or Playwright's Chromium to render the page"
+        )
 
-    def show(*words):
+    def run_chromium(*arguments):
         command = [
             program,
             "--headless",
@@ -428,42 +440,42 @@ def chromium(tmp_path):
             "--hide-scrollbars",
             "--enable-logging=stderr",
         ]
-        command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,3000", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,3000", *map(str, arguments)]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert process.returncode == 0, process.stderr
+        return process.stdout, [line for line in process.stderr.splitlines() if "CONSOLE" in line]
 
-    return show
+    return run_chromium
 
 
 @pytest.mark.parametrize(("theme", "flags"), [("light", []), ("dark", ["--force-dark-mode"])])
-def test_a_browser_shows_the_page_in_both_themes(theme, flags, chromium, written, tmp_path):
-    _, output = chromium(*flags, f"--screenshot={tmp_path / 'page.png'}", written.as_uri())
+def test_a_browser_renders_the_page_in_both_themes(theme, flags, chromium, report_path, tmp_path):
+    _, output = chromium(*flags, f"--screenshot={tmp_path / 'page.png'}", report_path.as_uri())
     assert output == []
-    colors = themes(written.read_text())[theme == "dark"]
-    seen = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"), np.int16)
+    colors = themes(report_path.read_text())[theme == "dark"]
+    pixels = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"), np.int16)
 
     def num_pixels(name):
-        wanted = [int(colors[name][at : at + 2], 16) for at in (1, 3, 5)]
-        return int((np.abs(seen - wanted).max(axis=-1) <= 2).sum())
+        color = [int(colors[name][start : start + 2], 16) for start in (1, 3, 5)]
+        return int((np.abs(pixels - color).max(axis=-1) <= 2).sum())
 
-    assert num_pixels("page") > 0.5 * seen.shape[0] * seen.shape[1]
+    assert num_pixels("page") > 0.5 * pixels.shape[0] * pixels.shape[1]
     for name in ("ink", "warn", "series-0", "series-1"):
         assert num_pixels(name) > 200, name
 
 
-def test_a_click_sorts_a_table_and_another_one_turns_it_round(chromium, written, tmp_path):
-    text = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", written.read_text())
+def test_a_click_sorts_a_table_and_a_second_click_reverses_the_order(chromium, report_path, tmp_path):
+    text = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", report_path.read_text())
     clicks = """<script>
       const rows = (name) => [...document.getElementById(name).tBodies[0].rows];
-      const shown = (name, column) => rows(name).map((row) => row.cells[column].textContent);
+      const cells = (name, column) => rows(name).map((row) => row.cells[column].textContent);
       const click = (name, column) => document.querySelectorAll(`#${name} thead button`)[column].click();
-      const found = {};
-      click("all-runs", 5); found.up = shown("all-runs", 5);
-      click("all-runs", 5); found.down = shown("all-runs", 5);
-      found.says = document.querySelectorAll("#all-runs thead th")[5].getAttribute("aria-sort");
-      click("all-runs", 0); found.names = shown("all-runs", 0);
-      document.title = JSON.stringify(found);
+      const state = {};
+      click("all-runs", 5); state.up = cells("all-runs", 5);
+      click("all-runs", 5); state.down = cells("all-runs", 5);
+      state.says = document.querySelectorAll("#all-runs thead th")[5].getAttribute("aria-sort");
+      click("all-runs", 0); state.names = cells("all-runs", 0);
+      document.title = JSON.stringify(state);
     </script></body>"""
     copy = tmp_path / "copy.html"
     copy.write_text(text.replace("</body>", clicks))
@@ -478,9 +490,9 @@ def test_a_click_sorts_a_table_and_another_one_turns_it_round(chromium, written,
     }
 
 
-def test_a_browser_runs_no_script_but_that_of_the_page(chromium, written, tmp_path):
+def test_a_browser_runs_only_the_script_of_the_page(chromium, report_path, tmp_path):
     copy = tmp_path / "copy.html"
-    copy.write_text(written.read_text().replace("</body>", "<script>document.title = 'bad'</script></body>"))
+    copy.write_text(report_path.read_text().replace("</body>", "<script>document.title = 'bad'</script></body>"))
     dom, output = chromium("--dump-dom", copy.as_uri())
     assert "<title>bad</title>" not in dom
     assert dom.count('<button type="button">') > 10

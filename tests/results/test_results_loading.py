@@ -1,4 +1,4 @@
-"""Where runs are found: directories of all kinds, whole and damaged, sweeps, several places at once."""
+"""Loading of runs: roots, apps, sweeps, damaged directories, several sources, and the cache of many runs."""
 
 import json
 import shutil
@@ -19,8 +19,8 @@ from trieye.sweeps.record import SweepRecord
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Return a root with two algorithms of two seeds each."""
+def template(tmp_path_factory):
+    """Return a root with two algorithms and two seeds each, which tests copy."""
     root = tmp_path_factory.mktemp("root")
     for algo, level in (("ppo", 0), ("dqn", 100)):
         for seed in range(2):
@@ -29,37 +29,37 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def root(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "root")
+def root(template, tmp_path):
+    return shutil.copytree(template, tmp_path / "root")
 
 
-def test_importing_results_loads_nothing_heavy():
+def test_importing_results_loads_no_heavy_packages():
     code = "import trieye.results, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"numpy", "pyarrow", "pandas", "ray", "torch", "mlflow"} & set(done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numpy", "pyarrow", "pandas", "ray", "torch", "mlflow"} & set(process.stdout.split())
 
 
-def test_loading_and_reading_runs_needs_neither_ray_nor_torch_nor_mlflow(root):
+def test_loading_and_reading_runs_imports_neither_ray_torch_nor_mlflow(root):
     code = f"""
 import sys, trieye.results
-found = trieye.results.load({str(root)!r})
-assert "pandas" not in sys.modules  # pyarrow imports it with the first array, if it is installed
-found.values("loss")
+results = trieye.results.load({str(root)!r})
+assert "pandas" not in sys.modules  # pyarrow imports an installed pandas with the first array
+results.values("loss")
 print(*sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"ray", "torch", "mlflow", "hydra", "tensorboard"} & set(done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"ray", "torch", "mlflow", "hydra", "tensorboard"} & set(process.stdout.split())
 
 
 @pytest.mark.parametrize("location", ["", "app", "app/runs"])
-def test_all_apps_an_app_and_its_runs_are_places_of_runs(root, location):
+def test_runs_load_from_a_root_from_an_app_and_from_its_runs_directory(root, location):
     results = load(root / location)
     assert sorted(run.name for run in results.runs) == ["dqn0", "dqn1", "ppo0", "ppo1"]
     assert results.problems == []
-    assert not list(root.rglob(compacted.FILE)), "four runs are not worth a file"
+    assert not list(root.rglob(compacted.FILE)), "four runs are too few for a cache"
 
 
-def test_a_run_says_what_it_is_without_its_points_being_read(root, monkeypatch):
+def test_attributes_of_a_run_load_without_its_points(root, monkeypatch):
     monkeypatch.setattr(run_directories, "read_history", None)
     (run,) = load(root / "app/runs/dqn1").runs
     record = RunRecord.read(root / "app/runs/dqn1/run.json")
@@ -70,12 +70,12 @@ def test_a_run_says_what_it_is_without_its_points_being_read(root, monkeypatch):
     assert load(root).metrics() == ["eval/return", "loss"]
 
 
-def test_a_run_that_is_found_twice_counts_once(root):
+def test_a_run_in_several_sources_counts_once(root):
     assert len(load([root, str(root / "app/runs/ppo0"), root / "app"])) == 4
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_the_original_of_a_copied_run_counts(tmp_path, make_config, is_finished):
+def test_a_copy_of_a_run_is_dropped_in_favour_of_the_original(tmp_path, make_config, is_finished):
     config = make_config(seed=3)
     run = trieye.Run(config).open()
     run.log("loss", 1.0, step=1)
@@ -87,12 +87,12 @@ def test_the_original_of_a_copied_run_counts(tmp_path, make_config, is_finished)
     assert f"{copy}: not counted: it is a copy of {run.dir}" in results.problems
 
 
-def test_a_place_that_is_not_there_is_an_error_with_the_nearest_one(root):
+def test_a_missing_path_is_an_error_with_the_closest_match(root):
     with pytest.raises(ConfigurationError, match=r"app2.*no such file or directory.*did you mean 'app'"):
         load(root / "app2")
 
 
-def test_a_directory_without_runs_is_an_error_that_names_an_mlflow_database_in_it(tmp_path):
+def test_a_directory_without_runs_is_an_error_naming_any_mlflow_database_in_it(tmp_path):
     import sqlite3
 
     sqlite3.connect(tmp_path / "empty.db").close()
@@ -106,12 +106,12 @@ def test_a_directory_without_runs_is_an_error_that_names_an_mlflow_database_in_i
         load(tmp_path)
 
 
-def test_a_store_that_is_not_sqlite_is_refused():
+def test_an_http_store_is_rejected():
     with pytest.raises(ConfigurationError, match=r"http://there.*only SQLite"):
         load("http://there:5000")
 
 
-def test_damaged_and_foreign_directories_are_named_and_left_out(root):
+def test_damaged_and_foreign_directories_are_reported_and_skipped(root):
     runs = root / "app/runs"
     (runs / "empty").mkdir()
     (runs / "foreign").mkdir()
@@ -127,7 +127,7 @@ def test_damaged_and_foreign_directories_are_named_and_left_out(root):
     np.testing.assert_array_equal(results.values("eval/return", steps=1), [[119, 120]])
 
 
-def test_a_run_of_a_later_version_is_read_as_far_as_it_is_known(root):
+def test_a_run_of_a_later_version_is_read_unless_its_status_is_unknown(root):
     path = root / "app/runs/ppo0/run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9, "mood": "good"}))
     assert len(load(root)) == 4
@@ -137,23 +137,23 @@ def test_a_run_of_a_later_version_is_read_as_far_as_it_is_known(root):
     assert "ppo0" in results.problems[0]
 
 
-def test_a_damaged_byte_in_a_history_never_gives_a_wrong_value(made, tmp_path):
-    run_dir = shutil.copytree(made / "app/runs/ppo1", tmp_path / "ppo1")
+def test_a_damaged_byte_in_a_history_never_yields_a_wrong_value(template, tmp_path):
+    run_dir = shutil.copytree(template / "app/runs/ppo1", tmp_path / "ppo1")
     (segment,) = (run_dir / "history").iterdir()
-    whole = segment.read_bytes()
-    right = dict(enumerate(1.0 + np.arange(20)))
+    content = segment.read_bytes()
+    expected = dict(enumerate(1.0 + np.arange(20)))
     num_missing = 0
-    for offset in range(0, len(whole), len(whole) // 30):
-        segment.write_bytes(whole[:offset] + bytes([whole[offset] ^ 255]) + whole[offset + 1 :])
+    for offset in range(0, len(content), len(content) // 30):
+        segment.write_bytes(content[:offset] + bytes([content[offset] ^ 255]) + content[offset + 1 :])
         results = load(run_dir)
         points = results.to_numpy(["eval/return"])
-        is_whole = dict(zip(points["step"].tolist(), points["value"].tolist(), strict=True)) == right
-        assert is_whole or (len(points["step"]) == 0 and "lost or damaged" in results.problems[0]), offset
-        num_missing += not is_whole
+        is_complete = dict(zip(points["step"].tolist(), points["value"].tolist(), strict=True)) == expected
+        assert is_complete or (len(points["step"]) == 0 and "lost or damaged" in results.problems[0]), offset
+        num_missing += not is_complete
     assert num_missing > 5
 
 
-def test_a_history_that_is_gone_is_named(root):
+def test_a_missing_history_is_reported_and_leaves_a_missing_value(root):
     shutil.rmtree(root / "app/runs/dqn1/history")
     (root / "app/runs/dqn1/journal.db").unlink()
     results = load(root)
@@ -162,10 +162,10 @@ def test_a_history_that_is_gone_is_named(root):
     assert "dqn1: cannot read its points" in problem
 
 
-@pytest.mark.parametrize("part", [0, 0.3, 0.99])
-def test_a_history_file_that_is_cut_is_named_and_its_points_are_missing(root, part):
+@pytest.mark.parametrize("fraction", [0, 0.3, 0.99])
+def test_a_truncated_history_file_is_reported_and_its_points_are_missing(root, fraction):
     (segment,) = (root / "app/runs/dqn0/history").iterdir()
-    segment.write_bytes(segment.read_bytes()[: int(segment.stat().st_size * part)])
+    segment.write_bytes(segment.read_bytes()[: int(segment.stat().st_size * fraction)])
     results = load(root)
     table = results.values("eval/return", steps=1)
     assert np.isnan(table[0, 0])
@@ -174,7 +174,7 @@ def test_a_history_file_that_is_cut_is_named_and_its_points_are_missing(root, pa
     assert any("dqn0" in text and "lost or damaged" in text for text in results.problems)
 
 
-def test_a_rewind_leaves_one_curve(root):
+def test_points_after_a_rewind_replace_the_superseded_ones(root):
     with trieye.Run(config(root, "back", seed=7)) as run:
         for step in range(10):
             run.log("loss", -1.0 if step > 5 else 0.0, step=step)
@@ -190,7 +190,7 @@ def test_a_rewind_leaves_one_curve(root):
     )
 
 
-KILLED = """
+TRAINING = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[2])
 import trieye
@@ -214,9 +214,9 @@ with trieye.Run(config(sys.argv[1], "killed", seed=3)) as run:
 """
 
 
-def test_a_killed_run_is_read_from_its_journal(tmp_path):
-    here = str(tmp_path.joinpath(__file__).parent)
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here, "kill"], check=False, timeout=60)
+def test_a_killed_run_is_read_without_gaps_and_reported_as_unfinished(tmp_path):
+    test_dir = str(tmp_path.joinpath(__file__).parent)
+    subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path), test_dir, "kill"], check=False, timeout=60)
     results = load(tmp_path)
     assert [run.status for run in results.runs] == ["KILLED"]
     assert results.status().counts == {"incomplete": 1}
@@ -227,9 +227,9 @@ def test_a_killed_run_is_read_from_its_journal(tmp_path):
     assert any("KILLED, last loss at step" in text for text in results.problems)
 
 
-def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
-    here = str(tmp_path.joinpath(__file__).parent)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), here, "wait"]
+def test_an_active_run_is_read_without_gaps(tmp_path):
+    test_dir = str(tmp_path.joinpath(__file__).parent)
+    command = [sys.executable, "-c", TRAINING, str(tmp_path), test_dir, "wait"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "ready\n"
@@ -250,7 +250,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
 
 @pytest.fixture
 def sweep(root, tmp_path):
-    """Return a sweep of 2 x 3 jobs: two were never begun, one failed, and one has lost its run."""
+    """Return a sweep of 2 x 3 jobs: jobs 2 and 5 never started, job 1 failed, and the run of job 4 is missing."""
     from trieye.sweeps.grid import Axis, Grid
 
     directory = tmp_path / "sweep"
@@ -269,7 +269,7 @@ def sweep(root, tmp_path):
     return directory
 
 
-def test_a_sweep_has_the_runs_of_its_jobs_and_says_which_are_missing(sweep):
+def test_a_sweep_loads_the_runs_of_its_jobs_and_reports_the_missing_ones(sweep):
     results = load(sweep)
     assert [(run.job, run.name) for run in results.runs] == [(0, "ppo0"), (1, "ppo1"), (3, "dqn0")]
     status = results.status()
@@ -282,11 +282,11 @@ def test_a_sweep_has_the_runs_of_its_jobs_and_says_which_are_missing(sweep):
     np.testing.assert_array_equal(values, [[19, 20], [119, np.nan]])
 
 
-def test_runs_of_a_sweep_and_its_app_count_once(sweep, root):
+def test_a_run_in_a_sweep_and_in_its_app_counts_once(sweep, root):
     assert len(load([sweep, root])) == 4
 
 
-def test_a_damaged_sweep_is_an_error_that_names_the_file(sweep):
+def test_the_status_of_a_damaged_sweep_is_an_error_naming_the_file(sweep):
     (sweep / "sweep.json").write_text("{")
     results = load(sweep)
     with pytest.raises(trieye.SerializationError, match=r"sweep\.json is damaged"):
@@ -297,11 +297,11 @@ def test_a_damaged_sweep_is_an_error_that_names_the_file(sweep):
 
 
 @pytest.fixture
-def many(made, tmp_path):
-    """Return an app with 24 copies of a run, each with another seed."""
+def large_app(template, tmp_path):
+    """Return an app with 24 copies of a run, each with its seed."""
     app = tmp_path / "root/app"
     for number in range(24):
-        copy = shutil.copytree(made / "app/runs/ppo0", app / f"runs/r{number:02}")
+        copy = shutil.copytree(template / "app/runs/ppo0", app / f"runs/r{number:02}")
         for name, changes in (
             ("run.json", {"run_id": f"id{number}", "run_name": copy.name, "owner": None}),
             ("configs.json", {"seed": number}),
@@ -311,95 +311,95 @@ def many(made, tmp_path):
     return app
 
 
-def counted(monkeypatch):
-    """Count the runs whose own files are read from now on."""
-    read = []
+def record_reads(monkeypatch):
+    """Return a list that receives the name of each run whose own files are read."""
+    reads = []
     original = run_directories.read_history
     monkeypatch.setattr(
         run_directories,
         "read_history",
-        lambda path, *rest, **more: read.append(path.name) or original(path, *rest, **more),
+        lambda path, *args, **kwargs: reads.append(path.name) or original(path, *args, **kwargs),
     )
-    return read
+    return reads
 
 
-def test_many_runs_are_read_once_and_then_from_one_file(many, monkeypatch):
-    first = load(many).curve("loss", grid=7)
-    read = counted(monkeypatch)
-    results = load(many)
-    again = results.curve("loss", grid=7)
-    np.testing.assert_array_equal(first.y, again.y)
+def test_many_runs_are_read_once_and_then_from_one_file(large_app, monkeypatch):
+    first = load(large_app).curve("loss", grid=7)
+    reads = record_reads(monkeypatch)
+    results = load(large_app)
+    cached = results.curve("loss", grid=7)
+    np.testing.assert_array_equal(first.y, cached.y)
     assert first.y.shape == (1, 24, 7)
     assert results.series("eval/return")[3].values.tolist() == list(range(20))
-    assert read == []
-    assert [path.name for path in many.iterdir() if path.name.startswith(".")] == [compacted.FILE]
+    assert reads == []
+    assert [path.name for path in large_app.iterdir() if path.name.startswith(".")] == [compacted.FILE]
 
 
-def test_a_run_that_went_on_since_is_read_anew(many, monkeypatch):
-    load(many).values("loss")
-    with trieye.Run(config(many.parent, "r05", seed=5)) as run:
+def test_a_run_resumed_after_caching_is_read_again(large_app, monkeypatch):
+    load(large_app).values("loss")
+    with trieye.Run(config(large_app.parent, "r05", seed=5)) as run:
         run.log("loss", 1e6, step=100)
-    read = counted(monkeypatch)
-    results = load(many)
+    reads = record_reads(monkeypatch)
+    results = load(large_app)
     assert results.values("loss", steps=1)[0, 5] == 1e6
-    assert read == ["r05"]
+    assert reads == ["r05"]
 
 
-def test_a_file_of_many_runs_that_is_damaged_is_written_anew(many, monkeypatch):
-    whole = load(many).series("loss")
-    path = many / compacted.FILE
+def test_a_damaged_cache_yields_no_wrong_values_and_is_rewritten(large_app, monkeypatch):
+    expected = load(large_app).series("loss")
+    path = large_app / compacted.FILE
     size = path.stat().st_size
     for offset in (4, size // 2, size - 100, size - 6):
         content = bytearray(path.read_bytes())
         content[offset] ^= 255
         path.write_bytes(content)
-        for one, other in zip(whole, load(many).series("loss"), strict=True):
-            np.testing.assert_array_equal(one.values, other.values)
+        for series, reloaded in zip(expected, load(large_app).series("loss"), strict=True):
+            np.testing.assert_array_equal(series.values, reloaded.values)
     path.write_bytes(b"")
-    assert len(load(many).series("loss")[0].values) == 20
-    read = counted(monkeypatch)
-    load(many).series("loss")
-    assert read == []
+    assert len(load(large_app).series("loss")[0].values) == 20
+    reads = record_reads(monkeypatch)
+    load(large_app).series("loss")
+    assert reads == []
 
 
-def test_a_run_with_lost_points_is_named_each_time(many):
-    (segment,) = (many / "runs/r03/history").iterdir()
+def test_a_run_with_lost_points_is_reported_by_each_load(large_app):
+    (segment,) = (large_app / "runs/r03/history").iterdir()
     segment.write_bytes(segment.read_bytes()[:-10])
     for _ in range(2):
-        results = load(many)
+        results = load(large_app)
         assert np.isnan(results.values("loss")[0, 3])
         assert [text for text in results.problems if "r03" in text and "lost or damaged" in text]
 
 
-def test_where_no_file_can_be_written_runs_are_read_all_the_same(many, monkeypatch):
+def test_runs_are_read_without_a_writable_cache(large_app, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "no")
 
     monkeypatch.setattr(compacted, "write_atomic", refuse)
-    assert load(many).values("loss").shape == (1, 24)
-    assert not (many / compacted.FILE).exists()
+    assert load(large_app).values("loss").shape == (1, 24)
+    assert not (large_app / compacted.FILE).exists()
 
 
-def test_so_many_points_that_they_do_not_fit_are_read_run_by_run(many, monkeypatch):
+def test_runs_with_too_many_points_are_not_cached(large_app, monkeypatch):
     monkeypatch.setattr(run_directories, "MAX_COMPACTED_ITEMS", 100)
-    assert load(many).values("loss").shape == (1, 24)
-    assert not (many / compacted.FILE).exists()
+    assert load(large_app).values("loss").shape == (1, 24)
+    assert not (large_app / compacted.FILE).exists()
 
 
-def test_a_metric_in_several_row_groups_is_read_whole(many, monkeypatch):
+def test_a_metric_in_several_row_groups_is_read_completely(large_app, monkeypatch):
     monkeypatch.setattr(compacted, "_GROUP_ROWS", 100)
-    whole = load(many).series("loss")
-    for one, other in zip(whole, load(many).series("loss"), strict=True):
-        np.testing.assert_array_equal(one.values, other.values)
-        np.testing.assert_array_equal(one.times, other.times)
+    expected = load(large_app).series("loss")
+    for series, cached in zip(expected, load(large_app).series("loss"), strict=True):
+        np.testing.assert_array_equal(series.values, cached.values)
+        np.testing.assert_array_equal(series.times, cached.times)
 
 
-def test_parts_of_many_runs_that_are_read_one_after_the_other_are_in_one_file(many, monkeypatch):
-    half = load(many).where(seed__ge=8)
-    half.values("loss")
+def test_two_successive_selections_share_one_cache(large_app, monkeypatch):
+    first_selection = load(large_app).where(seed__ge=8)
+    first_selection.values("loss")
     monkeypatch.setattr(run_directories, "MIN_COMPACTED", 8)
-    results = load(many)
+    results = load(large_app)
     assert results.where(seed__lt=8).values("loss").shape == (1, 8)
-    read = counted(monkeypatch)
-    np.testing.assert_array_equal(load(many).values("loss")[0], results.values("loss")[0])
-    assert read == []
+    reads = record_reads(monkeypatch)
+    np.testing.assert_array_equal(load(large_app).values("loss")[0], results.values("loss")[0])
+    assert reads == []

@@ -1,4 +1,4 @@
-"""Selection, curves and scores of results, on small real runs with predetermined values."""
+"""Selection, curves and scores of results of small runs with known values."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from trieye.sweeps.record import SweepRecord
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Return a root with ppo at two rates and dqn at one; ppo at the higher one has the seeds 0 and 2."""
+    """Return a root with ppo at two rates and dqn at one; ppo at the higher rate has seeds 0 and 2."""
     root = tmp_path_factory.mktemp("root")
     for name, algo, lr, seed, level in (
         ("ppo-a0", "ppo", 1e-4, 0, 0.0),
@@ -42,7 +42,7 @@ def names(results):
     return sorted(run.name for run in results)
 
 
-def test_conditions_compare_what_runs_have(results):
+def test_conditions_compare_parameters_seed_name_and_status(results):
     assert names(results.where(algo="ppo", lr__ge=1e-3)) == ["ppo-b0", "ppo-b2"]
     assert names(results.where({"agent.lr__lt": 1e-3})) == ["ppo-a0", "ppo-a1"]
     assert names(results.where(lr__in=[1e-3], seed__ne=0)) == ["ppo-b2"]
@@ -50,18 +50,18 @@ def test_conditions_compare_what_runs_have(results):
     assert names(results.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
 
 
-def test_a_run_that_lacks_a_parameter_fits_unless_that_is_strict(results):
+def test_a_run_without_the_parameter_matches_unless_strict(results):
     assert names(results.where(clip=0.1)) == ["dqn-0", "ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
     assert names(results.where(clip__ge=0.2)) == ["dqn-0"]
     assert names(results.where(clip=0.1, strict=True)) == ["ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
     assert len(results.where(clip__ge=0.2, strict=True)) == 0
 
 
-def test_a_value_that_cannot_be_compared_does_not_fit(results):
+def test_an_incomparable_value_does_not_match(results):
     assert len(results.where(algo__ge=3)) == 0
 
 
-def test_a_key_that_nobody_has_or_that_may_be_several_is_an_error_with_candidates(results):
+def test_an_unknown_key_or_operator_or_a_scalar_for_in_is_an_error(results):
     with pytest.raises(ConfigurationError, match=r"alg: no run has.*did you mean 'algo'.*agent\.algo"):
         results.where(alg="ppo")
     with pytest.raises(ConfigurationError, match=r"unknown operator 'gte'.*ge"):
@@ -70,7 +70,7 @@ def test_a_key_that_nobody_has_or_that_may_be_several_is_an_error_with_candidate
         results.where(lr__in=1e-3)
 
 
-def test_an_ambiguous_key_names_what_it_may_be(tmp_path):
+def test_an_ambiguous_key_is_an_error_naming_its_candidates(tmp_path):
     class Twice(trieye.TrieyeConfig):
         actor: dict[str, float] = {"rate": 1.0}
         critic: dict[str, float] = {"rate": 2.0}
@@ -83,10 +83,10 @@ def test_an_ambiguous_key_names_what_it_may_be(tmp_path):
     assert len(load(tmp_path).where({"critic.rate": 2})) == 1
 
 
-def test_arrays_have_a_place_for_each_config_and_seed(results):
+def test_values_have_a_row_per_config_and_a_column_per_seed(results):
     assert results.seeds == [0, 1, 2]
     keys = ("agent.algo", "agent.lr", "ppo")
-    assert [tuple(one.get(key) for key in keys[:2]) for one in results.configs] == [
+    assert [tuple(config_values.get(key) for key in keys[:2]) for config_values in results.configs] == [
         ("dqn", 1e-3),
         ("ppo", 1e-4),
         ("ppo", 1e-3),
@@ -98,19 +98,19 @@ def test_arrays_have_a_place_for_each_config_and_seed(results):
     assert [[run and run.name for run in row] for row in results.table][1] == ["ppo-a0", "ppo-a1", None]
 
 
-def test_the_end_of_a_curve_is_a_part_of_its_points_or_its_last_steps(results):
-    one = results.where(name="ppo-a0")
-    assert one.values("eval/return").item() == 9.5  # a tenth of 11 points is 2 of them
-    assert one.values("eval/return", last=1.0).item() == 5
-    assert one.values("eval/return", last=0.01).item() == 10
-    assert one.values("eval/return", steps=20).item() == 9.5
-    assert one.values("eval/return", last=0.5, reduce=np.min).item() == 5
-    for wrong in ({"last": 0}, {"last": 1.5}, {"steps": 0}):
-        with pytest.raises(ConfigurationError, match="|".join(wrong)):
-            one.values("eval/return", **wrong)
+def test_values_reduce_the_last_fraction_of_the_points_or_the_last_steps(results):
+    selection = results.where(name="ppo-a0")
+    assert selection.values("eval/return").item() == 9.5  # a tenth of 11 points is rounded up to 2
+    assert selection.values("eval/return", last=1.0).item() == 5
+    assert selection.values("eval/return", last=0.01).item() == 10
+    assert selection.values("eval/return", steps=20).item() == 9.5
+    assert selection.values("eval/return", last=0.5, reduce=np.min).item() == 5
+    for invalid in ({"last": 0}, {"last": 1.5}, {"steps": 0}):
+        with pytest.raises(ConfigurationError, match="|".join(invalid)):
+            selection.values("eval/return", **invalid)
 
 
-def test_curves_lie_on_one_grid_and_are_missing_where_a_run_has_ended(results):
+def test_curves_share_a_grid_and_are_missing_after_a_run_ends(results):
     x, y, mask = results.where(algo="ppo", lr=1e-3).curve("eval/return", grid=5)
     np.testing.assert_array_equal(x, [0, 25, 50, 75, 100])
     np.testing.assert_array_equal(y[0, 0], [10, 12.5, 15, 17.5, 20])
@@ -121,13 +121,13 @@ def test_curves_lie_on_one_grid_and_are_missing_where_a_run_has_ended(results):
     assert np.isnan(curve.y[..., 0]).all()
 
 
-def test_wall_time_counts_from_the_beginning_of_a_run(results):
+def test_wall_time_is_relative_to_the_start_of_a_run(results):
     curve = results.curve("eval/return", x="wall_time", grid=50)
     assert 0 <= curve.x[0] < curve.x[-1] < 300
     assert curve.mask.any()
 
 
-def test_runs_that_count_something_else_come_on_the_axis_by_what_they_log(tmp_path):
+def test_runs_with_another_axis_are_converted_by_their_logged_progress_or_reported(tmp_path):
     with trieye.Run(config(tmp_path, "updates", loop={"axis": "updates"})) as run:
         for update in range(1, 6):
             run.log({"loss": float(update), "progress/env_steps": update * 100}, step=update)
@@ -158,7 +158,7 @@ def test_the_last_of_several_points_at_a_step_counts(tmp_path):
     assert results.curve("eval/return").y.item() == series.values[-1]
 
 
-def test_the_best_config_is_that_of_the_best_mean_over_its_seeds(results):
+def test_the_best_config_has_the_best_mean_over_its_seeds(results):
     assert names(results.best("eval/return", steps=1)) == ["ppo-b0", "ppo-b2"]
     assert names(results.best("eval/return", "min", steps=1)) == ["ppo-a0", "ppo-a1"]
     assert names(results.best("eval/return", lambda one, other: abs(one - 15) < abs(other - 15), steps=1)) == ["dqn-0"]
@@ -166,7 +166,7 @@ def test_the_best_config_is_that_of_the_best_mean_over_its_seeds(results):
         results.best("eval/return", "most")
 
 
-def test_splitting_gives_the_runs_by_value(results):
+def test_split_groups_runs_by_the_value_of_a_parameter(results):
     assert {key: names(part) for key, part in results.split("lr").items()} == {
         1e-3: ["dqn-0", "ppo-b0", "ppo-b2"],
         1e-4: ["ppo-a0", "ppo-a1"],
@@ -183,7 +183,7 @@ def test_a_slice_varies_one_parameter_around_a_run(results):
     }
 
 
-def test_a_run_is_found_by_what_is_not_ignored(results):
+def test_find_compares_all_parameters_that_are_not_ignored(results):
     by_name = {run.name: run for run in results}
     others = results.where(lr=1e-3)
     assert others.find(by_name["ppo-a0"], ignore=["lr"]).name == "ppo-b0"
@@ -192,7 +192,7 @@ def test_a_run_is_found_by_what_is_not_ignored(results):
     assert results.find(by_name["dqn-0"]) is by_name["dqn-0"]
 
 
-def test_of_two_runs_of_one_config_and_seed_the_newer_counts_and_the_other_is_named(tmp_path):
+def test_the_newer_of_two_runs_of_a_config_and_seed_counts_and_the_older_is_reported(tmp_path):
     for name, value in (("first", 1.0), ("second", 2.0)):
         make_run(tmp_path, name, [value])
     results = load(tmp_path)
@@ -202,23 +202,23 @@ def test_of_two_runs_of_one_config_and_seed_the_newer_counts_and_the_other_is_na
     assert "second" in problem
 
 
-def test_a_metric_that_nobody_has_is_an_error_with_the_nearest(results):
+def test_an_unlogged_metric_is_an_error_with_the_closest_match(results):
     with pytest.raises(ConfigurationError, match=r"eval/retrun: no run logged it.*did you mean 'eval/return'"):
         results.values("eval/retrun")
 
 
 def test_an_empty_selection_gives_empty_arrays(results):
-    none = results.where(name="nobody")
-    assert none.curve("eval/return").y.shape == (0, 0, 0)
-    assert none.values("eval/return").shape == (0, 0)
-    assert none.to_arrow().num_rows == 0
-    assert "0 configs, 0 runs" in repr(none)
+    empty = results.where(name="nobody")
+    assert empty.curve("eval/return").y.shape == (0, 0, 0)
+    assert empty.values("eval/return").shape == (0, 0)
+    assert empty.to_arrow().num_rows == 0
+    assert "0 configs, 0 runs" in repr(empty)
 
 
 # other packages
 
 
-def test_tables_have_a_row_for_each_point_and_a_column_for_what_varies(results):
+def test_tables_have_a_row_per_point_and_a_column_per_varying_parameter(results):
     table = results.to_arrow(["loss"])
     assert table.num_rows == 4 * 11 + 6
     assert table.column_names == [
@@ -234,15 +234,15 @@ def test_tables_have_a_row_for_each_point_and_a_column_for_what_varies(results):
     ]
     frame = results.to_pandas()
     assert len(frame) == 2 * table.num_rows
-    mine = frame[(frame["run"] == "ppo-b2") & (frame["metric"] == "eval/return")]
-    assert mine["value"].tolist() == [14, 15, 16, 17, 18, 19]
-    assert set(mine["agent.lr"]) == {1e-3}
+    points = frame[(frame["run"] == "ppo-b2") & (frame["metric"] == "eval/return")]
+    assert points["value"].tolist() == [14, 15, 16, 17, 18, 19]
+    assert set(points["agent.lr"]) == {1e-3}
     arrays = results.to_numpy(["loss"])
     assert arrays["value"].dtype == np.float64
     assert set(arrays["run"]) == set(names(results))
 
 
-def test_scores_for_rliable_are_runs_by_tasks(results):
+def test_rliable_scores_have_a_row_per_run_and_a_column_per_task(results):
     scores = results.where(lr=1e-3).to_rliable("eval/return", "algo", steps=1)
     assert {name: array.tolist() for name, array in scores.items()} == {"dqn": [[15.0]], "ppo": [[20.0], [19.0]]}
     with pytest.raises(ConfigurationError, match=r"algo=ppo: its 2 configs differ in agent\.lr"):
@@ -253,20 +253,20 @@ def test_scores_for_rliable_are_runs_by_tasks(results):
 
 
 @pytest.mark.parametrize(("name", "call"), [("polars", "to_polars"), ("xarray", "to_xarray"), ("pandas", "to_pandas")])
-def test_a_package_that_is_missing_is_named_with_what_to_install(results, monkeypatch, name, call):
+def test_a_missing_package_is_an_error_with_the_install_command(results, monkeypatch, name, call):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"{call}\(\) needs {name}, .*: pip install {name}"):
         getattr(results, call)(*(["loss"] if name == "xarray" else []))
 
 
-def test_polars_gets_the_same_table(results):
+def test_to_polars_has_the_same_values_as_to_pandas(results):
     polars = pytest.importorskip("polars")
     frame = results.to_polars(["loss"])
     assert isinstance(frame, polars.DataFrame)
     assert frame["value"].sum() == results.to_pandas(["loss"])["value"].sum()
 
 
-def test_xarray_gets_curves_with_names(results):
+def test_to_xarray_labels_dimensions_and_configs(results):
     pytest.importorskip("xarray")
     array = results.to_xarray("eval/return", grid=5)
     assert array.dims == ("config", "seed", "step")
@@ -274,7 +274,7 @@ def test_xarray_gets_curves_with_names(results):
     assert list(array["agent.algo"].values) == ["dqn", "ppo", "ppo"]
 
 
-# which of several runs of one config and seed count
+# duplicate runs of one config and seed
 
 
 def edit(run_dir, **changes):
@@ -285,7 +285,7 @@ def edit(run_dir, **changes):
 
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED", "RUNNING"])
-def test_a_newer_run_that_did_not_finish_does_not_hide_a_finished_one(status, tmp_path):
+def test_a_newer_unfinished_run_does_not_replace_a_finished_one(status, tmp_path):
     edit(make_run(tmp_path, "finished", [1.0]), created=1.0)
     edit(make_run(tmp_path, "newer", [2.0]), created=2.0, status=status)
     results = load(tmp_path)
@@ -295,17 +295,17 @@ def test_a_newer_run_that_did_not_finish_does_not_hide_a_finished_one(status, tm
     assert "finished is a finished run of the same app, config and seed" in problem
 
 
-def test_two_apps_with_equal_parameters_are_two_configs(tmp_path):
+def test_apps_with_equal_parameters_are_separate_configs(tmp_path):
     for app, value in (("strong", 96.6), ("weak", 29.7)):
         make_run(tmp_path, "run", [value], app=app)
     results = load(tmp_path)
     assert results.values("eval/return").tolist() == [[96.6], [29.7]]
     assert results.problems == []
-    figures = RunGroups.of(results).aggregate(ScoreDefinition("eval/return"))
-    assert {label: figure.value for label, figure in figures.items()} == {"strong": 96.6, "weak": 29.7}
+    estimates = RunGroups.of(results).aggregate(ScoreDefinition("eval/return"))
+    assert {label: estimate.value for label, estimate in estimates.items()} == {"strong": 96.6, "weak": 29.7}
 
 
-def test_a_parameter_named_app_does_not_hide_the_app(tmp_path):
+def test_a_parameter_named_app_does_not_merge_two_apps(tmp_path):
     for app, value in (("strong", 96.6), ("weak", 29.7)):
         with trieye.Run(config(tmp_path, "run", app=app)) as run:
             run.log_params({"app": "same"})
@@ -313,7 +313,7 @@ def test_a_parameter_named_app_does_not_hide_the_app(tmp_path):
     assert load(tmp_path).values("loss").tolist() == [[96.6], [29.7]]
 
 
-def test_sweeps_that_repeat_a_seed_are_two_configs_and_sweeps_that_share_seeds_out_are_one(tmp_path):
+def test_sweeps_that_repeat_a_seed_are_separate_configs_and_disjoint_sweeps_are_one(tmp_path):
     for sweep, seed in (("first", 0), ("first", 1), ("second", 2), ("second", 3)):
         edit(make_run(tmp_path, f"{sweep}{seed}", [float(seed)], seed=seed), group=f"/sweeps/{sweep}")
     assert load(tmp_path).values("eval/return").tolist() == [[0.0, 1.0, 2.0, 3.0]]
@@ -326,7 +326,7 @@ def test_sweeps_that_repeat_a_seed_are_two_configs_and_sweeps_that_share_seeds_o
     assert results.problems == []
 
 
-def test_trials_of_a_study_that_end_with_equal_values_stay_apart(tmp_path):
+def test_trials_of_a_study_with_equal_parameters_are_separate_configs(tmp_path):
     study, record = tmp_path / "study", SweepRecord(spec=[], varying=["agent.lr"])
     record.write(study)
     for index, rate in enumerate((0.1, 0.2, 0.2)):
@@ -335,13 +335,13 @@ def test_trials_of_a_study_that_end_with_equal_values_stay_apart(tmp_path):
         (study / str(index) / "run").symlink_to(edit(run_dir, group=str(study)))
     for directory in (study, tmp_path / "app"):
         results = load(directory)
-        values = RunGroups.of(results).aggregate(ScoreDefinition("eval/return"))
-        assert sorted(figure.value for figure in values.values()) == [0.0, 1.0, 2.0]
-        assert {"lr=0.2 name=pbt_1", "lr=0.2 name=pbt_2"} < values.keys()
+        estimates = RunGroups.of(results).aggregate(ScoreDefinition("eval/return"))
+        assert sorted(estimate.value for estimate in estimates.values()) == [0.0, 1.0, 2.0]
+        assert {"lr=0.2 name=pbt_1", "lr=0.2 name=pbt_2"} < estimates.keys()
         assert results.problems == []
 
 
-def test_runs_that_are_named_themselves_are_never_dropped(tmp_path):
+def test_explicitly_loaded_runs_are_never_dropped(tmp_path):
     original = edit(make_run(tmp_path, "original", [1.0]), created=1.0)
     fork = edit(make_run(tmp_path, "fork", [2.0]), created=2.0)
     failed = edit(make_run(tmp_path, "failed", [3.0]), created=3.0, status="FAILED")
@@ -350,15 +350,15 @@ def test_runs_that_are_named_themselves_are_never_dropped(tmp_path):
     groups = RunGroups.of(load([original, fork, failed, other_seed]))
     assert groups.labels == ["other runs", "original", "failed"]
     assert groups.scores(ScoreDefinition("eval/return", include_unfinished=True))[0].ravel().tolist() == [2.0, 4.0]
-    one_named = load([tmp_path / "app", original])
-    assert RunGroups.of(one_named).labels == ["other runs", "original"]
-    assert [text.partition(": ")[0] for text in one_named.problems] == [str(failed)]
+    with_original = load([tmp_path / "app", original])
+    assert RunGroups.of(with_original).labels == ["other runs", "original"]
+    assert [text.partition(": ")[0] for text in with_original.problems] == [str(failed)]
     copy = shutil.copytree(original, tmp_path / "backup/app/runs/original")
     edit(copy, run_id="copy")
     assert RunGroups.of(load([original, copy])).labels == [str(copy), str(original)]
 
 
-def test_numbered_logs_that_are_named_themselves_are_seeds_of_one_config(tmp_path):
+def test_explicitly_loaded_numbered_logs_are_seeds_of_one_config(tmp_path):
     from tensorboardX import SummaryWriter
 
     for number in (1, 2):
@@ -368,7 +368,7 @@ def test_numbered_logs_that_are_named_themselves_are_seeds_of_one_config(tmp_pat
     assert results.values("loss").tolist() == [[1.0, 2.0]]
 
 
-def test_a_sweep_given_by_a_relative_path_misses_the_seeds_of_jobs_that_never_began(tmp_path, monkeypatch):
+def test_a_sweep_loaded_by_a_relative_path_counts_unstarted_jobs_as_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweep, grid = tmp_path / "sweep", Grid((Axis(("seed",), (("0",), ("1",), ("2",))),))
     record = SweepRecord(spec=["seed=0,1,2"], varying=["seed"])
@@ -376,5 +376,5 @@ def test_a_sweep_given_by_a_relative_path_misses_the_seeds_of_jobs_that_never_be
     record.write(sweep)
     JobRecord(index=0, overrides=["seed=0"], state="completed").write(sweep / "0")
     (sweep / "0/run").symlink_to(make_run(tmp_path, "run", [1.0], seed=0))
-    (figure,) = RunGroups.of(load("sweep")).aggregate(ScoreDefinition("eval/return")).values()
-    assert (figure.n, figure.n_missing) == (1, 2)
+    (estimate,) = RunGroups.of(load("sweep")).aggregate(ScoreDefinition("eval/return")).values()
+    assert (estimate.n, estimate.n_missing) == (1, 2)

@@ -16,15 +16,15 @@ from trieye.results.statistics import aggregate, difference, performance_profile
 NAN = np.nan
 STATS = ["mean", "median", "iqm", "optimality_gap", "run_median"]
 TABLE = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, NAN], [6.0, 60.0]])
-"""Four seeds of two tasks, with one missing score."""
+"""Scores of four seeds in two tasks; one is missing."""
 
 scores = st.integers(-50, 50).map(float)
 tables = arrays.arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=scores)
 
 
-def same(one, other):
-    assert (one.n, one.n_missing) == (other.n, other.n_missing)
-    figures = [(each.value, each.low, each.high) for each in (one, other)]
+def assert_same_estimate(first, second):
+    assert (first.n, first.n_missing) == (second.n, second.n_missing)
+    figures = [(estimate.value, estimate.low, estimate.high) for estimate in (first, second)]
     np.testing.assert_array_equal(*figures)
 
 
@@ -33,29 +33,29 @@ def same(one, other):
     [
         ("mean", (3 + 30) / 2),  # the tasks' means are 3 and 30
         ("median", (3 + 30) / 2),
-        ("iqm", (2 + 3 + 6 + 10 + 20) / 5),  # 1 2 3 6 10 20 60: a quarter of 7 is 1 at each end
+        ("iqm", (2 + 3 + 6 + 10 + 20) / 5),  # of 1 2 3 6 10 20 60, one is trimmed at each end
         ("run_median", 6.0),
         ("optimality_gap", 4 - ((1 + 2 + 3 + 4) / 4 + 4) / 2),
     ],
 )
-def test_aggregates_are_those_worked_out_by_hand(stat, value):
+def test_aggregates_match_hand_computed_values(stat, value):
     estimate = aggregate(TABLE, stat, gamma=4.0, resamples=200)
     assert estimate.value == pytest.approx(value)
     assert (estimate.n, estimate.n_missing) == (7, 1)
 
 
-def test_the_median_is_that_of_the_tasks_and_with_one_task_the_mean():
+def test_the_median_is_over_task_means_and_equals_the_mean_of_a_single_task():
     assert aggregate([[0.0, 1, 5], [2.0, 3, 9]], "median").value == 2.0
     assert aggregate([0.0, 0.0, 9.0], "median").value == 3.0
     assert aggregate([0.0, 0.0, 9.0], "run_median").value == 0.0
 
 
 @pytest.mark.parametrize(("n", "value"), [(3, 1.0), (4, 1.5), (5, 2.0), (8, 3.5)])
-def test_iqm_leaves_out_a_quarter_rounded_down_at_each_end(n, value):
+def test_iqm_trims_a_quarter_rounded_down_at_each_end(n, value):
     assert aggregate(np.arange(n)).value == value
 
 
-def test_a_diverged_run_that_is_cut_leaves_no_trace_in_the_iqm():
+def test_a_huge_trimmed_score_does_not_affect_the_iqm():
     assert aggregate([0.1, 0.2, 0.3, 1e300]).value == pytest.approx(0.25, rel=1e-15)
 
 
@@ -74,18 +74,18 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("stat", STATS)
-def test_figures_and_intervals_are_those_of_resamples_drawn_one_by_one(stat):
+def test_estimates_and_intervals_match_resamples_drawn_one_by_one(stat):
     rng = np.random.default_rng(1)
     table = rng.normal(size=(6, 5)) + np.arange(5)
-    drawn = [DEFINITIONS[stat](table[rng.integers(0, 6, (6, 5)), np.arange(5)]) for _ in range(4000)]
-    low, high = np.quantile(drawn, [0.1, 0.9])
+    resampled = [DEFINITIONS[stat](table[rng.integers(0, 6, (6, 5)), np.arange(5)]) for _ in range(4000)]
+    low, high = np.quantile(resampled, [0.1, 0.9])
     estimate = aggregate(table, stat, confidence=0.8, resamples=4000)
     assert estimate.value == pytest.approx(DEFINITIONS[stat](table))
-    assert estimate.low == pytest.approx(low, abs=0.1 * np.std(drawn))
-    assert estimate.high == pytest.approx(high, abs=0.1 * np.std(drawn))
+    assert estimate.low == pytest.approx(low, abs=0.1 * np.std(resampled))
+    assert estimate.high == pytest.approx(high, abs=0.1 * np.std(resampled))
 
 
-def test_the_interval_of_a_mean_is_as_wide_as_theory_says():
+def test_the_interval_of_a_mean_has_the_theoretical_width():
     table = np.random.default_rng(0).normal(size=(30, 20))
     estimate = aggregate(table, "mean", resamples=20_000)
     half_width = 1.96 * np.sqrt((table.var(axis=0) / 30).mean() / 20)
@@ -94,14 +94,16 @@ def test_the_interval_of_a_mean_is_as_wide_as_theory_says():
 
 
 @given(table=tables, stat=st.sampled_from(STATS), seed=st.integers(0, 9), data=st.data())
-def test_the_order_of_seeds_changes_nothing(table, stat, seed, data):
+def test_estimates_are_independent_of_the_order_of_seeds(table, stat, seed, data):
     shuffled = table[data.draw(st.permutations(range(len(table))))]
-    same(*(aggregate(each, stat, resamples=50, seed=seed) for each in (table, shuffled)))
-    same(*(probability_of_improvement(each, table + 1, resamples=50, seed=seed) for each in (table, shuffled)))
+    assert_same_estimate(*(aggregate(each, stat, resamples=50, seed=seed) for each in (table, shuffled)))
+    assert_same_estimate(
+        *(probability_of_improvement(each, table + 1, resamples=50, seed=seed) for each in (table, shuffled))
+    )
 
 
 @given(half=arrays.arrays(np.float64, st.tuples(st.integers(1, 4), st.just(2)), elements=scores), centre=scores)
-def test_the_interval_of_symmetric_scores_contains_the_value(half, centre):
+def test_the_interval_of_symmetric_scores_contains_the_estimate(half, centre):
     table = centre + np.concatenate([half, -half])
     for stat in ("mean", "median", "iqm", "run_median"):
         estimate = aggregate(table, stat, resamples=500)
@@ -109,15 +111,15 @@ def test_the_interval_of_symmetric_scores_contains_the_value(half, centre):
         assert estimate.low - 1e-9 <= estimate.value <= estimate.high + 1e-9
 
 
-def test_a_seed_determines_the_interval_and_another_gives_another():
+def test_a_seed_reproduces_the_interval_and_another_seed_changes_it():
     table = np.random.default_rng(0).normal(size=(5, 3))
-    first, again, other = (aggregate(table, seed=seed) for seed in (7, 7, 8))
-    same(first, again)
-    assert (first.low, first.high) != (other.low, other.high)
-    assert first.value == other.value
+    first, repeated, other_seed = (aggregate(table, seed=seed) for seed in (7, 7, 8))
+    assert_same_estimate(first, repeated)
+    assert (first.low, first.high) != (other_seed.low, other_seed.high)
+    assert first.value == other_seed.value
 
 
-def test_a_missing_seed_is_as_if_it_had_never_been_there():
+def test_a_seed_missing_in_every_task_does_not_change_the_estimate():
     table = np.random.default_rng(0).normal(size=(5, 2))
     for stat in STATS:
         with_gap = aggregate(np.vstack([table, [NAN, NAN]]), stat)
@@ -126,24 +128,24 @@ def test_a_missing_seed_is_as_if_it_had_never_been_there():
         assert (with_gap.n, with_gap.n_missing) == (10, 2)
 
 
-def test_one_seed_gives_a_value_without_an_interval():
+def test_one_seed_has_a_value_but_no_interval():
     estimate = aggregate([[3.0, 5.0]], "mean")
     assert (estimate.value, estimate.low, estimate.high, estimate.n, estimate.n_missing) == (4.0, None, None, 2, 0)
 
 
-def test_a_task_with_a_single_run_leaves_no_interval_but_a_value():
+def test_a_single_run_in_one_task_leaves_a_value_but_no_interval():
     estimate = aggregate([[3.0, 5.0], [4.0, NAN]], "mean")
     assert (estimate.value, estimate.low, estimate.n, estimate.n_missing) == (4.25, None, 3, 1)
 
 
 @pytest.mark.parametrize("table", [[[1.0, NAN], [2.0, NAN]], [NAN, NAN], []])
-def test_a_task_without_a_run_is_no_figure_of_the_other_tasks(table):
+def test_a_task_without_runs_makes_every_estimate_nan(table):
     for estimate in (aggregate(table), difference(table, table), probability_of_improvement(table, table)):
         assert np.isnan(estimate.value)
         assert (estimate.low, estimate.high) == (None, None)
 
 
-def test_equal_scores_have_an_interval_without_width():
+def test_equal_scores_have_an_interval_of_zero_width():
     for stat in STATS:
         estimate = aggregate(np.full((7, 3), 500.0), stat, gamma=900.0)
         assert estimate.low == estimate.value == estimate.high
@@ -161,40 +163,40 @@ def test_resamples_are_never_in_memory_all_at_once():
 def test_probability_of_improvement_counts_ties_as_half_in_each_task():
     x = [[1.0, 5.0], [2.0, 6.0]]
     y = [[1.0, 9.0], [0.0, 9.0], [2.0, NAN]]
-    # task 0: 1 against 1, 0, 2 wins 1.5; 2 wins 2.5; of 6 pairs; task 1: none of 4
+    # task 0: score 1 wins 1.5 and score 2 wins 2.5 of 6 pairs; task 1: no win in 4 pairs
     estimate = probability_of_improvement(x, y)
     assert estimate.value == pytest.approx((4 / 6 + 0) / 2)
     assert (estimate.n, estimate.n_missing) == (4 + 5, 1)
 
 
 @given(x=tables, y=tables)
-def test_either_side_is_better_or_they_are_equal(x, y):
+def test_probabilities_of_improvement_of_both_sides_sum_to_one(x, y):
     num_tasks = min(x.shape[1], y.shape[1])
     x, y = x[:, :num_tasks], y[:, :num_tasks]
-    one, other = probability_of_improvement(x, y, resamples=50), probability_of_improvement(y, x, resamples=50)
-    assert one.value + other.value == pytest.approx(1)
-    assert 0 <= one.low <= one.high <= 1 + 1e-12
+    x_over_y, y_over_x = probability_of_improvement(x, y, resamples=50), probability_of_improvement(y, x, resamples=50)
+    assert x_over_y.value + y_over_x.value == pytest.approx(1)
+    assert 0 <= x_over_y.low <= x_over_y.high <= 1 + 1e-12
     greater = (x[:, None] > y[None]).mean(axis=(0, 1)) + 0.5 * (x[:, None] == y[None]).mean(axis=(0, 1))
-    assert one.value == pytest.approx(greater.mean())
+    assert x_over_y.value == pytest.approx(greater.mean())
 
 
-def test_the_interval_of_an_improvement_is_that_of_theory():
-    """Of equal distributions, U / (m n) has variance (m + n + 1) / (12 m n)."""
+def test_the_interval_of_an_improvement_has_the_theoretical_width():
+    """For equal distributions, U / (m n) has variance (m + n + 1) / (12 m n)."""
     rng = np.random.default_rng(0)
     estimate = probability_of_improvement(rng.normal(size=(60, 40)), rng.normal(size=(60, 40)))
     half_width = 1.96 * np.sqrt(121 / (12 * 3600) / 40)
     assert estimate.high - estimate.low == pytest.approx(2 * half_width, rel=0.08)
 
 
-def test_a_difference_is_that_of_the_figures_and_wider_than_either():
+def test_a_difference_subtracts_the_estimates_and_combines_their_interval_widths():
     rng = np.random.default_rng(0)
     x, y = rng.normal(1, 1, (10, 4)), rng.normal(0, 1, (8, 4))
     for stat in STATS:
         estimate = difference(x, y, stat)
-        of_x, of_y = aggregate(x, stat), aggregate(y, stat)
-        assert estimate.value == pytest.approx(of_x.value - of_y.value)
+        x_estimate, y_estimate = aggregate(x, stat), aggregate(y, stat)
+        assert estimate.value == pytest.approx(x_estimate.value - y_estimate.value)
         assert estimate.n == 72
-        width = np.hypot(of_x.high - of_x.low, of_y.high - of_y.low)
+        width = np.hypot(x_estimate.high - x_estimate.low, y_estimate.high - y_estimate.low)
         assert estimate.high - estimate.low == pytest.approx(width, rel=0.15)
 
 
@@ -206,13 +208,13 @@ def test_a_profile_is_the_fraction_of_scores_above_each_threshold():
     np.testing.assert_array_equal(profile.n_missing, [1] * 4)
 
 
-def test_a_profile_of_tasks_counts_their_means():
+def test_a_profile_of_task_means_is_the_fraction_of_means_above_each_threshold():
     profile = performance_profile(TABLE, [2.9, 3.0, 29.0, 30.0], of="task_means")
     np.testing.assert_allclose(profile.value, [1, 0.5, 0.5, 0])
 
 
 @given(table=tables, seed=st.integers(0, 9), of=st.sampled_from(["runs", "task_means"]))
-def test_profiles_fall_and_so_do_their_intervals(table, seed, of):
+def test_profiles_and_their_intervals_decrease_from_one_to_zero(table, seed, of):
     profile = performance_profile(table, np.linspace(-60, 60, 41), of=of, resamples=100, seed=seed)
     for line in (profile.value, profile.low, profile.high):
         assert line[0] == pytest.approx(1)
@@ -228,7 +230,7 @@ def test_a_profile_of_one_seed_has_no_band():
 
 
 @pytest.mark.parametrize(
-    ("act", "words"),
+    ("call", "words"),
     [
         (lambda: aggregate(TABLE, "igm"), ["'igm'", "'iqm'", "optimality_gap"]),
         (lambda: aggregate(TABLE, confidence=95), ["confidence=95", "0.95"]),
@@ -242,13 +244,13 @@ def test_a_profile_of_one_seed_has_no_band():
         (lambda: performance_profile(TABLE, [3.0], of="run"), ["of='run'", "task_means"]),
     ],
 )
-def test_errors_name_what_was_found_and_what_is_allowed(act, words):
+def test_errors_name_the_invalid_argument(call, words):
     with pytest.raises(ConfigurationError) as caught:
-        act()
+        call()
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-def test_statistics_need_nothing_but_numpy():
+def test_statistics_import_numpy_and_no_other_large_package():
     code = "import trieye.results.statistics, trieye.results.curves, trieye.results.hyperparameters, sys"
     command = [sys.executable, "-c", f"{code}; print(*sys.modules)"]
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
