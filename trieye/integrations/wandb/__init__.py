@@ -223,7 +223,7 @@ def _announce() -> None:
     """Print once which calls have no effect or raise an error, before the training starts."""
     say(
         f"wandb: not available without its server: {', '.join(NOT_SUPPORTED)}, use_artifact(name), use_model; "
-        "registry links, displays and preemption marks have no effect (docs/adopting.md)"
+        "registry links, displays and preemption marks have no effect"
     )
 
 
