@@ -1,13 +1,42 @@
 """`trieye attempts`: superseded points are listed by attempt, and restored by number."""
 
+import io
 import json
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
 import trieye
 from tests.curves import curves_in_tensorboard
+from tests.json_schemas import validated
+from trieye import runs
 from trieye.cli import main
 from trieye.history.history import read_history
+
+KILLED = """
+import os, signal, sys
+import trieye
+
+config = trieye.TrieyeConfig(
+    app_name="agents",
+    run_name="first",
+    runtime={"kind": "local"},
+    persistence={"root_data_dir": sys.argv[1]},
+    sinks={"tensorboard": {"enabled": False}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
+    stats={
+        "processing_interval_seconds": 100.0,
+        "metrics": [{"name": "loss", "raw_event_name": "loss", "log_frequency_steps": 1}],
+    },
+)
+with trieye.Run(config) as run:
+    for step in range(int(sys.argv[2])):
+        run.log("loss", 1.0, step=step)
+    run._begun_attempt().flusher.flush()  # the hub accepts the events, and no flush marker follows
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -66,6 +95,91 @@ def test_a_restored_attempt_survives_the_next_start_of_the_program(run_dir, make
         run.log("loss", 4.0, step=8)
         run.log("loss", 4.0, step=9)
     assert curve(run_dir) == [*FIRST[:8], (8, 4.0), (9, 4.0)]
+
+
+def killed(root, *, steps=0):
+    """Return the directory of a run that was killed with its events in the journal."""
+    command = [sys.executable, "-c", KILLED, str(root), str(steps)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    return root / "agents" / "runs" / "first"
+
+
+def listed(capsys, *arguments):
+    """Return the document of `trieye attempts`, which must fit its schema."""
+    capsys.readouterr()
+    assert main(["attempts", *map(str, arguments), "--json"]) == 0
+    return validated(capsys.readouterr().out)
+
+
+def test_an_attempt_that_logged_nothing_is_listed(tmp_path, capsys):
+    run_dir = killed(tmp_path)
+    for _ in range(2):
+        (attempt,) = listed(capsys, run_dir)["attempts"]
+        assert (attempt["number"], attempt["shown"], attempt["first_step"]) == (1, 0, None)
+        assert main(["attempts", str(run_dir)]) == 0
+        assert capsys.readouterr().out.splitlines()[2].split()[0] == "1"
+        assert main(["close", str(run_dir)]) == 0
+    killed(tmp_path, steps=3)
+    assert [row.number for row in runs.attempts(run_dir)] == [1, 2]
+
+
+def test_an_attempt_that_died_before_it_wrote_to_the_journal_is_listed(run_dir):
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, "attempt": 4, "started": 1e9}))
+    last = runs.attempts(run_dir)[-1]
+    assert (last.number, last.started, last.shown) == (4, 1e9, 0)
+
+
+def test_a_restoration_is_not_listed_as_an_attempt(run_dir, make_config):
+    assert main(["attempts", str(run_dir), "--restore", "1"]) == 0
+    assert [row.number for row in runs.attempts(run_dir)] == [1, 2, 3]
+    with trieye.Run(make_config(stats={"undeclared": "each"})) as run:
+        run.log("loss", 4.0, step=20)
+    assert [row.started for row in runs.attempts(run_dir)] == sorted(row.started for row in runs.attempts(run_dir))
+    assert [row.shown for row in runs.attempts(run_dir)] == [10, 0, 2, 1]
+
+
+def test_attempts_have_the_first_and_last_step_of_their_points(run_dir, capsys):
+    names = ("first_step", "last_step", "superseded_first_step", "superseded_last_step")
+    assert [tuple(row[name] for name in names) for row in listed(capsys, run_dir)["attempts"]] == [
+        (0, 4, 5, 9),
+        (5, 12, None, None),
+        (0, 1, None, None),
+    ]
+
+
+@pytest.mark.parametrize("metrics", [["loss"], ["rollout/episode_return_mean", "train/policy_gradient_loss", "x", "y"]])
+def test_the_table_fits_a_terminal_of_100_columns(metrics, make_config, monkeypatch):
+    for first, last in ((900_000, 1_200_000), (1_000_000, 1_300_000)):
+        with trieye.Run(make_config(stats={"undeclared": "each"})) as run:
+            for step in range(first, last + 1, 100_000):
+                run.log(dict.fromkeys(metrics, 1.0), step=step)
+    monkeypatch.setenv("COLUMNS", "100")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", screen := Screen())
+        assert main(["attempts", str(run.dir)]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 100, lines
+    text = " ".join(" ".join(lines).split())
+    num = 3 * len(metrics)
+    assert f"900,000 900,000 {len(metrics)} {num}" in text
+    assert "(1,000,000-1,200,000)" in text
+
+
+def test_the_attempts_of_a_killed_run_name_the_command_that_adds_points_of_its_journal(tmp_path, capsys):
+    run_dir = killed(tmp_path, steps=7)
+    note = f"its process was killed: `trieye close {run_dir}` adds points that only its journal has"
+    assert main(["attempts", str(run_dir)]) == 0
+    assert note in capsys.readouterr().out
+    assert main(["close", str(run_dir)]) == 0
+    assert main(["attempts", str(run_dir)]) == 0
+    assert note not in capsys.readouterr().out
+    assert [row.shown for row in runs.attempts(run_dir)] == [7]
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
 
 
 class Net:

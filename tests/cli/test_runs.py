@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -184,6 +185,62 @@ def test_directories_without_a_record_share_one_line_with_the_rm_command(runs, m
     assert len(err.splitlines()) == 1
     assert "empty4 and 3 more" in err
     assert "trieye rm" in err
+
+
+STARTING = """
+import sys
+from pathlib import Path
+from trieye.process.lock import RunLock
+
+with RunLock(Path(sys.argv[1]) / "run.lock"):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def starting(make_run):
+    """A directory whose lock another process holds, next to a run and to a directory of an interrupted start."""
+    runs_dir = make_run("whole").parent
+    directory = runs_dir / "first"
+    for name in ("first", "left"):
+        (runs_dir / name / "logs").mkdir(parents=True)
+    command = [sys.executable, "-c", STARTING, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield directory
+        process.stdin.close()
+
+
+def test_a_starting_run_is_distinguished_from_an_interrupted_start(runs, starting):
+    assert runs()[2].splitlines() == [
+        f"starting: first in {starting.parent}",
+        f"left by an interrupted start (`trieye rm NAME` deletes it): left in {starting.parent}",
+    ]
+    skipped = json.loads(runs("--json")[1])["skipped"]
+    assert [(Path(entry["directory"]).name, entry["is_starting"]) for entry in skipped] == [
+        ("first", True),
+        ("left", False),
+    ]
+    code, out, err = runs(starting)
+    assert (code, out, err) == (0, f"no runs in {starting}\n", f"starting: first in {starting.parent}\n")
+
+
+@pytest.mark.parametrize("command", ["runs", "why"])
+@pytest.mark.parametrize("name", ["first", "agents/first"])
+def test_the_name_of_a_starting_run_says_so(command, name, runs, starting, capsys):
+    runs()
+    assert main([command, name]) == 2
+    assert f"{starting}, and has no run.json yet" in capsys.readouterr().err
+    assert main([command, name.replace("first", "left")]) == 2
+    assert f"(`trieye rm {name.replace('first', 'left')}` deletes it)" in capsys.readouterr().err
+
+
+def test_a_job_of_a_sweep_whose_run_is_starting_says_so(runs, starting, tmp_path):
+    job = tmp_path / "multirun" / "lr" / "0"
+    job.mkdir(parents=True)
+    (job / "run").symlink_to(starting)
+    assert "it is starting" in runs("lr")[2]
 
 
 def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from trieye.config import TrieyeConfig
+from trieye.exceptions import ConfigurationError
 from trieye.runs.config import config_of, sinks_of
 
 
@@ -29,6 +30,12 @@ def test_a_moved_run_uses_its_current_directory_and_only_sinks_with_history(move
     assert (config.app_name, config.run_name) == ("agents", "first")
     assert not config.sinks.console.enabled
     assert sinks_of(config) == ["mlflow", "tensorboard"]
+
+
+def test_a_run_outside_of_the_runs_of_an_app_may_move_to_any_free_name_there(moved, tmp_path):
+    elsewhere = moved().rename(tmp_path / "first")
+    with pytest.raises(ConfigurationError, match=r"move it to <root>/<app>/runs/first or any free name there"):
+        config_of(elsewhere)
 
 
 @pytest.mark.parametrize(

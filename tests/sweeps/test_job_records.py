@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+import trieye
+from tests.json_schemas import validated
 from tests.sweeps.programs import started
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError, SerializationError
@@ -32,6 +34,29 @@ def edit(directory, **fields):
     """Change fields of the record of a job."""
     record = json.loads((directory / STATUS).read_text())
     (directory / STATUS).write_text(json.dumps(record | fields))
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "lost"])
+@pytest.mark.parametrize("name", ["checkpoints", "saved"])
+def test_a_job_has_a_checkpoint_in_every_state(state, name, tmp_path, make_config, capsys):
+    SweepRecord(spec=["a=1"], size=1).write(tmp_path)
+    JobRecord(index=0, overrides=["a=1"], state=state).write(tmp_path / "0")
+
+    def has_checkpoint():
+        main(["sweep", "status", str(tmp_path), "--json"])
+        return validated(capsys.readouterr().out)["jobs"][0]["has_checkpoint"]
+
+    assert not has_checkpoint()
+    persistence = {"root_data_dir": str(tmp_path / "root"), "checkpoint_save_dir_name": name}
+    with trieye.Run(make_config(persistence=persistence)) as run:
+        (tmp_path / "0" / RUN).symlink_to(run.dir)
+        assert not has_checkpoint()
+        run.step = 5
+        run.save(weights=[1.0]).wait()
+    assert has_checkpoint()
+    (checkpoint,) = (run.dir / name).glob("checkpoint_step_*")
+    checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.damaged"))
+    assert not has_checkpoint()
 
 
 def test_a_job_is_running_while_its_process_lives_despite_clock_changes(tmp_path, status, monkeypatch):

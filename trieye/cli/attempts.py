@@ -1,7 +1,7 @@
 """`trieye attempts`: list the attempts of a run and restore superseded points.
 
-List the attempts of a run: the step of the checkpoint that each one resumed from, and the number of points that it
-logged; or restore the superseded points of an attempt.
+List the attempts of a run: the step of the checkpoint that each one resumed from, and its points, shown and superseded,
+with their first and last step; or restore the superseded points of an attempt.
 
 An attempt begins when the program starts, and when a process reopens or restores the run. An attempt that repeats steps
 supersedes older points, which stay in the history. --restore N makes the superseded points of attempt N visible again.
@@ -14,6 +14,7 @@ Examples:
 """
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from trieye.process.terminal import TextTable
     from trieye.runs import AttemptRow
 
-MAX_METRICS = 3
+HEADINGS = (
+    "attempt", "started", "from step", "first step", "last step", "points shown", "superseded", "superseded metrics",
+)  # fmt: skip
+MAX_METRICS, MIN_METRICS_WIDTH = 3, 16
+PADDING = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,20 +54,59 @@ def run(options: argparse.Namespace) -> int:
     attempts = runs.attempts(run_dir)
     if options.json:
         print_json("attempts", {"run_dir": run_dir, "attempts": attempts})
-    else:
-        Terminal().print(_table(run_dir, attempts))
+        return 0
+    terminal = Terminal()
+    table = _table(run_dir, attempts, terminal.width)
+    # a narrower terminal folds whole lines; rich would fold numbers
+    terminal.width = max(terminal.width, terminal.measure(table, options=terminal.options.update(width=10_000)).maximum)
+    terminal.print(table)
+    if runs.get(run_dir).status == "LOST":
+        command = shlex.join(["trieye", "close", str(run_dir)])
+        terminal.print(f"its process was killed: `{command}` adds points that only its journal has")
     return 0
 
 
-def _table(run_dir: Path, attempts: "Sequence[AttemptRow]") -> "TextTable":
+def _table(run_dir: Path, attempts: "Sequence[AttemptRow]", limit: int) -> "TextTable":
     from trieye.process.terminal import TextTable
 
-    columns = ("attempt", "started", "from step", "points shown", "superseded", "metrics")
-    table = TextTable(*columns, title=run_dir.name, is_ruled=False)
-    for row in attempts:
-        more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
-        metrics = ", ".join(row.metrics[:MAX_METRICS]) + more
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started))
-        origin = "" if row.resumed_step is None else f"{row.resumed_step:,}"
-        table.add_row(str(row.number), started, origin, f"{row.shown:,}", f"{row.superseded:,}", metrics)
+    rows = [_cells(row) for row in attempts]
+    table = TextTable(title=run_dir.name, is_ruled=False)
+    for heading, width in zip(HEADINGS, _widths(list(zip(HEADINGS, *rows, strict=True)), limit), strict=True):
+        table.add_column(heading, width=width)
+    for cells in rows:
+        table.add_row(*cells)
     return table
+
+
+def _widths(columns: "Sequence[Sequence[str]]", limit: int) -> list[int]:
+    """Return the widths of the columns; headings and metrics, then steps, then times are folded until they fit."""
+    widths = [max(map(len, cells)) for cells in columns]
+    limit -= PADDING * len(columns)
+    if sum(widths) <= limit:
+        return widths
+    for folded in ((), ("superseded",), ("superseded", "started")):
+        for number, (heading, *cells) in enumerate(columns[:-1]):
+            words = " ".join(cells).split() if heading in folded else cells
+            widths[number] = max(map(len, [*heading.split(), *words]))
+        if (rest := limit - sum(widths[:-1])) >= MIN_METRICS_WIDTH:
+            break
+    return [*widths[:-1], min(widths[-1], max(rest, MIN_METRICS_WIDTH))]
+
+
+def _cells(row: "AttemptRow") -> tuple[str, ...]:
+    more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
+    superseded = _step(row.superseded_first_step), _step(row.superseded_last_step)
+    return (
+        str(row.number),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
+        _step(row.resumed_step),
+        _step(row.first_step),
+        _step(row.last_step),
+        f"{row.shown:,}",
+        f"{row.superseded:,}" + (f" ({'-'.join(dict.fromkeys(superseded))})" if row.superseded else ""),
+        ", ".join(row.metrics[:MAX_METRICS]) + more,
+    )
+
+
+def _step(step: int | None) -> str:
+    return "" if step is None else f"{step:,}"

@@ -4,8 +4,8 @@ List runs with status, step, best objective, time and size, newest first.
 
 SOURCE is the name of a run or an app, the directory of a sweep, or any directory that contains runs. Without SOURCE,
 the runs of all apps of the project are listed. `took` is the duration of the last attempt. LOST means that the run is
-recorded as running but its process no longer exists: restart the run, or finish it with `trieye close`. Directories
-that are not runs are skipped and reported.
+recorded as running but its process no longer exists: restart the run, or finish it with `trieye close`. Runs that are
+starting, and directories that are not runs, are reported on stderr.
 
 Examples:
   trieye runs my_agent
@@ -130,20 +130,20 @@ def _show(runs: "Sequence[StoredRun]", skipped: "Sequence[Skipped]", *, num_runs
 
 
 def _show_skipped(skipped: "Sequence[Skipped]") -> None:
-    """Print directories without run.json on one line per app, and the other skipped directories with the reason."""
+    """Print starting runs and leftovers on one line each per app, and the other skipped directories with the reason."""
     from trieye.runs.finding import is_run_leftover
 
-    leftovers: dict[Path, list[str]] = {}
+    without_record: dict[tuple[bool, Path], list[str]] = {}
     others = []
     for entry in skipped:
         if is_run_leftover(entry.directory):
-            leftovers.setdefault(entry.directory.parent, []).append(entry.directory.name)
+            without_record.setdefault((entry.is_starting, entry.directory.parent), []).append(entry.directory.name)
         else:
             others.append(f"skipped: {entry.directory}: {entry.reason}")
-    for runs, names in leftovers.items():
+    for (is_starting, runs), names in without_record.items():
         more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
-        shown = f"{', '.join(names[:MAX_SKIPPED])}{more}"
-        print(f"skipped, no run.json (`trieye rm NAME` deletes a directory): {shown} in {runs}", file=sys.stderr)
+        what = "starting" if is_starting else "left by an interrupted start (`trieye rm NAME` deletes it)"
+        print(f"{what}: {', '.join(names[:MAX_SKIPPED])}{more} in {runs}", file=sys.stderr)
     for line in others[:MAX_SKIPPED]:
         print(line, file=sys.stderr)
     if others[MAX_SKIPPED:]:

@@ -185,7 +185,8 @@ class AttemptMark(_Stored, frozen=True):
         openings = self.all_openings
         if openings[-1].index == index:
             return self
-        return msgspec.structs.replace(self, openings=(*openings, Opening(openings[-1].number + 1, index, now)))
+        opening = Opening(openings[-1].number + 1, index, now, is_reopening=True)
+        return msgspec.structs.replace(self, openings=(*openings, opening))
 
     def determined(self, **changes: Any) -> Self:
         """Return the mark with a determined starting state, and with other changes."""

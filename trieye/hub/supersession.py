@@ -154,12 +154,14 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
         index: Index of its first item.
         started: Unix time in seconds.
         resumed_step: Step of the checkpoint that it resumed from; None: it restored none, or the journal is older.
+        is_reopening: Whether it began without a new attempt; False in older journals.
     """
 
     number: int
     index: int
     started: float
     resumed_step: int | None = None
+    is_reopening: bool = False
 
 
 Choice = Callable[[History, Sequence[Opening]], list[Range]]

@@ -1,13 +1,18 @@
 """AttemptRow: the attempts of a run, with the points that each one logged."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trieye.files.run_files import JOURNAL
+from trieye.exceptions import SerializationError
+from trieye.files.run_files import JOURNAL, RUN_RECORD
+from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.hub.marks import AttemptMark
+from trieye.hub.supersession import Opening
 from trieye.journal.scan import read_meta
 from trieye.runs.finding import RunReference, run_directory
 
@@ -23,6 +28,10 @@ class AttemptRow:
         shown: Number of its points that are shown.
         superseded: Number of its points that are superseded.
         metrics: Metrics of its superseded points.
+        first_step: Lowest step of its shown points; None without any.
+        last_step: Highest step of its shown points; None without any.
+        superseded_first_step: Lowest step of its superseded points; None without any.
+        superseded_last_step: Highest step of its superseded points; None without any.
     """
 
     number: int
@@ -31,10 +40,16 @@ class AttemptRow:
     shown: int
     superseded: int
     metrics: list[str]
+    first_step: int | None = None
+    last_step: int | None = None
+    superseded_first_step: int | None = None
+    superseded_last_step: int | None = None
 
 
 def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]:
     """Return the attempts of a run with the points that its journal and history hold.
+
+    An attempt that logged no points is included.
 
     Args:
         run: The run, its directory or its name.
@@ -46,21 +61,42 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
     """
     run_dir = run_directory(run, root=root)
     shown, hidden = read_history(run_dir), read_history(run_dir, superseded=True)
-    mark = read_meta(run_dir / JOURNAL, "attempt")
-    openings = AttemptMark.from_bytes(mark).all_openings if mark is not None else ()
+    openings = _openings(run_dir)
     firsts = np.array([opening.index for opening in openings], np.int64)
 
     of_shown, of_hidden = (np.searchsorted(firsts, table["index"].to_numpy(), "right") for table in (shown, hidden))
     names = np.array(hidden["metric"].to_pylist(), object)
-    rows = [
-        AttemptRow(
+    rows = []
+    for position, opening in enumerate(openings, 1):
+        is_shown, is_hidden = of_shown == position, of_hidden == position
+        row = AttemptRow(
             opening.number,
             opening.started,
             opening.resumed_step,
-            int((of_shown == number).sum()),
-            int((of_hidden == number).sum()),
-            sorted(set(names[of_hidden == number].tolist())),
+            int(is_shown.sum()),
+            int(is_hidden.sum()),
+            sorted(set(names[is_hidden].tolist())),
+            *_extremes(shown["step"].to_numpy()[is_shown]),
+            *_extremes(hidden["step"].to_numpy()[is_hidden]),
         )
-        for number, opening in enumerate(openings, 1)
-    ]
-    return [row for row in rows if row.shown or row.superseded]
+        if row.shown or row.superseded or not opening.is_reopening:
+            rows.append(row)
+    return rows
+
+
+def _openings(run_dir: Path) -> list[Opening]:
+    """Return the openings in the journal, and the attempt of run.json if its process died before it wrote there."""
+    stored = read_meta(run_dir / JOURNAL, "attempt")
+    mark = None if stored is None else AttemptMark.from_bytes(stored)
+    openings = [] if mark is None else list(mark.all_openings)
+    record = None
+    with suppress(SerializationError):
+        record = RunRecord.read(run_dir / RUN_RECORD)
+    if record is not None and record.attempt > (0 if mark is None else mark.number):
+        number = max(record.attempt, openings[-1].number + 1 if openings else 1)
+        openings.append(Opening(number, np.iinfo(np.int64).max, record.started))
+    return openings
+
+
+def _extremes(steps: NDArray[np.int64]) -> tuple[int | None, int | None]:
+    return (int(steps.min()), int(steps.max())) if len(steps) else (None, None)

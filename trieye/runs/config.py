@@ -64,7 +64,8 @@ def _persistence(recorded: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
     runs, app_dir = recorded["runs_dir_name"], run_dir.parents[1]
     if run_dir.parent.name != runs or app_dir == app_dir.parent:
         raise ConfigurationError(
-            f"{run_dir} is not where its sinks expect a run: move it to <root>/<app>/{runs}/{run_dir.name}"
+            f"{run_dir} is not where its sinks expect a run: move it to <root>/<app>/{runs}/{run_dir.name} or any free "
+            "name there"
         )
     settings = {key: value for key, value in recorded.items() if key != "MLFLOW_TRACKING_URI"}
     return {**settings, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": tracking_uri_of(recorded, run_dir)}

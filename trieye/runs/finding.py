@@ -16,6 +16,7 @@ import msgspec
 
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import CONFIGS, RUN_RECORD
+from trieye.process.lock import is_alive
 from trieye.renames import KEYS, current_config
 from trieye.runs.stored_run import Mode, StoredRun
 
@@ -34,10 +35,17 @@ _MAX_SHOWN = 10
 
 
 class Skipped(NamedTuple):
-    """A directory among runs that is no run, and why."""
+    """A directory among runs that is no run, and why.
+
+    Attributes:
+        directory: The directory.
+        reason: Why it is no run.
+        is_starting: Whether a process is starting a run in it.
+    """
 
     directory: Path
     reason: str
+    is_starting: bool = False
 
 
 class Listing(NamedTuple):
@@ -189,6 +197,8 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
     named = _named(f"run {text!r}", text, runs)
     if named is not None:
         return named
+    if (leftover := _leftover(path, roots)) is not None and (is_alive(leftover) or not path.is_dir()):
+        raise ConfigurationError(f"run {text!r}: {_without_record(leftover, text)}")
     if path.is_dir():
         raise ConfigurationError(f"run {text!r}: the directory is not a run; it has no {' and no '.join(marks)}")
     advice = "pass the run directory, or the directory of all apps as --root"
@@ -223,7 +233,10 @@ def find_directories(locations: Sequence[str], roots: Sequence[Path]) -> tuple[l
     runs: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
     for directory in [_locate(location, roots) for location in locations] if locations else roots:
-        for entry in _walk(directory):
+        entries = list(_walk(directory))
+        if not entries and is_run_leftover(directory):
+            entries = [_skipped(directory, directory)]
+        for entry in entries:
             if isinstance(entry, Skipped):
                 skipped[entry.directory] = entry
             else:
@@ -290,6 +303,8 @@ def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
     directory = _named(text, text, runs) or next(filter(Path.is_dir, then), None)
     if directory is not None:
         return directory
+    if (leftover := _leftover(path, roots)) is not None:
+        raise ConfigurationError(f"{text}: {_without_record(leftover, text)}")
     apps = sorted({app.name for root in roots for app in _directories_in(root)})
     sweeps = [sweep.name for sweep in _directories_in(_MULTIRUN)]
     names = [*apps, *sweeps, *map(_full_name, runs), *(run.name for run in runs)]
@@ -309,7 +324,7 @@ def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
         return
     runs = {path for path in below if (path / RUN_RECORD).exists()}
     if runs or directory.name == _RUNS:
-        yield from (path if path in runs else Skipped(path, f"it has no {RUN_RECORD}") for path in below)
+        yield from (path if path in runs else _skipped(path, path) for path in below)
     elif depth > 1:
         for path in below:
             yield from _walk(path, depth - 1)
@@ -321,7 +336,27 @@ def _jobs(jobs: Sequence[Path]) -> Iterator[Path | Skipped]:
         if (link / RUN_RECORD).exists():
             yield link
         elif link.is_symlink():
-            yield Skipped(job, f"its run, {link.readlink()}, is gone")
+            yield _skipped(job, link) if link.is_dir() else Skipped(job, f"its run, {link.readlink()}, is gone")
+
+
+def _skipped(directory: Path, run_dir: Path) -> Skipped:
+    if is_alive(run_dir):
+        return Skipped(directory, f"it is starting, and has no {RUN_RECORD} yet", is_starting=True)
+    return Skipped(directory, f"it has no {RUN_RECORD}")
+
+
+def _leftover(path: Path, roots: Sequence[Path]) -> Path | None:
+    """Return the only directory without run.json that has a path or a name, `run` or `app/run`, below `roots`."""
+    below = (directory for root in roots for directory in root.glob("*/*/*"))
+    named = [directory for directory in below if str(path) in {directory.name, _full_name(directory)}]
+    leftovers = {leftover.resolve() for leftover in (path, *named) if is_run_leftover(leftover)}
+    return leftovers.pop() if len(leftovers) == 1 else None
+
+
+def _without_record(directory: Path, name: str) -> str:
+    if is_alive(directory):
+        return f"the run is starting in {directory}, and has no {RUN_RECORD} yet; repeat the command in a moment"
+    return f"{directory} was left by an interrupted start, without {RUN_RECORD} (`trieye rm {name}` deletes it)"
 
 
 def _directories_in(directory: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """JobStatus: the states of the jobs of a sweep, from their files."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trieye.exceptions import SerializationError
+from trieye.files.run_files import CHECKPOINT_PREFIX
 from trieye.process.identity import Liveness
 from trieye.sweeps.jobs import RUN, JobRecord
 from trieye.sweeps.objectives import pareto_optimal
@@ -26,6 +28,8 @@ HOWS: tuple[How, ...] = (
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
 """States of jobs that need no relaunch."""
 
+_CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}\d+(\.pkl)?")
+
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
@@ -36,7 +40,8 @@ class JobStatus:
         how: Its state.
         values: Its varying values, by key.
         record: Its record; None if it never started.
-        has_checkpoint: Whether it would resume from a checkpoint.
+        has_checkpoint: Whether its run has a checkpoint; an incomplete job resumes from it. False if the run is on the
+            disk of another machine.
         is_away: Whether its run is on the disk of another machine.
         problem: Damage of its files.
     """
@@ -125,9 +130,13 @@ def _status(directory: Path, index: int, values: Mapping[str, str] | None, varyi
     if values is None:
         values = record.values(varying)
     run, how = directory / RUN, _how(directory, record)
-    saved = how == "incomplete" and any((run / "checkpoints").glob("checkpoint_step_*"))
     is_away = how != "removed" and run.is_symlink() and not run.exists()
-    return JobStatus(index, how, values, record, saved, is_away)
+    return JobStatus(index, how, values, record, _has_checkpoint(run), is_away)
+
+
+def _has_checkpoint(run: Path) -> bool:
+    # `persistence.checkpoint_save_dir_name` may name any directory; quarantined checkpoints have a suffix
+    return any(_CHECKPOINT.fullmatch(path.name) for path in run.glob(f"*/{CHECKPOINT_PREFIX}*"))
 
 
 def _how(directory: Path, record: JobRecord) -> How:
