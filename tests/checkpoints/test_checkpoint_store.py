@@ -333,3 +333,7 @@ RANKED = sorted(STATES, key=lambda state: -state.objective)
 )
 def test_retention_keeps_the_newest_the_best_and_periodic_steps(chosen, deleted):
     assert [state.step for state in Retention(**chosen).surplus(STATES, RANKED)] == deleted
+
+
+def test_removing_a_step_that_does_not_exist_succeeds(tmp_path):
+    assert CheckpointStore(tmp_path / "checkpoints").remove(7) is True

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trieye.checkpoints.choose import check_reference, choose
+from trieye.checkpoints.choose import ResumeCandidate, check_reference, choose
 from trieye.checkpoints.store import CheckpointStore
 from trieye.compat.path_manager import TrainingChoice
 from trieye.config import PersistenceConfig
@@ -439,3 +439,15 @@ def test_a_run_linked_outside_the_app_is_ignored(app, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert app.choose() is None
     assert "planted is ignored: it is a link" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "step", "name"),
+    [
+        ("checkpoint_step_7", 7, "checkpoint_step_7"),
+        ("latest.pkl", 7, "latest.pkl of step 7"),
+        ("x.pkl", None, "x.pkl"),
+    ],
+)
+def test_messages_name_a_checkpoint_with_its_step(file, step, name):
+    assert ResumeCandidate(Path(file), step).name == name

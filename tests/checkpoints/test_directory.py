@@ -2,13 +2,14 @@ import hashlib
 import json
 import os
 import pickle
+import zlib
 
 import numpy as np
 import pytest
 
 from trieye.checkpoints import directory
 from trieye.checkpoints.directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, save_state
-from trieye.checkpoints.manifest import FORMAT_VERSION, MANIFEST_NAME, verify, write_manifest
+from trieye.checkpoints.manifest import FORMAT_VERSION, MANIFEST_NAME, rewrite_manifest, verify, write_manifest
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.files.checksum import FileEntry
 from trieye.snapshot.encode import EncodedState, decode, encode
@@ -131,3 +132,13 @@ def test_a_directory_of_a_newer_version_is_not_reported_as_damaged(tmp_path):
     with pytest.raises(SerializationError, match="newer trieye") as caught:
         load_state(path)
     assert not isinstance(caught.value, CheckpointError)
+
+
+def test_an_invalid_state_tree_is_named(tmp_path):
+    path = save_state(tmp_path / "s", encode({"step": 3}))
+    manifest, tree = verify(path), path / TREE_NAME
+    tree.write_text("{")
+    files = {**manifest.files, TREE_NAME: FileEntry(size_bytes=1, crc32=zlib.crc32(b"{"))}
+    rewrite_manifest(path, manifest.model_copy(update={"files": files}))
+    with pytest.raises(SerializationError, match=f"{tree} does not contain a state"):
+        load_state(path)

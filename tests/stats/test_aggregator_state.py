@@ -249,3 +249,12 @@ def test_points_without_events_have_times_of_the_current_attempt():
     aggregator.started = 7000.0
     aggregator.drops.add("overflow", "*", 3)
     assert [point.wall_time for point in aggregator.advance(at=5.0)] == [7005.0]
+
+
+def test_a_new_attempt_without_open_windows_has_no_points():
+    assert Aggregator([metric()]).begin_again({"m": 1}, at=1.0) == []
+
+
+def test_only_metrics_over_wall_time_are_over_time():
+    aggregator = Aggregator([metric("by_step"), metric("by_time", x_axis="wall_time")])
+    assert [aggregator.is_over_time(name) for name in ("by_step", "by_time", "unknown")] == [False, True, False]
