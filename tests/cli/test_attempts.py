@@ -123,6 +123,12 @@ def test_an_attempt_that_logged_nothing_is_listed(tmp_path, capsys):
     assert [row.number for row in runs.attempts(run_dir)] == [1, 2]
 
 
+def test_attempts_of_a_run_with_a_damaged_record_are_listed(run_dir, capsys):
+    (run_dir / "run.json").write_text("{")
+    assert main(["attempts", str(run_dir)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["1", "2", "3"]
+
+
 def test_an_attempt_that_died_before_it_wrote_to_the_journal_is_listed(run_dir):
     record = json.loads((run_dir / "run.json").read_text())
     (run_dir / "run.json").write_text(json.dumps({**record, "attempt": 4, "started": 1e9}))

@@ -16,10 +16,12 @@ Examples:
 import argparse
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import add_run, add_timeout
+from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +62,10 @@ def run(options: argparse.Namespace) -> int:
     # a narrower terminal folds whole lines; rich would fold numbers
     terminal.width = max(terminal.width, terminal.measure(table, options=terminal.options.update(width=10_000)).maximum)
     terminal.print(table)
-    if runs.get(run_dir).status == "LOST":
-        command = shlex.join(["trieye", "close", str(run_dir)])
-        terminal.print(f"its process was killed: `{command}` adds points that only its journal has")
+    with suppress(ConfigurationError):  # a damaged run.json, which `trieye why` and `verify` report
+        if runs.get(run_dir).status == "LOST":
+            command = shlex.join(["trieye", "close", str(run_dir)])
+            terminal.print(f"its process was killed: `{command}` adds points that only its journal has")
     return 0
 
 
