@@ -70,8 +70,8 @@ def test_a_pruned_job_of_a_sweep_is_not_called_stopped(root, tmp_path):
     record.group = str(tmp_path / "sweep")
     record.save(run_dir / "run.json")
     diagnosis = diagnose(run_dir)
-    assert diagnosis.reason.startswith("its sweep pruned it after ")
-    assert diagnosis.reason.endswith(" at an objective of 61.5, since other jobs were better")
+    assert diagnosis.reason.startswith("the pruner or scheduler of its sweep stopped it after ")
+    assert diagnosis.reason.endswith(" at an objective of 61.5")
     assert diagnosis.next_steps[0].command == f"trieye sweep status {tmp_path / 'sweep'}"
 
 

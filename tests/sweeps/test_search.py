@@ -151,18 +151,22 @@ def test_a_pruner_requires_a_program_that_reports_points(sweep):
     assert not (sweep.directory / SWEEP).exists()
 
 
-def test_a_pruner_stops_trials_below_the_others():
-    search = OptunaSearch(
-        SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="median"), "max"
-    )
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("offset", [0, 7], ids=["equal steps", "unequal steps"])
+def test_the_median_pruner_stops_jobs_that_are_worse_than_the_median(sign, offset):
+    space, options = SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="median")
+    search = OptunaSearch(space, options, "max" if sign == 1 else "min")
     for index in range(4):
         overrides = search.ask(index)
-        assert not any(search.is_hopeless(index, step, 10.0 + step) for step in range(1, 6))
-        search.tell(index, overrides, [15.0], is_pruned=False)
+        points = [(100 * number + index * offset, sign * (10.0 + number)) for number in range(1, 6)]
+        assert not any(search.is_hopeless(index, *point) for point in points)
+        search.tell(index, overrides, [sign * 15.0], is_pruned=False)
     search.ask(4)
-    assert any(search.is_hopeless(4, step, 1.0) for step in range(1, 6))
+    assert not search.is_hopeless(4, 99, sign * 1.0)  # no other job has a point so far
+    assert search.is_hopeless(4, 150, sign * 10.9)
     search.ask(5)
-    assert not any(search.is_hopeless(5, step, 20.0) for step in range(1, 6))
+    assert not search.is_hopeless(5, 390, sign * 14.5)  # the others are at 13 there, and at 14 afterwards
+    assert not search.is_hopeless(5, 450, sign * 12.0)  # its best value counts; the others are at 14
 
 
 def test_a_missing_optuna_is_named(monkeypatch):

@@ -161,7 +161,7 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
         job = _pruned_job(stored)
         value = "" if job is None or job.objective is None else f" at an objective of {job.objective:g}"
         by_signal = f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
-        return by_signal if job is None else f"its sweep pruned it {after}{value}, since other jobs were better"
+        return by_signal if job is None else f"the pruner or scheduler of its sweep stopped it {after}{value}"
     if stored.status == "LOST":
         return (
             f"its process ended {after} without recording why: SIGKILL, such as for lack of memory, or a machine that "

@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ from trieye.sweeps.space import SearchSpace, drawn
 from trieye.sweeps.status import JobStatus
 
 _LOOK_S = 1.0
-_LATER = 2
-"""Points of a job before Optuna's pruners consider it."""
+_FEWEST_COMPLETED, _FEWEST_COMPARED = 4, 2
+"""Completed jobs, and jobs with a point so far, before the median pruner stops a job."""
 _OWN_DRAWS, _MOST_DRAWS = 5, 100
 """Draws of the sampler, and in total including random draws, to avoid the values of unfinished jobs."""
 _FEWEST_TIED, _TIED_SHARE = 3, 0.8
@@ -118,7 +119,7 @@ class OptunaSearch:
         self._study = optuna.create_study(
             directions=["maximize" if mode == "max" else "minimize" for mode in modes],
             sampler=optuna.samplers.RandomSampler(),  # until the first proposal
-            pruner=_pruner(optuna.pruners, options),
+            pruner=_pruner(optuna, options),
         )
         self._trials: dict[int, Any] = {}
 
@@ -301,12 +302,32 @@ def _sampler(samplers: Any, name: str, seed: int) -> Any:
     return {"random": samplers.RandomSampler, "cmaes": samplers.CmaEsSampler, "gp": samplers.GPSampler}[name](seed=seed)
 
 
-def _pruner(pruners: Any, options: SweeperConfig) -> Any:
+def _pruner(optuna: Any, options: SweeperConfig) -> Any:
     if options.pruner == "median":
-        return pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=0, n_min_trials=_LATER)
-    if options.pruner == "asha":
-        return pruners.SuccessiveHalvingPruner()
-    return pruners.NopPruner()
+        return _median_pruner(optuna)
+    return optuna.pruners.SuccessiveHalvingPruner() if options.pruner == "asha" else optuna.pruners.NopPruner()
+
+
+def _median_pruner(optuna: Any) -> Any:
+    """Return a pruner of jobs whose best value is worse than the median of completed jobs at the same step.
+
+    A completed job counts with its last point at or before that step. `optuna.pruners.MedianPruner` requires points at
+    equal steps, which jobs lack that evaluate at the ends of their episodes or rollouts.
+    """
+
+    class MedianPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna is imported when it is used
+        def prune(self, study: Any, trial: Any) -> bool:
+            sign = 1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1.0
+            completed = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+            curves = [one.intermediate_values for one in completed]
+            steps = [max((step for step in curve if step <= trial.last_step), default=None) for curve in curves]
+            others = [sign * curve[step] for curve, step in zip(curves, steps, strict=True) if step is not None]
+            if len(completed) < _FEWEST_COMPLETED or len(others) < _FEWEST_COMPARED:
+                return False
+            best = max(sign * value for value in trial.intermediate_values.values())
+            return bool(best < statistics.median(others))
+
+    return MedianPruner()
 
 
 def print_remarks(jobs: Sequence[JobStatus]) -> None:
