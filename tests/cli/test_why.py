@@ -73,6 +73,8 @@ def test_a_pruned_job_of_a_sweep_is_not_called_stopped(root, tmp_path):
     assert diagnosis.reason.startswith("the pruner or scheduler of its sweep stopped it after ")
     assert diagnosis.reason.endswith(" at an objective of 61.5")
     assert diagnosis.next_steps[0].command == f"trieye sweep status {tmp_path / 'sweep'}"
+    JobRecord(index=5, overrides=[], state="pruned", ended=record.started - 1).write(job_dir)
+    assert "it was stopped after" in diagnose(run_dir).reason  # it was started again since
 
 
 @pytest.mark.parametrize(("name", "status", "reason"), [

@@ -179,7 +179,7 @@ import os, signal, sys
 from tests.tune.walks import Walk, WalksConfig
 from trieye.tune.trial import Trial
 
-Trial(Walk, WalksConfig.model_validate_json(sys.argv[1])).iterate()
+Trial(Walk, WalksConfig.model_validate_json(sys.argv[1]), {}, sys.argv[2]).iterate()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -189,15 +189,16 @@ def test_the_end_of_a_study_delivers_values_of_pruned_trials_whose_processes_wer
 ):
     monkeypatch.chdir(tmp_path)
     config = walks_config("study", sinks={"tensorboard": {"enabled": True, "flush_interval_s": 600}})
-    space = config.tune.model_copy(update={"enabled": True, "search": "grid", "space": {"walk.pace": "1,2"}})
+    space = config.tune.model_copy(update={"enabled": True, "search": "grid", "space": {"walk.pace": "1,2,3"}})
     study, run_dirs = Study(Walk, config.model_copy(update={"tune": space})), []
-    for index, state in enumerate(("pruned", "interrupted")):
+    for index, state in enumerate(("pruned", "interrupted", "pruned")):
         trial = named(config, f"study_{index}")
-        subprocess.run([sys.executable, "-c", KILLED, trial.model_dump_json()], check=False)
+        group = str(study.directory) if index < 2 else "/another/study/with/a/run/of/this/name"
+        subprocess.run([sys.executable, "-c", KILLED, trial.model_dump_json(), group], check=False)
         (study.directory / str(index)).mkdir(parents=True)
         JobRecord(index=index, overrides=[], state=state, step=5).write(study.directory / str(index))
         run_dirs.append(trial.persistence.get_run_base_dir())
     study._close_trials()
-    assert [RunRecord.read(path / "run.json").status for path in run_dirs] == ["KILLED", "RUNNING"]
+    assert [RunRecord.read(path / "run.json").status for path in run_dirs] == ["KILLED", "RUNNING", "RUNNING"]
     assert RunRecord.read(run_dirs[0] / "run.json").summary["eval/return"]["step"] == 5
     study._close_trials()  # nothing remains to be delivered

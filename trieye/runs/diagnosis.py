@@ -1,5 +1,6 @@
 """Diagnosis: why a run ended or makes no progress, and what to do next."""
 
+import math
 import re
 import shlex
 import time
@@ -182,7 +183,8 @@ def _pruned_job(stored: StoredRun) -> JobRecord | None:
     links = (path for path in Path(stored.sweep).glob(f"*/{RUN}") if path.resolve() == stored.run_dir.resolve())
     with suppress(SerializationError):
         record = next((JobRecord.read(path.parent) for path in links), None)
-        return record if record is not None and record.state == "pruned" else None
+        if record is not None and record.state == "pruned" and stored.record.started <= (record.ended or math.inf):
+            return record  # else the run was started again afterwards
     return None
 
 

@@ -26,7 +26,8 @@ from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, TrieyeError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
-from trieye.files.run_files import RunFiles
+from trieye.files.run_files import RUN_RECORD, RunFiles
+from trieye.files.run_record import RunRecord
 from trieye.hub.ray_start import join_ray
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
@@ -271,9 +272,12 @@ class Study:
         for index in range(self._size):
             run_dir = named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
             record = ended_record(self.directory / str(index))
-            if record is None or record.state != "pruned" or not run_dir.exists():
+            if record is None or record.state != "pruned":
                 continue
             try:
+                run = RunRecord.read(run_dir / RUN_RECORD)
+                if run is None or run.group != str(self.directory):  # another study has taken the name of the run
+                    continue
                 self._await_close(run_dir)
                 missing = close(run_dir).missing
             except TrieyeError as error:
