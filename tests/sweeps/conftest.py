@@ -13,6 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
 
+from trieye.config.hydra import registration
 from trieye.config.hydra.loader import VERSION_BASE
 from trieye.sweeps import fork_client
 from trieye.sweeps.jobs import JobRecord
@@ -80,6 +81,12 @@ def _small_fork_servers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_client, "_installed_modules", list)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_registered_config(monkeypatch):
+    """Ignore the config that an earlier test of this process registered: errors would end the program."""
+    monkeypatch.setattr(registration, "current", None)
 
 
 @pytest.fixture
