@@ -380,9 +380,9 @@ def test_a_browser_opens_only_with_a_display(root, tmp_path, warm_programs, disp
     environment = {**os.environ, "BROWSER": f"{browser} %s", "DISPLAY": display, "WAYLAND_DISPLAY": ""}
     ours, theirs = pty.openpty()
     done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, check=False)
-    assert os.read(ours, 1000) == b"MLflow  http://127.0.0.1:9/#/experiments\r\n"
-    os.close(ours)
     os.close(theirs)
+    with os.fdopen(ours) as terminal:
+        assert terminal.readline() == "MLflow  http://127.0.0.1:9/#/experiments\n"
     assert (done.returncode, done.stderr) == (0, b"")
     opened = tmp_path / "opened"
     assert (opened.read_text() if opened.exists() else "") == ("http://127.0.0.1:9/#/experiments\n" if opens else "")

@@ -1,6 +1,8 @@
 """Secrets are recognized, redacted and restored from the environment."""
 
 import json
+import os
+import threading
 from typing import Any
 
 import pytest
@@ -84,6 +86,24 @@ def test_the_value_of_a_secret_variable_is_redacted_under_any_key(monkeypatch, t
     shown = {**values, "note": "Bearer ***", "list": ["***", 3], "short": "***"}
     assert redacted(values) == shown
     assert redacted_text("it said: s3cret!") == "it said: ***!"
+
+
+def test_texts_are_redacted_while_another_thread_changes_the_environment(monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "s3cret")
+    is_done = threading.Event()
+
+    def change():
+        while not is_done.is_set():
+            os.environ["TRIEYE_TEST_CHANGING"] = "on"
+            del os.environ["TRIEYE_TEST_CHANGING"]
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        assert {redacted_text("it said: s3cret!") for _ in range(2000)} == {"it said: ***!"}
+    finally:
+        is_done.set()
+        changing.join()
 
 
 def test_values_that_are_not_secret_are_unchanged():
