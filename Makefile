@@ -86,7 +86,7 @@ docs: $(DOCS_READY)
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees --fresh-env . build/docs
 	@echo "build/docs/index.html"
 
-docs-long: docs-links docs-commands
+docs-long: docs-commands docs-links
 
 docs-links: $(DOCS_READY)
 	@$(BIN)/python -m sphinx --quiet --builder linkcheck --conf-dir docs --doctree-dir build/doctrees . build/linkcheck

@@ -171,7 +171,9 @@ class Key:
 
     def definition(self) -> str:
         """Return an entry of a Markdown definition list."""
-        text = f"{allowed_values(self.info)}. {self.info.description or ''}".rstrip()
+        values = allowed_values(self.info)
+        is_constant = values == str(self.default)  # `kind`, which the selected option of a group sets
+        text = f"{self.info.description}" if is_constant else f"{values}. {self.info.description or ''}".rstrip()
         return f"`{self.override}`\n: {_escaped(text[0].upper() + text[1:])}\n"
 
 

@@ -65,13 +65,13 @@ def test_a_pruned_job_of_a_sweep_is_not_called_stopped(root, tmp_path):
     job_dir = tmp_path / "sweep/5"
     job_dir.mkdir(parents=True)
     (job_dir / "run").symlink_to(run_dir)
-    JobRecord(index=5, overrides=[], state="pruned", objective=61.5).write(job_dir)
+    JobRecord(index=5, overrides=[], state="pruned", objective=61.5, reason="best 61.5 < 70").write(job_dir)
     record = RunRecord.read(run_dir / "run.json")
     record.group = str(tmp_path / "sweep")
     record.save(run_dir / "run.json")
     diagnosis = diagnose(run_dir)
     assert diagnosis.reason.startswith("the pruner or scheduler of its sweep stopped it after ")
-    assert diagnosis.reason.endswith(" at an objective of 61.5")
+    assert diagnosis.reason.endswith(" at an objective of 61.5: best 61.5 < 70")
     assert diagnosis.next_steps[0].command == f"trieye sweep status {tmp_path / 'sweep'}"
     JobRecord(index=5, overrides=[], state="pruned", ended=record.started - 1).write(job_dir)
     assert "it was stopped after" in diagnose(run_dir).reason  # it was started again since

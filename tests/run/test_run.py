@@ -21,6 +21,7 @@ from tests.curves import record_of
 from tests.forked import in_a_child
 from tests.run.agent import Agent, Lines
 from tests.waiting import wait_until
+from trieye import runs
 from trieye.exceptions import (
     CheckpointError,
     ConfigurationError,
@@ -338,6 +339,19 @@ def test_ctrl_c_saves_the_last_step_and_the_next_start_resumes_there(tmp_path, k
     saved = int(re.search(r"state at step (\d+) is saved", errors)[1])
     _, (_, errors) = start("local")
     assert f"continues at step {saved}" in errors
+
+
+@pytest.mark.parametrize(("every", "saved"), [(0, [7]), (3, [3, 6, 7]), (7, [7])])
+def test_the_last_step_is_saved_once(make_config, every, saved):
+    with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": every})) as run:
+        for _ in run.steps(7):
+            if run.save_due:
+                run.save()
+        assert not run.save_due
+    assert [row.step for row in runs.checkpoints(run.dir).checkpoints] == saved
+    with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": every})) as run:
+        run.restore()
+        assert next(run.steps(9)) == 8
 
 
 def test_save_due_stays_true_until_the_save(make_config):

@@ -103,6 +103,7 @@ def _row(job: "JobStatus") -> dict[str, Any]:
         "host": record.host if record else None,
         "heartbeat": record.heartbeat if record else None,
         "error": job.problem or (record.error if record else None),
+        "reason": record.reason if record else None,
     }
 
 
@@ -115,7 +116,7 @@ def _note(job: "JobStatus") -> str:
     elif job.how == "incomplete":
         note = "resumes from its checkpoint" if job.has_checkpoint else "restarts in the same directory"
     else:
-        note = " ".join((_NOTES.get(job.how) or job.record.error or "").split())
+        note = " ".join((_NOTES.get(job.how) or job.record.error or job.record.reason or "").split())
     return note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."
 
 

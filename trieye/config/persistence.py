@@ -112,8 +112,7 @@ class PersistenceConfig(ModelOf015):
     checkpoint_save_freq_steps: int = Field(
         default=1000,
         ge=0,
-        description="Steps (unit: loop.axis) between checkpoints; 0 = only at the end. A loop over `run.steps` has to "
-        "save its last step itself.",
+        description="Steps (unit: loop.axis) between checkpoints; 0 = only at the end.",
     )
     keep_last: int = Field(default=0, ge=0, description="Number of latest checkpoints to retain; 0 = all.")
     keep_best: int = Field(

@@ -28,7 +28,7 @@ from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
 from trieye.run.rehearsal import exit_if_dry_run, refuse_if_dry_run
 from trieye.run.saves import SaveHandle, step_to_save
-from trieye.run.steps import key_metrics, steps
+from trieye.run.steps import is_save_due, key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
 from trieye.snapshot.encode import decode, encode
@@ -38,7 +38,6 @@ from trieye.snapshot.parts import SavedParts
 
 if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
-
 
 _FORKED = "is open in process {}; a forked process cannot use it"
 
@@ -71,6 +70,7 @@ class Run(Recorder):
         resumed_from_another: Whether the loaded checkpoint belongs to another run.
         restored: Content of the loaded checkpoint by the names passed to `save`: states of objects, and plain data.
         saved_step: Step of the last started save or of the restored checkpoint; -1 before the first.
+        last_step: The argument of `steps`; None without a limit.
         stop_requested: Whether a signal requested a stop.
         stop_requested_at: Time of the request, as `time.monotonic`; None before it.
         exit_code: Exit code for the program after a stop request.
@@ -87,6 +87,7 @@ class Run(Recorder):
         self.restored: Mapping[str, Any] = {}
         self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
         self.stop_requested_at: float | None = None
+        self.last_step: int | None = None
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group, self._sinks = group, sinks
         self._attempt: OpenAttempt | None = None
@@ -297,12 +298,11 @@ class Run(Recorder):
 
     @property
     def save_due(self) -> bool:
-        """Whether to save at the end of this step: the save interval has passed, or a signal requested a stop.
+        """Whether to save at the end of this step: the interval has passed, `steps` ends, or a signal requested a stop.
 
         It stays true until `save` is called, so a loop may wait for the end of an episode.
         """
-        every = self.config.persistence.checkpoint_save_freq_steps
-        return self.stop_requested or (every > 0 and self.step // every > max(self.saved_step, 0) // every)
+        return is_save_due(self)
 
     def save(
         self, *, step: int | None = None, objective: float | Literal["later"] | None = None, **objects: Any

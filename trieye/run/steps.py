@@ -21,6 +21,7 @@ class SteppedRun(Protocol):
         name: Name of the run.
         step: The current step, or the last completed one.
         saved_step: The last saved step; -1 before the first.
+        last_step: The last step of the loop; None if there is no limit.
         stop_requested: Whether a signal requested a stop.
         stop_requested_at: Time of the request, as `time.monotonic`; None before.
         exit_code: Exit code of the process after a stop.
@@ -29,6 +30,7 @@ class SteppedRun(Protocol):
     name: str
     step: int
     saved_step: int
+    last_step: int | None
     stop_requested: bool
     stop_requested_at: float | None
     exit_code: int
@@ -70,6 +72,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
         requeue_exit_code=run.config.runtime.requeue_exit_code,
     )
     with stops, Progress(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:
+        run.last_step = total if counts else None
         could_save = False  # whether an iteration began after the stop request, so that its body saw `save_due`
         while total is None or run.step < total:
             if run.stop_requested and (could_save or run.saved_step == run.step):
@@ -83,6 +86,13 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
     if run.stop_requested and (total is None or run.step < total):
         run.wait_for_saves()
         raise RunInterrupted(farewell(run), run.exit_code)
+
+
+def is_save_due(run: SteppedRun) -> bool:
+    """Return whether the interval of checkpoints has passed, the loop ends, or a signal requested a stop."""
+    every = run.config.persistence.checkpoint_save_freq_steps
+    is_at_end = run.step == run.last_step != run.saved_step
+    return run.stop_requested or is_at_end or (every > 0 and run.step // every > max(run.saved_step, 0) // every)
 
 
 def farewell(run: SteppedRun) -> str:

@@ -162,7 +162,8 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
         job = _pruned_job(stored)
         value = "" if job is None or job.objective is None else f" at an objective of {job.objective:g}"
         by_signal = f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
-        return by_signal if job is None else f"the pruner or scheduler of its sweep stopped it {after}{value}"
+        by_search = f"the pruner or scheduler of its sweep stopped it {after}{value}"
+        return by_signal if job is None else f"{by_search}: {job.reason}" if job.reason else by_search
     if stored.status == "LOST":
         return (
             f"its process ended {after} without recording why: SIGKILL, such as for lack of memory, or a machine that "

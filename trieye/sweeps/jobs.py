@@ -78,6 +78,7 @@ class Done:
         error: The error, if it failed.
         returned: Hydra's `JobReturn`; None if the job could not start, or had ended before this start of the sweep.
         is_pruned: Whether a search pruned it.
+        reason: Why, if it says so.
         record: The record that its process wrote, possibly on another machine's disk; None if nothing was returned.
         run_dir: Its run directory on that machine; None if it started no run.
     """
@@ -87,6 +88,7 @@ class Done:
     error: Exception | None = None
     returned: Any = None
     is_pruned: bool = False
+    reason: str | None = None
     record: "JobRecord | None" = None
     run_dir: Path | None = None
 
@@ -168,6 +170,7 @@ class JobRecord(JsonRecord, kw_only=True):
         recorded_objectives: The numbers of a return value with several, by name, or `objective` alone if it is not
             finite; text: `nan`, `inf` or `-inf`, for which JSON has no numbers.
         error: The error, if it failed.
+        reason: Why a search or a scheduler pruned it.
     """
 
     FILE = STATUS
@@ -190,6 +193,7 @@ class JobRecord(JsonRecord, kw_only=True):
     objective: float | None = None
     recorded_objectives: dict[str, float | str | None] = msgspec.field(name="objectives", default_factory=dict)
     error: str | None = None
+    reason: str | None = None
 
     @property
     def objectives(self) -> dict[str, float]:

@@ -52,8 +52,8 @@ class JobQueue(Protocol):
     def ended(self, job: Job, done: Done) -> None:
         """Receive the outcome of a job, including jobs that ended before this start of the sweep."""
 
-    def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
-        """Return the running jobs to prune, with their last objectives."""
+    def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
+        """Return the running jobs to prune, as they will have ended."""
 
 
 class JobList:
@@ -69,7 +69,7 @@ class JobList:
     def ended(self, job: Job, done: Done) -> None:
         """Do nothing: outcomes do not affect the list."""
 
-    def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
+    def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return no jobs."""
         del running
         return {}
@@ -107,7 +107,7 @@ class SweepExecution:
         self._running: dict[int, Job] = {}
         self._ended: dict[int, Done] = {}
         self._requeued: deque[Job] = deque()
-        self._pruned: dict[int, float] = {}
+        self._pruned: dict[int, Done] = {}
         self._composed: dict[int, DictConfig] = {}  # configs of waiting jobs, which contain their resources
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
@@ -273,9 +273,9 @@ class SweepExecution:
             queue.ended(job, done)
             progress.ended(job, done)
             self._fails |= self.options.fail_fast and done.error is not None
-        for index, value in queue.hopeless(list(self._running.values())).items():
+        for index, done in queue.to_prune(list(self._running.values())).items():
             if index not in self._pruned:
-                self._pruned[index] = value
+                self._pruned[index] = done
                 pool.cancel(index)
         self._timeouts.enforce(pool)
 
@@ -389,10 +389,11 @@ class SweepExecution:
     def _of_done(self, job: Job, done: Done, record: JobRecord) -> Done:
         directory = self.directory / str(job.index)
         if job.index in self._pruned and not done.has_ended_by_itself:
-            record.state, record.objective, record.error = "pruned", self._pruned[job.index], None
-            record.ended = time.time()
+            pruned = self._pruned[job.index]
+            record.state, record.objective, record.error = "pruned", pruned.number, None
+            record.reason, record.ended = pruned.reason, time.time()
             record.write(directory)
-            return Done(job.index, record.objective, is_pruned=True)
+            return pruned
         if done.error is not None and record.state in ("running", "lost"):  # no final record
             record.fail(done.error_text)
             record.write(directory)

@@ -99,7 +99,7 @@ class SweepProgress:
         self._took.append(took)
         if done.is_pruned:
             self._num["pruned"] += 1
-            outcome = f"pruned at {done.number:g}"
+            outcome = f"pruned at {done.number:g}{f': {done.reason}' if done.reason else ''}"
         elif done.error is not None:
             self._num["failed"] += 1
             outcome = f"FAILED: {done.error_text}"

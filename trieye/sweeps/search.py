@@ -27,6 +27,8 @@ from trieye.sweeps.status import JobStatus
 _LOOK_S = 1.0
 _FEWEST_COMPLETED, _FEWEST_COMPARED = 4, 2
 """Completed jobs, and jobs with a point so far, before the median pruner stops a job."""
+_ASHA_FACTOR = 4
+"""The best quarter of the jobs passes a rung of the pruner `asha`, and the next rung is at four times the steps."""
 _OWN_DRAWS, _MOST_DRAWS = 5, 100
 """Draws of the sampler, and in total including random draws, to avoid the values of unfinished jobs."""
 _FEWEST_TIED, _TIED_SHARE = 3, 0.8
@@ -55,8 +57,8 @@ class Search(Protocol):
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
         """Report the objectives of a job that `ask` or `resume` returned; none if it failed."""
 
-    def is_hopeless(self, index: int, step: int, value: float) -> bool:
-        """Report a point of a running job; return whether to prune it."""
+    def reason_to_prune(self, index: int, step: int, value: float) -> str | None:
+        """Report a point of a running job; return why it should be pruned, or None."""
 
 
 class RandomSearch:
@@ -83,10 +85,8 @@ class RandomSearch:
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
         """Do nothing."""
 
-    def is_hopeless(self, index: int, step: int, value: float) -> bool:
-        """Return False."""
-        del index, step, value
-        return False
+    def reason_to_prune(self, index: int, step: int, value: float) -> None:
+        """Do nothing."""
 
 
 class OptunaSearch:
@@ -116,10 +116,11 @@ class OptunaSearch:
             for dimension in space.dimensions
             if len(dimension.choices) != 1
         }
+        pruners, is_asha = optuna.pruners, options.pruner == "asha"
         self._study = optuna.create_study(
             directions=["maximize" if mode == "max" else "minimize" for mode in modes],
             sampler=optuna.samplers.RandomSampler(),  # until the first proposal
-            pruner=_pruner(optuna, options),
+            pruner=pruners.SuccessiveHalvingPruner(reduction_factor=_ASHA_FACTOR) if is_asha else pruners.NopPruner(),
         )
         self._trials: dict[int, Any] = {}
 
@@ -180,13 +181,41 @@ class OptunaSearch:
         state = states.FAIL if not is_sound else states.PRUNED if is_pruned else states.COMPLETE
         self._study.tell(trial, list(values) if state == states.COMPLETE else None, state=state)
 
-    def is_hopeless(self, index: int, step: int, value: float) -> bool:
-        """Report a point of a running job; return whether to prune it."""
+    def reason_to_prune(self, index: int, step: int, value: float) -> str | None:
+        """Report a point of a running job; return why it should be pruned, or None."""
         trial = self._trials.get(index)
         if trial is None or not math.isfinite(value):
-            return False
+            return None
         trial.report(value, step)
-        return bool(trial.should_prune())
+        if self._options.pruner == "median":
+            return self._worse_than_median(trial, step)
+        return self._not_promoted(trial, step, value) if trial.should_prune() else None
+
+    def _worse_than_median(self, trial: Any, step: int) -> str | None:
+        """Compare the best value of a job with the median of completed jobs at the same step.
+
+        A completed job counts with its last point at or before that step. `optuna.pruners.MedianPruner` requires points
+        at equal steps, which jobs lack that evaluate at the ends of their episodes or rollouts.
+        """
+        optuna, trials = self._optuna, self._study.get_trials(deepcopy=False)
+        is_max = self._study.direction == optuna.study.StudyDirection.MAXIMIZE
+        curves = [one.intermediate_values for one in trials if one.state == optuna.trial.TrialState.COMPLETE]
+        steps = [max((at for at in curve if at <= step), default=None) for curve in curves]
+        others = [curve[at] for curve, at in zip(curves, steps, strict=True) if at is not None]
+        if len(curves) < _FEWEST_COMPLETED or len(others) < _FEWEST_COMPARED:
+            return None
+        best = (max if is_max else min)(trials[trial.number].intermediate_values.values())
+        median = statistics.median(others)
+        if not (best < median if is_max else best > median):
+            return None
+        return f"best {best:g} {'<' if is_max else '>'} {median:g}, the median of {len(others)} jobs at step {step}"
+
+    def _not_promoted(self, trial: Any, step: int, value: float) -> str:
+        """Describe the rung at which the pruner of Optuna stopped a job."""
+        values = [one.system_attrs for one in self._study.get_trials(deepcopy=False)]
+        rung = max(values[trial.number], key=lambda name: (len(name), name), default="")
+        num = sum(rung in attributes for attributes in values)
+        return f"{value:g} at step {step} is not among the best {max(1, num // _ASHA_FACTOR)} of {num} jobs there"
 
 
 class SearchQueue:
@@ -199,6 +228,7 @@ class SearchQueue:
             jobs that this start does not select.
         directory: Directory of the sweep.
         objective: Metric whose points decide on pruning; None: no pruning.
+        counts: Which of its values is the objective of a pruned job: `max`, `min` or `last`.
     """
 
     def __init__(
@@ -208,8 +238,9 @@ class SearchQueue:
         begun: Mapping[int, JobRecord],
         directory: Path,
         objective: str | None,
+        counts: str = "last",
     ) -> None:
-        self._search, self._directory, self._objective = search, directory, objective
+        self._search, self._directory, self._objective, self._counts = search, directory, objective, counts
         self._begun: dict[int, tuple[str, ...]] = {}
         self._reported = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
         for index, record in sorted(begun.items()):
@@ -245,25 +276,26 @@ class SearchQueue:
         self._has_objectives |= bool(values)
         self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
 
-    def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
-        """Return the running jobs that the search prunes, with their last objectives."""
-        pruned: dict[int, float] = {}
+    def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
+        """Return the running jobs that the search prunes, as they will have ended."""
+        pruned: dict[int, Done] = {}
         if self._objective is None or time.monotonic() < self._look_at:
             return pruned
         self._look_at = time.monotonic() + _LOOK_S
         for job in running:
-            point = self._newest(job.index)
-            if point is not None and point[0] > self._last_step.get(job.index, -1):
+            metric = self._metric(job.index)
+            point = None if metric is None else (int(metric["step"]), float(metric["last"]))
+            if metric is not None and point is not None and point[0] > self._last_step.get(job.index, -1):
                 self._last_step[job.index] = point[0]
-                if self._search.is_hopeless(job.index, *point):
-                    pruned[job.index] = point[1]
+                if (reason := self._search.reason_to_prune(job.index, *point)) is not None:
+                    pruned[job.index] = Done(job.index, metric[self._counts], is_pruned=True, reason=reason)
         return pruned
 
-    def _newest(self, index: int) -> tuple[int, float] | None:
+    def _metric(self, index: int) -> dict[str, Any] | None:
         run_dir = self._directory / str(index) / RUN
         with suppress(JournalError, OSError):
             metric = read_status(run_dir).get("metrics", {}).get(self._objective) if run_dir.is_dir() else None
-            return None if metric is None else (int(metric["step"]), float(metric["last"]))
+            return None if metric is None else dict(metric)
         return None
 
 
@@ -300,34 +332,6 @@ def _sampler(samplers: Any, name: str, seed: int) -> Any:
     if name == "tpe":  # with parallel jobs: running trials count as bad ones
         return samplers.TPESampler(seed=seed, constant_liar=True)
     return {"random": samplers.RandomSampler, "cmaes": samplers.CmaEsSampler, "gp": samplers.GPSampler}[name](seed=seed)
-
-
-def _pruner(optuna: Any, options: SweeperConfig) -> Any:
-    if options.pruner == "median":
-        return _median_pruner(optuna)
-    return optuna.pruners.SuccessiveHalvingPruner() if options.pruner == "asha" else optuna.pruners.NopPruner()
-
-
-def _median_pruner(optuna: Any) -> Any:
-    """Return a pruner of jobs whose best value is worse than the median of completed jobs at the same step.
-
-    A completed job counts with its last point at or before that step. `optuna.pruners.MedianPruner` requires points at
-    equal steps, which jobs lack that evaluate at the ends of their episodes or rollouts.
-    """
-
-    class MedianPruner(optuna.pruners.BasePruner):  # type: ignore[misc]  # Optuna is imported when it is used
-        def prune(self, study: Any, trial: Any) -> bool:
-            sign = 1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1.0
-            completed = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-            curves = [one.intermediate_values for one in completed]
-            steps = [max((step for step in curve if step <= trial.last_step), default=None) for curve in curves]
-            others = [sign * curve[step] for curve, step in zip(curves, steps, strict=True) if step is not None]
-            if len(completed) < _FEWEST_COMPLETED or len(others) < _FEWEST_COMPARED:
-                return False
-            best = max(sign * value for value in trial.intermediate_values.values())
-            return bool(best < statistics.median(others))
-
-    return MedianPruner()
 
 
 def print_remarks(jobs: Sequence[JobStatus]) -> None:

@@ -237,7 +237,8 @@ class SweeperBody:
         with self._execution(record, samples) as execution:
             assert execution is not None  # noqa: S101 - see `_space`
             self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
-            queue = SearchQueue(search, num, self._begun(num), self._directory, objective)
+            counts = record.mode if self.options.objective in ("return", "best") else "last"
+            queue = SearchQueue(search, num, self._begun(num), self._directory, objective, counts)
             return execution.run(queue, num)
 
     def _pruning_metric(self) -> str | None:

@@ -129,8 +129,13 @@ class StudyMonitor:
         is_done = bool(result.get("done")) and result.get("stop_reason") is not None
         record.state = "completed" if is_done else "pruned"
         record.error, record.ended = None, time.time()
+        if not is_done and self._config.tune.scheduler != "none":
+            record.reason = (
+                f"tune.scheduler={self._config.tune.scheduler}, after {result.get(TRAINING_ITERATION)} evaluations"
+            )
+        is_pruned = not is_done and record.objective is not None
         self._write(record, is_lasting=True)
-        self._show(Done(record.index, record.objective, is_pruned=not is_done and record.objective is not None), record)
+        self._show(Done(record.index, record.objective, is_pruned=is_pruned, reason=record.reason), record)
 
     def failed(self, trial: Any) -> None:
         """Record that a trial has failed, permanently unless retries are left."""
