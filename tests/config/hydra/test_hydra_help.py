@@ -147,13 +147,25 @@ def test_help_explains_the_keys_of_a_wrapper(help_text):
     [
         ("metics", r"unknown group or key 'metics'; did you mean 'metrics'\? \(known: agent, .*, stats, "),
         ("loop.stps", r"unknown group or key 'stps' in loop; did you mean 'steps'\? \(known: .*steps, "),
+        ("hydra.sweeper.prunr", r"unknown group or key 'prunr' in hydra.sweeper; did you mean 'pruner'\?"),
         ("stats.metrics.a.nme", r"unknown group or key 'nme' in stats.metrics.a; did you mean 'name'\?"),
     ],
 )
 def test_help_about_an_unknown_key_lists_the_keys_beside_it(help_text, capsys, topic, message):
     with pytest.raises(SystemExit):
-        help_text(topic)
+        help_text(topic, "hydra/sweeper=trieye")
     assert re.match(f"error: --help {topic}: {message}", capsys.readouterr().err)
+
+
+def test_help_explains_the_keys_of_the_selected_launcher_and_sweeper(help_text):
+    text = help_text("hydra.sweeper", "hydra/sweeper=trieye")
+    assert text == help_text("hydra/sweeper", "hydra/sweeper=trieye")
+    assert "  hydra.sweeper.num_trials = 20\n" in text
+    (key, about) = help_text("hydra.launcher.num_jobs", "hydra/launcher=trieye").splitlines()
+    assert key == "  hydra.launcher.num_jobs = null"
+    assert about.startswith("      an integer >= 1 or null.")
+    with pytest.raises(SystemExit):
+        help_text("hydra.sweeper")  # Hydra's own has other keys
 
 
 def test_help_explains_a_group_but_not_keys_set_by_another_key(help_text):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from trieye.config.base import did_you_mean, models_in, optional_items, set_by
@@ -19,6 +19,8 @@ from trieye.config.hydra.messages import allowed_values
 from trieye.config.hydra.preflight import Preflight
 from trieye.config.hydra.schema import defaults_of
 from trieye.config.hydra.typed import complete
+from trieye.config.launcher import LauncherConfig
+from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 
 _FLAGS = {
@@ -47,6 +49,7 @@ _GROUPS = {
     "logger": "alias of sinks",
 }
 _NOTES = {"metrics": "metrics=[] declares no metric, so stats.undeclared applies to every event"}
+_PLUGINS: dict[str, type[BaseModel]] = {"launcher": LauncherConfig, "sweeper": SweeperConfig}
 _DEFAULTS_ENTRY = re.compile(r"\s*-\s*(?:(?:override|optional)\s+)*/?([\w/]+)(?:@[\w.:]+)?\s*:[^#]*#\s*(\S.*)")
 
 
@@ -85,7 +88,7 @@ class _Help:
     def __init__(self, loader: Loader, composed: DictConfig, chosen: list[str], config_type: type[BaseModel]) -> None:
         self._loader = loader
         self._composed = composed
-        self._config_type = config_type
+        self._config_type = _with_plugins(config_type, chosen)
         self._chosen = chosen
         self._values: Any = OmegaConf.to_container(composed, resolve=False)  # interpolations are shown unresolved
         self._directories = loader.directories
@@ -123,11 +126,12 @@ class _Help:
 
     def topic(self, topic: str) -> Iterator[str]:
         """Yield the lines about a group, and about the keys at or below a key."""
-        path = self._known(topic.split("."))
-        if topic not in self._groups and path is None:
+        group = topic.replace(".", "/")
+        path = self._known(group.split("/"))
+        if group not in self._groups and path is None:
             self._refuse(topic)
-        if topic in self._groups:
-            yield from self._group(topic)
+        if group in self._groups:
+            yield from self._group(group)
         if path is not None:
             yield from _KeyHelp(self._loader).lines(self._config_type, path, self._values)
 
@@ -184,6 +188,20 @@ class _Help:
             value = f"{name} = {_as_yaml(values.get(name))}"
             rows[f"{name}.*" if models else value] = info.description or ""
         yield from _columns(rows)
+
+
+def _with_plugins(config_type: type[BaseModel], chosen: list[str]) -> type[BaseModel]:
+    """Return a config type with the keys of trieye's launcher and sweeper, as far as they are selected."""
+    fields: dict[str, Any] = {
+        name: (model, Field(description=f"Keys of the {name} of `-m`."))
+        for name, model in _PLUGINS.items()
+        if f"hydra/{name}/trieye" in chosen
+    }
+    if not fields:
+        return config_type
+    keys = create_model("HydraKeys", **fields)
+    about = Field(description=f"Keys of the {' and the '.join(fields)} of `-m`.")
+    return create_model(config_type.__name__, __base__=config_type, hydra=(keys, about))
 
 
 class _KeyHelp:
