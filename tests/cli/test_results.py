@@ -95,6 +95,16 @@ def assert_estimate(reported, estimate):
     }
 
 
+@pytest.mark.parametrize(("num_points", "is_noted"), [(40, True), (11, False)])
+def test_unequal_budgets_of_groups_are_noted(as_json, tmp_path, num_points, is_noted):
+    for algo, number in (("dqn", 11), ("ppo", num_points)):
+        make_run(tmp_path, algo, [1.0] * number, every=1000, agent={"algo": algo})
+    for action in ("table", "compare"):
+        problems = as_json(action, "--by", "algo", run_source=tmp_path)["problems"]
+        text = "unequal budgets: groups trained for 10,000 to 39,000 steps, which may explain the better score"
+        assert problems == [text] * is_noted
+
+
 def test_a_table_lists_groups_with_intervals_best_first(results, as_json):
     code, out, err = results("table", "--by", "algo", "--last", "1")
     assert (code, err) == (0, "")

@@ -23,6 +23,8 @@ from trieye.runs.finding import resolve, roots_of
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
 _MOST_PROBLEMS = 10
 _MOST_METRICS = 20
+_EQUAL_BUDGETS = 0.9
+"""Smallest ratio of the steps of two groups that counts as equal budgets."""
 
 
 class RunSelection:
@@ -97,7 +99,21 @@ class RunSelection:
                 f"raw scores of {len(groups.tasks)} tasks are combined, so tasks with large scores dominate; normalize "
                 f"each by --range, as in --range {groups.tasks[0]}=LOW:HIGH",
             )
-        return groups.best(self.scoring, self.mode) if self.options.best else groups
+        if self.options.best:
+            groups = groups.best(self.scoring, self.mode)
+        self._note_unequal_budgets(groups)
+        return groups
+
+    def _note_unequal_budgets(self, groups: RunGroups) -> None:
+        """Note groups of one task that trained for different numbers of steps."""
+        ended = [[run for run in runs if run.is_ended and run.step] for runs in groups.runs]
+        comparable = {(run.axis, run.params.get("env.id")) for runs in ended for run in runs}
+        steps = [max(run.step or 0 for run in runs) for runs in ended if runs]
+        if len(comparable) == 1 and min(steps) < _EQUAL_BUDGETS * max(steps):
+            ((axis, _),) = comparable
+            unit = "steps" if axis == "step" else axis
+            text = f"groups trained for {min(steps):,} to {max(steps):,} {unit}, which may explain the better score"
+            self.results.note("unequal budgets", text)
 
     def _objective(self) -> str:
         objectives = {str(run.params.get("loop.objective", run.objective)) for run in self.results}
