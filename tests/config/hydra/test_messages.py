@@ -58,6 +58,8 @@ class TrainConfig(TrieyeConfig):
         ],
         [
             ("loop.steps={a: 1}", "an integer >= 1 or null|keys with values"),
+            ("loop.steps=10k", "found '10k'; did you mean 10_000?"),
+            ("loop.steps=1.5M", "found '1.5M'; did you mean 1_500_000?"),
             ("stats.metrics.step_ms.aggregation=rate", "stats.metrics.step_ms: |'time/step_ms'|'rate_numerator_event'"),
             ("run_name=", "run_name is empty"),
             ("+seed.x=3", "seed: |keys with values"),

@@ -224,7 +224,8 @@ class _Part:
             is_named = bool(path) and text.startswith(f"{path[-1]} ")
             return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{typed}: {text}".removeprefix(": ")
         shown = "keys with values" if isinstance(value, dict) else _shown(value)
-        return f"{typed}: expected {allowed_values(info)}, found {shown}{did_you_mean(str(value), _choices(info))}"
+        hint = did_you_mean(str(value), _choices(info)) or _without_suffix(str(value))
+        return f"{typed}: expected {allowed_values(info)}, found {shown}{hint}"
 
     def _as_typed(self, path: Sequence[str], value: Any) -> str:
         """Return the override that sets a key, else `key=value`."""
@@ -389,6 +390,12 @@ class Diagnosis:
                 text, file = unknown_key(key, holders, self._config_type), re.match(r"In '(.+?)': ", lines[0])
                 lines = [f"{file[1]}.yaml: {text}"] if file and is_renamed(text) else [*lines, f"{key}: {text}"]
         return "\n".join(lines)
+
+
+def _without_suffix(text: str) -> str:
+    """Return a hint for a number such as `10k` or `1.5M`, in digits."""
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", text.lower())
+    return f"; did you mean {round(float(number[1]) * {'k': 1e3, 'm': 1e6}[number[2]]):_}?" if number else ""
 
 
 def _needs_keys(key: str, value: Any) -> str:
