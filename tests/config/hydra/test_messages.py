@@ -34,6 +34,7 @@ class TrainConfig(TrieyeConfig):
     [
         [
             ("loop.steps=abc", "an integer >= 1 or null|'abc'"),
+            ("loop.env_steps=10k", "found '10k'; did you mean 10_000?"),
             ("seed=-1", "an integer >= 0 and < 4_294_967_296|-1"),
             ("print_config=perhaps", "true or false|'perhaps'"),
             ("loop.time_s=nan", "a number > 0 or null|nan"),
@@ -50,6 +51,7 @@ class TrainConfig(TrieyeConfig):
         ],
         [
             ("loop.steps=1.5", "an integer >= 1 or null|1.5"),
+            ("loop.env_steps=1.5M", "found '1.5M'; did you mean 1_500_000?"),
             ("seed=true", "an integer >= 0|'true'"),
             ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
             ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
@@ -58,8 +60,6 @@ class TrainConfig(TrieyeConfig):
         ],
         [
             ("loop.steps={a: 1}", "an integer >= 1 or null|keys with values"),
-            ("loop.steps=10k", "found '10k'; did you mean 10_000?"),
-            ("loop.steps=1.5M", "found '1.5M'; did you mean 1_500_000?"),
             ("stats.metrics.step_ms.aggregation=rate", "stats.metrics.step_ms: |'time/step_ms'|'rate_numerator_event'"),
             ("run_name=", "run_name is empty"),
             ("+seed.x=3", "seed: |keys with values"),
