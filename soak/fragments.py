@@ -33,8 +33,7 @@ from pydantic import Field
 
 import trieye
 from trieye.snapshot.parts import SavedParts
-from trieye.training.exploring.explorer import Explorer
-from trieye.training.exploring.explorer import Report as FragmentResult
+from trieye.training.exploring.explorer import Explorer, FragmentResult
 
 STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
 FAULTS = ("kill", "raise", "hang")

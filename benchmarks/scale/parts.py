@@ -24,7 +24,7 @@ from scale.model import Kind, Part
 from scale.senders import START_S, HubSender, ReplaySender, SyntheticExplorers, Tally, Waiters
 from trieye.config.explorer import ExplorerConfig, SyncConfig
 from trieye.replay.remote import RemoteReplay
-from trieye.training.exploring.explorer import Report, Task
+from trieye.training.exploring.explorer import FragmentResult, Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.in_ray import ObjectStoreTransport, _RayWorker
 from trieye.training.exploring.inbox import Reports
@@ -456,7 +456,7 @@ class _RecordingInbox:
         self.has_results, self.is_over = threading.Event(), False
         self.tally: Tally | None = None
 
-    def put(self, report: Report, incarnation: int) -> bool:
+    def put(self, report: FragmentResult, incarnation: int) -> bool:
         """Add a fragment result; return False if it was refused."""
         is_accepted: bool = self._inbox.put(report, incarnation)
         self.has_results.set()

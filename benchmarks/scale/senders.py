@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 from scale.messages import WORLDS, batch_of
-from trieye.replay.remote.courier import Outbox, Parcel
+from trieye.replay.remote.courier import NumberedBatch, Outbox
 from trieye.replay.remote.messages import DEFAULT_TABLE, Ack
 from trieye.replay.remote.server import ReplayServer
-from trieye.training.exploring.explorer import Grant, Report
+from trieye.training.exploring.explorer import Assignment, FragmentResult
 
 MAX_INFLIGHT = 4
 """In-flight batches of a writer; the default of `Writer`."""
@@ -130,10 +130,10 @@ class SyntheticWriter:
             )
             call.add_done_callback(partial(self._schedule_reply, parcel))
 
-    def _schedule_reply(self, parcel: Parcel, call: "Future[Ack]") -> None:
+    def _schedule_reply(self, parcel: NumberedBatch, call: "Future[Ack]") -> None:
         self._loop.call_soon_threadsafe(self._handle_reply, parcel, call, time.monotonic())
 
-    def _handle_reply(self, parcel: Parcel, call: "Future[Ack]", now: float) -> None:
+    def _handle_reply(self, parcel: NumberedBatch, call: "Future[Ack]", now: float) -> None:
         ack = call.result()
         num_accepted = self._outbox.answered(parcel, ack)
         self._tally.refused += ack.end < parcel.end
@@ -305,14 +305,14 @@ class SyntheticExplorers:
         """Handle a call to one of the explorers; only `rollout` has an effect."""
         return await self._rollout(index, *values) if method == "rollout" else None
 
-    async def _rollout(self, index: int, grant: Grant) -> Report:
+    async def _rollout(self, index: int, grant: Assignment) -> FragmentResult:
         now = time.monotonic()
         done = max(self._free_at.get(index, now), now) + self._period_s
         self._free_at[index] = done
         if self._period_s:
             await asyncio.sleep(done - now)
         version = grant.published.version
-        return Report(
+        return FragmentResult(
             explorer=index, number=grant.number, version_min=version, version_max=version, env_steps=self._rows,
             ended={"episode/return": [1.0], "episode/length": [200.0]}, moments=[], payload=self._payload,
             interrupted=0, seconds=done,  # the scheduled end of the fragment, where the latency starts

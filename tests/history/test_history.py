@@ -19,7 +19,7 @@ from trieye.history import history as history_module
 from trieye.history import store as history_store
 from trieye.history.columns import Columns
 from trieye.history.history import History
-from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, Snapshot
 from trieye.stats.operations import LogImage, LogParams
 
 
@@ -266,7 +266,7 @@ def test_an_operation_of_a_later_version_is_stored_but_not_read(written, caplog)
     columns = Columns.from_items(0, [point(0), LogParams({"a": "1"}), point(2), LogParams({"a": "3"}), point(4)])
     columns.operations[3] = msgspec.msgpack.encode({"type": "LogSmell", "name": "v"})
     written.journal.append("pass", b"", at=0.0)
-    chunks = [Chunk(0, 5, columns.to_chunk())]
+    chunks = [JournalChunk(0, 5, columns.to_chunk())]
     written.journal.commit(Snapshot(1, 5, 0.0, b""), chunks=chunks, keep_after=1)
     written.journal.close()
     written.open()

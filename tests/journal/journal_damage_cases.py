@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trieye.journal.journal import Chunk, Journal, JournalEntry, Segment, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, JournalEntry, Segment, Snapshot
 from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES
 
 PAGE = 4096
@@ -70,7 +70,7 @@ class Writer:
             self.truth.records[pos] = JournalEntry(pos, kind, at, client, seq or 0, payload)
 
     def commit(self) -> None:
-        chunk = Chunk(self._index, self._index + 10, self._random.randbytes(self._random.choice([500, 9000])))
+        chunk = JournalChunk(self._index, self._index + 10, self._random.randbytes(self._random.choice([500, 9000])))
         self._index += 10
         snapshot = Snapshot(self.journal.last_pos, self._index, 3.5, self._random.randbytes(6000))
         self.journal.commit(snapshot, chunks=[chunk], keep_after=snapshot.pos - 5)

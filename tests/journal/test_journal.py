@@ -6,7 +6,7 @@ import pytest
 
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal import keys as journal_keys
-from trieye.journal.journal import Chunk, Journal, JournalEntry, Segment, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, JournalEntry, Segment, Snapshot
 from trieye.journal.scan import connect_read_only
 
 PAYLOAD = b"events"
@@ -187,7 +187,7 @@ def test_a_commit_keeps_entries_after_keep_after(journal):
 def test_a_commit_stores_all_of_its_parts(reopened):
     journal = reopened.current
     journal.append("events", PAYLOAD, at=0.0)
-    chunks = [Chunk(0, 10, b"first"), Chunk(10, 12, b"second")]
+    chunks = [JournalChunk(0, 10, b"first"), JournalChunk(10, 12, b"second")]
     journal.commit(
         snapshot_at(journal, index=12),
         chunks=chunks,
@@ -239,7 +239,7 @@ def test_superseded_ranges_are_merged_and_replace_the_previous_ones(journal):
 def test_a_history_segment_replaces_its_chunks(reopened):
     journal = reopened.current
     for first in range(0, 60, 10):
-        journal.commit(snapshot_at(journal), chunks=[Chunk(first, first + 10, b"%d" % first)], keep_after=0)
+        journal.commit(snapshot_at(journal), chunks=[JournalChunk(first, first + 10, b"%d" % first)], keep_after=0)
     small = [Segment(0, 10, "a", 1, 2), Segment(10, 20, "b", 3, 2**32 - 1)]
     for segment in small:
         journal.replace_chunks(segment)

@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files import filesystem
 from trieye.journal.file import rollback_path, wal_path
-from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, Snapshot
 from trieye.journal.scan import connect_read_only
 
 
@@ -168,7 +168,7 @@ def is_refused(use):
 @pytest.mark.parametrize("size", [60_000, 300_000])
 def test_a_full_disk_rejects_new_entries_and_loses_no_accepted_ones(tmp_path, durability, size):
     path, last_file = tmp_path / "journal.db", tmp_path / "last"
-    parts = {"chunks": [Chunk(0, 9, b"chunk")], "meta": {"key": b"value"}}
+    parts = {"chunks": [JournalChunk(0, 9, b"chunk")], "meta": {"key": b"value"}}
 
     def fill_up():
         journal = Journal(path, durability=durability)

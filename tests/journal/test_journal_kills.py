@@ -4,7 +4,7 @@ import random
 import pytest
 
 from tests.forked import forked, lines_until_killed
-from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, Snapshot
 from trieye.journal.scan import inspect
 
 
@@ -22,7 +22,7 @@ def write(path, durability, seed, report):
         pos = journal.append("events", payload, at=float(seq), client="writer", seq=seq)
         report(pos)
         if source.random() < 0.01:
-            chunk = Chunk(index, index + 1, b"%d" % index)
+            chunk = JournalChunk(index, index + 1, b"%d" % index)
             index += 1
             journal.commit(Snapshot(pos, index, float(seq), bytes(20_000)), chunks=[chunk], keep_after=pos)
             journal.set_cursor("sink", index, None)

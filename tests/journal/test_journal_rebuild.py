@@ -8,7 +8,7 @@ from tests.damage import flip
 from tests.forked import killed_at_each
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal.file import wal_path
-from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, Segment, Snapshot
 from trieye.journal.watermark import watermark_path
 
 PAGE = 4096
@@ -156,7 +156,7 @@ def test_the_loss_of_all_snapshots_is_reported(path):
 @pytest.mark.parametrize("has_watermark", [True, False])
 def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
     journal = write(path)
-    chunks = [Chunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
+    chunks = [JournalChunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
     journal.commit(
         Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, superseded=[(3, 4)], meta={"key": b"v"}
     )
@@ -322,7 +322,9 @@ def test_a_damaged_header_loses_no_entries(path, offset):
 @pytest.mark.parametrize("page", range(12))
 def test_an_overwritten_page_is_reported_and_the_last_position_is_kept(path, page):
     journal = write(path)
-    journal.commit(Snapshot(30, 40, 0.0, b"state"), chunks=[Chunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"})
+    journal.commit(
+        Snapshot(30, 40, 0.0, b"state"), chunks=[JournalChunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"}
+    )
     journal.close()
     data = path.read_bytes()
     path.write_bytes(data[: page * PAGE] + os.urandom(PAGE) + data[(page + 1) * PAGE :])

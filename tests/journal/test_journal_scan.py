@@ -7,7 +7,7 @@ import pytest
 from tests.damage import contents
 from trieye.exceptions import JournalError
 from trieye.journal.file import rollback_path, wal_path
-from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, Segment, Snapshot
 from trieye.journal.scan import connect_read_only, inspect, read_cursors, read_meta
 
 
@@ -25,7 +25,9 @@ def killed(tmp_path):
         journal.append("rows", b"", at=0.0, client=f"key-{number}")
     journal.append("events", bytes(3000), at=0.0, client="b", seq=1)
     for pos in (4, 6, 8):
-        journal.commit(Snapshot(pos, 2 * pos, 0.0, b"state"), chunks=[Chunk(pos, pos + 2, b"chunk")], keep_after=pos)
+        journal.commit(
+            Snapshot(pos, 2 * pos, 0.0, b"state"), chunks=[JournalChunk(pos, pos + 2, b"chunk")], keep_after=pos
+        )
     journal.replace_chunks(Segment(4, 6, "points-4-6.parquet", 100, 7))
     journal.set_cursor("mlflow", 9, None)
     files = tmp_path / "killed"

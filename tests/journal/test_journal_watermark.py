@@ -6,7 +6,7 @@ import pytest
 
 from trieye.history.history import read_history
 from trieye.journal.file import create, wal_path
-from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.journal import Journal, JournalChunk, Snapshot
 from trieye.journal.scan import inspect
 from trieye.journal.watermark import Expected, read_watermark, watermark_path
 
@@ -237,10 +237,12 @@ def test_a_rewind_lost_with_the_wal_still_supersedes_stored_points(tmp_path):
     copy.parent.mkdir()
     with contextlib.closing(Journal(path)) as journal:
         journal.append("events", b"dead", at=1.0)
-        journal.commit(Snapshot(1, 10, 1.0, b""), chunks=[Chunk(0, 10, b"items")], keep_after=0)
+        journal.commit(Snapshot(1, 10, 1.0, b""), chunks=[JournalChunk(0, 10, b"items")], keep_after=0)
     with contextlib.closing(Journal(path)) as journal:
         journal.append("rewind", b"", at=2.0)
-        journal.commit(Snapshot(2, 20, 2.0, b""), chunks=[Chunk(10, 20, b"items")], keep_after=0, superseded=[(4, 15)])
+        journal.commit(
+            Snapshot(2, 20, 2.0, b""), chunks=[JournalChunk(10, 20, b"items")], keep_after=0, superseded=[(4, 15)]
+        )
         for name in (path.name, watermark_path(path).name):
             shutil.copyfile(path.with_name(name), copy.with_name(name))
     with contextlib.closing(opened(copy)) as journal:

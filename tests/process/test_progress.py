@@ -12,7 +12,7 @@ import types
 import pytest
 
 from trieye.process import progress
-from trieye.process.progress import Progress
+from trieye.process.progress import ProgressBar
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_plain_lines_without_a_terminal(capsys):
-    with Progress("run", 10, 2, lambda: {"eval/return": 3.14159}) as bar:
+    with ProgressBar("run", 10, 2, lambda: {"eval/return": 3.14159}) as bar:
         for step in range(3, 11):
             bar.update(step)
     last = capsys.readouterr().err.splitlines()[-1]
@@ -31,13 +31,13 @@ def test_progress_is_plain_lines_without_a_terminal(capsys):
 
 def test_a_partially_imported_ipython_does_not_stop_the_run(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))  # still without get_ipython
-    with Progress("run", 10, 9, dict) as bar:
+    with ProgressBar("run", 10, 9, dict) as bar:
         bar.update(10)
     assert "step 10/10" in capsys.readouterr().err
 
 
 def test_lines_are_throttled(capsys):
-    with Progress("run", None, 0, dict) as bar:
+    with ProgressBar("run", None, 0, dict) as bar:
         for step in range(100_000):
             bar.update(step)
     assert len(capsys.readouterr().err.splitlines()) <= 3
@@ -45,7 +45,7 @@ def test_lines_are_throttled(capsys):
 
 def test_a_step_is_printed_once(capsys, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_INTERVAL_S", 0.0)
-    with Progress("run", 10, 9, dict) as bar:
+    with ProgressBar("run", 10, 9, dict) as bar:
         bar.update(10)
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -55,7 +55,7 @@ def test_a_terminal_shows_a_bar_with_the_key_metrics(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
-    with Progress("my_run", 10, 0, lambda: {f"metric{number}": number for number in range(9)}) as bar:
+    with ProgressBar("my_run", 10, 0, lambda: {f"metric{number}": number for number in range(9)}) as bar:
         bar.update(10)
     output = terminal.getvalue()
     assert "my_run" in output
@@ -73,7 +73,7 @@ def test_a_narrow_terminal_truncates_the_metrics_but_not_steps_and_times(monkeyp
         terminal.seek(0)
         terminal.truncate()
         monkeypatch.setenv("COLUMNS", str(columns))
-        with Progress("run_20261122", 60_000, 0, lambda: {f"episode/return{n}": 500.0 for n in range(4)}) as bar:
+        with ProgressBar("run_20261122", 60_000, 0, lambda: {f"episode/return{n}": 500.0 for n in range(4)}) as bar:
             bar.update(12_345)
         output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
         assert re.search(r"run_20261122 .*12345/60000 0:00:0\d elapsed -?[0-9:-]+ left episode/", output), output
@@ -81,8 +81,8 @@ def test_a_narrow_terminal_truncates_the_metrics_but_not_steps_and_times(monkeyp
 
 
 DEBUGGED = """
-from trieye.process.progress import Progress
-with Progress("run", 10, 0, dict) as bar:
+from trieye.process.progress import ProgressBar
+with ProgressBar("run", 10, 0, dict) as bar:
     for step in range(1, 11):
         x = 40 + step
         if step == 2:

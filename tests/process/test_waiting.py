@@ -57,7 +57,7 @@ def test_moved_bytes_counts_reads_and_writes(tmp_path):
 def test_a_hub_call_times_out_only_without_progress(ray_cluster):
     import ray
 
-    from trieye.hub.in_ray import RayChannel
+    from trieye.hub.in_ray import RayEventChannel
 
     @ray.remote(concurrency_groups={"wait": 1})
     class Hub:
@@ -77,9 +77,9 @@ def test_a_hub_call_times_out_only_without_progress(ray_cluster):
 
     moving, still = Hub.remote(9, 4), Hub.remote(1, 1000)
     ray.get([moving.progress.remote(), still.progress.remote()])
-    assert RayChannel(moving, "run", "key").answer(moving.work.remote(), 0.5) >= 4
+    assert RayEventChannel(moving, "run", "key").answer(moving.work.remote(), 0.5) >= 4
     with pytest.raises(ConnectionError, match=r"'run' made no progress for 0\.5 s"):
-        RayChannel(still, "run", "key").answer(still.work.remote(), 0.5)
+        RayEventChannel(still, "run", "key").answer(still.work.remote(), 0.5)
 
 
 @pytest.mark.long

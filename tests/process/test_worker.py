@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.waiting import wait_until
-from trieye.process.worker import Worker
+from trieye.process.worker import RoundWorker
 
 
 class Workshop:
@@ -15,7 +15,7 @@ class Workshop:
     def __init__(self, pause_s=60.0):
         self.num_done, self.num_rounds, self.error, self.ends = 0, 0, None, []
         self.is_open = threading.Event()
-        self.worker = Worker("workshop", self.work, lambda: pause_s, self.ends.append)
+        self.worker = RoundWorker("workshop", self.work, lambda: pause_s, self.ends.append)
         self.worker.start()
 
     def work(self):

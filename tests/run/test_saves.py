@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from trieye.exceptions import CheckpointError
-from trieye.hub.saved_states import Saved
+from trieye.hub.saved_states import SavedCheckpoint
 from trieye.run.saves import PendingSaves
 
 
@@ -27,7 +27,7 @@ class Writer:
     def end(self, index=-1, error=None):
         step, future = self.started[index]
         if error is None:
-            future.set_result(Saved(f"/run/checkpoint_step_{step}"))
+            future.set_result(SavedCheckpoint(f"/run/checkpoint_step_{step}"))
         else:
             future.set_exception(error)
 

@@ -10,7 +10,7 @@ from ray.tune.schedulers import TrialScheduler
 from trieye.sweeps.jobs import JobRecord
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.space import Space
-from trieye.tune.watching import StudyMonitor, Watching
+from trieye.tune.watching import StudyCallback, StudyMonitor
 
 OBJECTIVES = (4.0, 5.0, 1.0)
 """Objectives of the three trials of a study at their first and second evaluation."""
@@ -33,7 +33,7 @@ def start_study(walks_config, tmp_path, monkeypatch):
         config = walks_config("herd", tune=tune, steps=100)
         space = Space(config)
         watch = StudyMonitor(config, tmp_path, space.keys, len(OBJECTIVES))
-        monkeypatch.setattr(Watching, "watch", watch)
+        monkeypatch.setattr(StudyCallback, "watch", watch)
         tune_scheduler = scheduler_of(config, space)
         assert tune_scheduler.set_search_properties(config.loop.objective, "max")
         trials = [Trial("walk", stub=True, trial_id=f"x_{index:05}") for index in range(len(OBJECTIVES))]

@@ -135,7 +135,7 @@ class ActorLogic(HubLogic):
         with self.status.doing("reading a checkpoint"):
             loaded, restored = self._training.find()
         if restored is None or not self._ledger.is_under_way(restored.hub_state):
-            self._go_on_from(restored, key)
+            self._continue_from(restored, key)
         return loaded
 
     @request("ingest")

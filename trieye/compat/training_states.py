@@ -11,7 +11,7 @@ from trieye.compat.serializer import BufferData, CheckpointData, LoadedTrainingS
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles
-from trieye.hub.saved_states import Restored, SavedStates
+from trieye.hub.saved_states import RestoredCheckpoint, SavedStates
 from trieye.snapshot.encode import EncodedState
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class TrainingStates:
             )
         return buffer
 
-    def find(self) -> tuple[LoadedTrainingState, Restored | None]:
+    def find(self) -> tuple[LoadedTrainingState, RestoredCheckpoint | None]:
         """Return the state to resume from, and the checkpoint that it comes from.
 
         Raises:

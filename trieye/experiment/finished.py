@@ -46,7 +46,7 @@ class Result:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Progress of a training over all attempts; the step of its run is one of the first three counts."""
 
     iterations: int = 0
@@ -105,7 +105,7 @@ def finished(config: TrieyeConfig) -> Result | None:
         if record is None or record.status != "FINISHED" or not entries or not _is_delivered(paths, config.sinks):
             return None
         newest = entries[-1]
-        progress = Progress(**peek(newest.path, "objects", "loop"))
+        progress = TrainingProgress(**peek(newest.path, "objects", "loop"))
     except (TrieyeError, TypeError, ValueError, KeyError):  # the start of the run reports the damaged file
         return None
     reason = progress.reason_to_stop(config.loop, newest.step)

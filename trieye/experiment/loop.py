@@ -20,7 +20,7 @@ from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
 from trieye.experiment.background_evaluation import BackgroundEvaluation
 from trieye.experiment.experiment import ConfigT, Experiment, imported
-from trieye.experiment.finished import Progress, Result, finished, finished_sentence
+from trieye.experiment.finished import Result, TrainingProgress, finished, finished_sentence
 from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
 from trieye.process import watchdog
@@ -134,7 +134,7 @@ class Loop:
         self._run = run
         self._constants = constants
         self._limits = run.config.loop
-        self._progress = Progress()
+        self._progress = TrainingProgress()
         self._profile = Profile(run.config.loop.profile_steps, RunFiles(run.config.trieye.persistence).profile_dir)
         self._began: float | None = None
         self.reason: str | None = None
@@ -221,7 +221,7 @@ class Loop:
             )
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """The progress of the training, up to now."""
         return self._now()
 
@@ -398,7 +398,7 @@ class Loop:
     def _reason_to_stop(self) -> str | None:
         return self._now().reason_to_stop(self._limits, self._run.step)
 
-    def _now(self) -> Progress:
+    def _now(self) -> TrainingProgress:
         since_s = 0.0 if self._began is None else time.monotonic() - self._began
         return replace(self._progress, time_s=self._progress.time_s + since_s)
 
@@ -408,7 +408,7 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved progress."""
-        self._progress = Progress(**{"evaluated_step": None, **state})
+        self._progress = TrainingProgress(**{"evaluated_step": None, **state})
 
 
 class _ExperimentState:

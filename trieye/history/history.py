@@ -21,7 +21,7 @@ from trieye.history.store import Store
 from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for readers of a run
 from trieye.history.table import read_history as read_history  # noqa: PLC0414 - the same
 from trieye.journal.event_payloads import from_bytes, to_bytes
-from trieye.journal.journal import Chunk, Journal
+from trieye.journal.journal import Journal, JournalChunk
 from trieye.journal.ranges import Range, mask, merged, overlapping, uncovered
 from trieye.stats.operations import Item, LogArtifact, LogParams, Medium, SetTags
 from trieye.stats.point import Point
@@ -41,7 +41,7 @@ _RUN_OPERATIONS = (LogParams, SetTags, LogArtifact)
 """Operations that a rewind does not supersede: they belong to the run, not to a branch."""
 
 
-class Series(NamedTuple):
+class NamedItems(NamedTuple):
     """The points, or the media, of one name.
 
     Attributes:
@@ -54,9 +54,9 @@ class Series(NamedTuple):
     indices: NDArray[np.int64]
     times: NDArray[np.float64]
 
-    def take(self, rows: NDArray[np.intp]) -> "Series":
+    def take(self, rows: NDArray[np.intp]) -> "NamedItems":
         """Return some rows, in the order of `rows`."""
-        return Series(self.steps[rows], self.indices[rows], self.times[rows])
+        return NamedItems(self.steps[rows], self.indices[rows], self.times[rows])
 
 
 class History:
@@ -83,7 +83,7 @@ class History:
         self._superseded = journal.superseded()
         self._branch = _branch_of(self._superseded)
         self._is_superseded_saved = True
-        self._chunks: list[Chunk] = []
+        self._chunks: list[JournalChunk] = []
         self._undecodable: set[int] = set()
         self._first = self._stored_end = self._store.end
         self._items: list[Item] = []  # items in memory, from `_first` on; BLANK for a lost item
@@ -149,7 +149,7 @@ class History:
                 self._items, self._sizes = [], []
                 self._first = self._stored_end = index
 
-    def pending(self) -> list[Chunk]:
+    def pending(self) -> list[JournalChunk]:
         """Return the items that are only in memory as chunks for `Journal.commit`; call `committed` after it."""
         with self._lock:
             first, end = self._stored_end, self._first + len(self._items)
@@ -161,7 +161,7 @@ class History:
             while start < high:
                 stop = cut((start, min(high, start + CHUNK_ITEMS)), sizes, max_bytes=CHUNK_BYTES)
                 columns = Columns.from_items(start, items[start - first : stop - first])
-                self._chunks.append(Chunk(start, stop, columns.to_chunk()))
+                self._chunks.append(JournalChunk(start, stop, columns.to_chunk()))
                 start = stop
         return self._chunks
 
@@ -258,31 +258,31 @@ class History:
             hidden = mask(first, index, superseded).tolist()
             yield from (item for item, out in zip(items, hidden, strict=False) if out and isinstance(item, Point))
 
-    def series(self, *, with_media: bool = False, superseded: bool = False) -> dict[str, Series]:
+    def series(self, *, with_media: bool = False, superseded: bool = False) -> dict[str, NamedItems]:
         """Return steps and indices of the points of each metric.
 
         Args:
             with_media: Media count as points of their name.
             superseded: Return superseded points instead of visible ones.
         """
-        parts: defaultdict[str, list[Series]] = defaultdict(list)
+        parts: defaultdict[str, list[NamedItems]] = defaultdict(list)
         for columns in self._columns():
             keep = mask(columns.first, columns.end, self._superseded) == superseded
             for offset, data in columns.operations.items() if with_media else ():
                 if keep[offset] and isinstance(medium := from_bytes(data), Medium):
                     index = np.array([columns.first + offset])
-                    parts[medium.name].append(Series(np.array([medium.step]), index, np.array([medium.wall_time])))
+                    parts[medium.name].append(NamedItems(np.array([medium.step]), index, np.array([medium.wall_time])))
             keep[list(columns.operations)] = False
             rows = np.flatnonzero(keep)
             rows = rows[np.argsort(columns.name_codes[rows], kind="stable")]
             for part in np.split(rows, np.flatnonzero(np.diff(columns.name_codes[rows])) + 1) if len(rows) else ():
                 name = columns.names[columns.name_codes[part[0]]]
-                parts[name].append(Series(columns.steps[part], columns.first + part, columns.times[part]))
+                parts[name].append(NamedItems(columns.steps[part], columns.first + part, columns.times[part]))
         parts.pop(BLANK.metric, None)
-        series: dict[str, Series] = {}
+        series: dict[str, NamedItems] = {}
         for name, rows_of_name in parts.items():
             steps, indices, times = zip(*rows_of_name, strict=True)
-            joined = Series(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
+            joined = NamedItems(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
             series[name] = joined.take(np.argsort(joined.indices, kind="stable"))
         return series
 

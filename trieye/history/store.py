@@ -13,7 +13,7 @@ from trieye.files.atomic import fsync_directory
 from trieye.files.checksum import sums_of
 from trieye.history.columns import Columns
 from trieye.history.segments import SegmentFile, range_of, write_segment
-from trieye.journal.journal import Chunk, Journal, Segment
+from trieye.journal.journal import Journal, JournalChunk, Segment
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
 
 ROLL_BYTES = 4 << 20
@@ -191,7 +191,7 @@ class Store:
         for path in [*self._inventory.superfluous, *(self._directory.glob(LEFTOVERS) if self._has_directory else ())]:
             path.unlink(missing_ok=True)
 
-    def add(self, chunks: Sequence[Chunk]) -> None:
+    def add(self, chunks: Sequence[JournalChunk]) -> None:
         """Register new chunks of the journal."""
         added = [Stored(first, end, chunk=first, size_bytes=len(payload)) for first, end, payload in chunks]
         with self._lock:

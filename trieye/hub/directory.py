@@ -20,7 +20,7 @@ from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus, open_run_record
 from trieye.history.history import History
-from trieye.hub.saved_states import Restored, SavedStates
+from trieye.hub.saved_states import RestoredCheckpoint, SavedStates
 from trieye.journal.journal import Journal
 from trieye.journal.watermark import Expected
 from trieye.mirror.mirror import Mirror
@@ -224,7 +224,7 @@ class HubFiles:
         other = {str(key): value for key, value in extra.items() if key not in fields}
         return self.save_config({**other, **({"run_config": clashing} if clashing else {})})
 
-    def note_restored(self, restored: Restored | None) -> None:
+    def note_restored(self, restored: RestoredCheckpoint | None) -> None:
         """Record the checkpoint that this attempt resumes from; None: it starts from scratch."""
         if restored is None:
             if self.record.forked_from is not None:  # recorded by an attempt that left no checkpoint

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _Work = Callable[[], None] | None
 
 
-class Channel(ABC):
+class EventChannel(ABC):
     """Sends logged values to a hub, from this or another process; safe to use from several threads.
 
     Each method returns once the hub has accepted the values, which then survive the death of every process. A sender
@@ -69,7 +69,7 @@ class Channel(ABC):
         self._send(HubLogic.log_operation, operation, key=key)
 
 
-class Hub(Channel):
+class Hub(EventChannel):
     """A run's interface to its hub, in this process or in a Ray actor; safe to use from several threads."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""RayHub and RayChannel: proxies of a hub in a Ray actor; `take_over` ends a detached hub without a living driver."""
+"""RayHub and RayEventChannel: proxies of a hub in a Ray actor; `take_over` ends a hub that outlived its driver."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.run_record import RunStatus
 from trieye.hub.actor import RemoteHub, actor_name, find_hub
 from trieye.hub.directory import HUB_GONE_AFTER_S
-from trieye.hub.hub import Channel, Hub, SaveThread
+from trieye.hub.hub import EventChannel, Hub, SaveThread
 from trieye.hub.ray_start import JOB_VARIABLE, join_ray, on_this_node
 from trieye.hub.requests import is_slow
 from trieye.process.crash_report import CrashReport
@@ -47,7 +47,7 @@ ORPHAN_TIMEOUT_S = 10.0
 """Time limit for the request that lists a hub's living drivers."""
 
 
-class RayChannel(Channel):
+class RayEventChannel(EventChannel):
     """The connection to the actor of a run; works in any process to which Ray sends it.
 
     Args:
@@ -130,13 +130,13 @@ class RayChannel(Channel):
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayChannel, (self._actor, self.run_name, self.key)
+        return RayEventChannel, (self._actor, self.run_name, self.key)
 
 
-class RayHub(RayChannel, Hub):
+class RayHub(RayEventChannel, Hub):
     """A hub in a Ray actor, so that logging and saving do not slow down the training process.
 
-    Ray restarts the actor when it dies. Pickling a `RayHub` yields a `RayChannel`.
+    Ray restarts the actor when it dies. Pickling a `RayHub` yields a `RayEventChannel`.
 
     Args:
         config: The config of the run, whose lock this process holds.
@@ -291,7 +291,7 @@ def take_over(runtime: RuntimeConfig, run_name: str, lock: RunLock) -> None:
     say(f"run {run_name!r}: its hub has no living driver; this process takes the run over")
     # undelivered events stay in the journal; `terminate` ends the actor, which `answer` reports as an error
     with contextlib.suppress(TrieyeError, ConnectionError):
-        channel = RayChannel(hub, run_name, "")
+        channel = RayEventChannel(hub, run_name, "")
         channel.answer(hub.terminate.remote("KILLED"), runtime.stall_timeout_s, reports=True)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(hub)

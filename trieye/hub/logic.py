@@ -20,7 +20,7 @@ from trieye.hub.ledger import Ledger
 from trieye.hub.marks import pack_state, packed
 from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import owners, request
-from trieye.hub.saved_states import Restored, Saved
+from trieye.hub.saved_states import RestoredCheckpoint, SavedCheckpoint
 from trieye.hub.status import HubStatus
 from trieye.hub.supersession import after_restore, with_opening
 from trieye.hub.ticker import Ticker
@@ -170,7 +170,9 @@ class HubLogic:
             self._show()
 
     @request("save")
-    def save_checkpoint(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Saved:
+    def save_checkpoint(
+        self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes
+    ) -> SavedCheckpoint:
         """Write a checkpoint and return its directory once it is safe on disk.
 
         Args:
@@ -186,7 +188,7 @@ class HubLogic:
         path = self._saved(
             step, lambda: self.files.states.save(step, state, metadata, hub_state), is_tracked=is_tracked
         )
-        return Saved(str(path), damaged_parts(path) if state.parts else ())
+        return SavedCheckpoint(str(path), damaged_parts(path) if state.parts else ())
 
     @request("save")
     def rate_checkpoint(self, step: int, objective: float | None) -> None:
@@ -214,7 +216,7 @@ class HubLogic:
         return path
 
     @request("ingest", is_slow=True)
-    def resume(self, restored: Restored | None, *, key: str = "") -> None:
+    def resume(self, restored: RestoredCheckpoint | None, *, key: str = "") -> None:
         """Resume from a checkpoint that the driver has restored, with its open windows.
 
         The hub supersedes every point logged after the checkpoint. Without a checkpoint the run starts from scratch,
@@ -228,9 +230,9 @@ class HubLogic:
         self._check_open()
         if restored is not None:
             self.files.states.quarantine(restored.damaged)
-        self._go_on_from(restored, key)
+        self._continue_from(restored, key)
 
-    def _go_on_from(self, restored: Restored | None, key: str) -> None:
+    def _continue_from(self, restored: RestoredCheckpoint | None, key: str) -> None:
         self.files.note_restored(restored)
         step = None if restored is None else restored.origin["step"]
         if restored is not None and self._ledger.is_final(restored.identity):

@@ -29,7 +29,7 @@ from trieye.snapshot.signing import Trust
 logger = logging.getLogger(__name__)
 
 
-class Saved(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint that is safe on disk.
 
     Attributes:
@@ -42,7 +42,7 @@ class Saved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredCheckpoint:
     """A checkpoint to resume from.
 
     Attributes:
@@ -164,7 +164,7 @@ class SavedStates:
         retention = Retention(config.keep_last, config.keep_best, config.keep_every_steps, _mode_of(metadata))
         self.checkpoints.prune(retention)
 
-    def find(self, *, group: str | None, config_hash: str | None) -> Restored | None:
+    def find(self, *, group: str | None, config_hash: str | None) -> RestoredCheckpoint | None:
         """Return the checkpoint of `Run.save` to resume from; None if there is none.
 
         Raises:
@@ -195,7 +195,7 @@ class SavedStates:
             if path.parent == self._files.checkpoint_dir:
                 self.checkpoints.quarantine(path)
 
-    def given(self, path: Path) -> Restored:
+    def given(self, path: Path) -> RestoredCheckpoint:
         """Return the checkpoint of `Run.save` in a directory: of this run, a copy of one, or of another run.
 
         Raises:
@@ -203,7 +203,7 @@ class SavedStates:
         """
         return self._opened(point_at(path, self._files, self._config, read=self.checkpoints.read), is_given=True)
 
-    def _opened(self, point: ResumePoint, *, is_given: bool = False) -> Restored:
+    def _opened(self, point: ResumePoint, *, is_given: bool = False) -> RestoredCheckpoint:
         path, _, state = point.checkpoint
         if state is None:
             raise unreadable(path)
@@ -221,7 +221,7 @@ class SavedStates:
         hub_state: Callable[[], Mapping[str, Any]],
         *,
         is_given: bool = False,
-    ) -> Restored:
+    ) -> RestoredCheckpoint:
         """Return the checkpoint of a resume point.
 
         Args:
@@ -238,7 +238,7 @@ class SavedStates:
         # a trial that takes over another trial's state keeps its curves up to that step
         earlier = self._nearest(point.checkpoint.step or 0) if is_given and not is_own else None
         curves = path if is_own else earlier
-        return Restored(
+        return RestoredCheckpoint(
             state=state,
             hub_state={} if curves is None else hub_state() if is_own else _hub_state_in(curves),
             identity="" if curves is None else _identity(curves),

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.history.history import History, Series
+from trieye.history.history import History, NamedItems
 from trieye.journal.ranges import Range, mask, merged, of_indices
 from trieye.stats.batch import EventBatch
 from trieye.stats.point import Point
@@ -68,7 +68,7 @@ class Supersession:
     def __init__(self, state: Continuation, history: History) -> None:
         self.state = state
         self._history = history
-        self._older: dict[str, Series] = {}  # sorted by step; without decided metrics
+        self._older: dict[str, NamedItems] = {}  # sorted by step; without decided metrics
         self._is_loaded = False
         self._floors = {name: c.range_start for name, c in state.curves.items() if c.range_start is not None}
 
@@ -116,7 +116,7 @@ class Supersession:
             self._older[metric] = older.take(np.delete(np.arange(len(older.steps)), slice(first, end)))
         return older.indices[first:end]
 
-    def _follow(self, metric: str, step: int, older: Series) -> SupersedingCurve:
+    def _follow(self, metric: str, step: int, older: NamedItems) -> SupersedingCurve:
         curve = self.state.curves.get(metric)
         if curve is None or curve.range_start is not None or step < curve.last:
             curve = self.state.curves[metric] = SupersedingCurve(step, step)
@@ -132,7 +132,7 @@ class Supersession:
                 curve.range_start = curve.start
         return curve
 
-    def _older_of(self, metric: str) -> Series | None:
+    def _older_of(self, metric: str) -> NamedItems | None:
         if not self._is_loaded or (metric not in self._older and metric in self._floors):
             self._load(metric)
         return self._older.get(metric)
@@ -190,7 +190,7 @@ def after_restore(history: History, openings: Sequence[Opening], step: int | Non
     begin = max((opening.index for opening in openings if opening.index <= index), default=0)
     end = min((opening.index for opening in openings if opening.index > index), default=history.end)
 
-    def is_finer(metric: Series) -> bool:
+    def is_finer(metric: NamedItems) -> bool:
         is_earlier = (metric.indices >= begin) & (metric.indices < end) & (metric.times < time)
         return bool((metric.steps[is_earlier] > 2 * limit).any())
 
@@ -198,7 +198,7 @@ def after_restore(history: History, openings: Sequence[Opening], step: int | Non
     return merged([*ranges, *of_indices(np.concatenate([metric.indices[metric.steps >= step] for metric in coarse]))])
 
 
-def _first_passage(series: Series, step: int) -> tuple[float, int, int]:
+def _first_passage(series: NamedItems, step: int) -> tuple[float, int, int]:
     """Return time, step and index of the earliest point at a step or later."""
     rows = np.flatnonzero(series.steps >= step)
     row = rows[np.argmin(series.times[rows])]

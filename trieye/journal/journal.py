@@ -16,8 +16,8 @@ from trieye.journal.rebuild import prepare
 from trieye.journal.schema import (
     REPAIR,
     STATE,
-    Chunk,
     Connection,
+    JournalChunk,
     JournalEntry,
     JournalState,
     Row,
@@ -32,7 +32,7 @@ from trieye.journal.schema import (
 )
 from trieye.journal.watermark import MAX_RANGES, Expected, Watermark, WatermarkFile, read_watermark
 
-__all__ = ["Chunk", "Durability", "Journal", "JournalEntry", "Segment", "Snapshot"]
+__all__ = ["Durability", "Journal", "JournalChunk", "JournalEntry", "Segment", "Snapshot"]
 
 _READ_AHEAD = 64
 
@@ -166,7 +166,7 @@ class Journal:
         self,
         snapshot: Snapshot,
         *,
-        chunks: Sequence[Chunk] = (),
+        chunks: Sequence[JournalChunk] = (),
         keep_after: int,
         superseded: Iterable[Range] | None = None,
         meta: Mapping[str, bytes] | None = None,

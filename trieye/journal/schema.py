@@ -60,7 +60,7 @@ class Snapshot(NamedTuple):
     payload: bytes
 
 
-class Chunk(NamedTuple):
+class JournalChunk(NamedTuple):
     """Items of the history with indices in [first, end)."""
 
     first: int

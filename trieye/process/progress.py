@@ -1,4 +1,4 @@
-"""Progress: a bar with key metrics on a terminal, an updated line in a notebook, plain lines elsewhere."""
+"""ProgressBar: a bar with key metrics on a terminal, an updated line in a notebook, plain lines elsewhere."""
 
 import contextlib
 import inspect
@@ -34,7 +34,7 @@ def say(text: str) -> None:
         print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - addressed to the terminal
 
 
-class Progress:
+class ProgressBar:
     """Shows the progress of a run; `update` may be called at every step.
 
     Args:

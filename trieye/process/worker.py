@@ -14,7 +14,7 @@ _SLICE_S = 0.5
 _Bell = SimpleQueue[None]
 
 
-class Worker:
+class RoundWorker:
     """A thread that works in rounds until it is stopped or a round fails.
 
     It uses no `Condition` and no `Event`: Ctrl-C inside their Python code leaves them locked forever. A waiting thread

@@ -38,7 +38,7 @@ from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub, settle
 from trieye.hub.logic import HubLogic
-from trieye.hub.saved_states import Restored, SavedStates
+from trieye.hub.saved_states import RestoredCheckpoint, SavedStates
 from trieye.process.lock import RunLock
 from trieye.process.output import OutputLog
 from trieye.process.progress import say
@@ -138,7 +138,7 @@ class OpenAttempt:
         is_configured = persistence.load_checkpoint_path is not None or persistence.auto_resume_latest
         return is_configured or any(self._paths.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*"))
 
-    def find(self, path: Path | None) -> Restored | None:
+    def find(self, path: Path | None) -> RestoredCheckpoint | None:
         """Return the checkpoint to restore, without changing the run.
 
         Args:

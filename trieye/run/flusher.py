@@ -14,10 +14,10 @@ import numpy as np
 
 from trieye.config import RuntimeConfig
 from trieye.exceptions import JournalError, ProcessingError, RunClosedError, SequenceGapError
-from trieye.hub.hub import Channel
+from trieye.hub.hub import EventChannel
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
-from trieye.process.worker import Worker
+from trieye.process.worker import RoundWorker
 from trieye.stats.batch import EventBatch, EventRow, salvage
 from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium, Operation
 
@@ -54,7 +54,7 @@ class EventSender:
         trouble: Why the hub does not accept the current call; None while it does.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: EventChannel) -> None:
         self.client = uuid.uuid4().hex
         self.trouble: Exception | None = None
         self._channel = channel
@@ -145,7 +145,7 @@ class Flusher:
         latest: Last value of each name, for the progress bar.
     """
 
-    def __init__(self, channel: Channel, runtime: RuntimeConfig) -> None:
+    def __init__(self, channel: EventChannel, runtime: RuntimeConfig) -> None:
         self.pending: deque[tuple[Any, ...]] = deque()
         self.latest: dict[str, float] = {}
         self._runtime = runtime
@@ -161,7 +161,7 @@ class Flusher:
         self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._state: Literal["open", "ended", "idle"] = "open"
         self._last_used = time.monotonic()
-        self._worker = Worker("trieye-flush", self._send, lambda: runtime.flush_interval_s, self._end)
+        self._worker = RoundWorker("trieye-flush", self._send, lambda: runtime.flush_interval_s, self._end)
         self._worker.start()
 
     # called by logging threads
@@ -401,7 +401,7 @@ _flushers: dict[str, Flusher] = {}
 _lock = threading.Lock()  # guards `_flushers`; `_attached_lock` of a flusher is acquired inside it
 
 
-def flusher_of(channel: Channel, runtime: RuntimeConfig) -> Flusher:
+def flusher_of(channel: EventChannel, runtime: RuntimeConfig) -> Flusher:
     """Return this process's flusher for a hub; created at first use, and closed when the process ends.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from trieye.config import RuntimeConfig
 from trieye.exceptions import RunClosedError, noted
-from trieye.hub.hub import Channel
+from trieye.hub.hub import EventChannel
 from trieye.run import media, video
 from trieye.run import table as tables
 from trieye.run.flusher import Flusher, flusher_of
@@ -245,7 +245,7 @@ class RunClient(Recorder):
         step: Default global step of logged values; set it, because a client does not follow the step of the run.
     """
 
-    def __init__(self, channel: Channel, runtime: RuntimeConfig, *, flusher: Flusher | None = None) -> None:
+    def __init__(self, channel: EventChannel, runtime: RuntimeConfig, *, flusher: Flusher | None = None) -> None:
         super().__init__(channel.run_name, runtime.max_pending_events)
         self._channel = channel
         self._runtime = runtime

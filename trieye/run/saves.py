@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.hub.saved_states import Saved
+from trieye.hub.saved_states import SavedCheckpoint
 
 MAX_IN_FLIGHT = 2
 """Maximum number of states in memory: a further save waits for the oldest one, or replaces the newest one."""
 
-Begin = Callable[[], "Future[Saved]"]
+Begin = Callable[[], "Future[SavedCheckpoint]"]
 """Starts to write a state; never blocks."""
 
 
@@ -204,7 +204,7 @@ class PendingSaves:
             raise
         future.add_done_callback(lambda done: self._finish(handle, done))
 
-    def _finish(self, handle: SaveHandle, done: "Future[Saved]") -> None:
+    def _finish(self, handle: SaveHandle, done: "Future[SavedCheckpoint]") -> None:
         error = CheckpointError("it was cancelled") if done.cancelled() else done.exception()
         if error is None:
             path, damaged = done.result()

@@ -7,7 +7,7 @@ from typing import Protocol
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import RunInterrupted
 from trieye.process import watchdog
-from trieye.process.progress import Progress, say
+from trieye.process.progress import ProgressBar, say
 from trieye.process.signals import StopSignals
 
 _PREFERRED_PREFIXES = ("eval", "episode/return", "return", "reward", "loss")
@@ -71,7 +71,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
         "stopping after this step and saving; the same signal again (or Ctrl-C) stops immediately",
         requeue_exit_code=run.config.runtime.requeue_exit_code,
     )
-    with stops, Progress(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:
+    with stops, ProgressBar(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:
         run.last_step = total if counts else None
         could_save = False  # whether an iteration began after the stop request, so that its body saw `save_due`
         while total is None or run.step < total:

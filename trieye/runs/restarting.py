@@ -13,7 +13,7 @@ from trieye.config.locations import expanded
 from trieye.config.loop import LoopConfig
 from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.experiment.finished import Progress
+from trieye.experiment.finished import TrainingProgress
 from trieye.files.run_files import RunFiles
 from trieye.process.lock import is_alive
 from trieye.run.provenance import sources_in
@@ -228,7 +228,7 @@ def _directory_of(composed: Rehearsed, program: Program) -> Path:
 def _check_unfinished(config: Mapping[str, Any], checkpoint: CheckpointEntry, purpose: str) -> None:
     """Refuse a fork that would be over at once."""
     try:
-        progress = Progress(**{**peek(checkpoint.path, "objects", "loop"), "best": None})
+        progress = TrainingProgress(**{**peek(checkpoint.path, "objects", "loop"), "best": None})
     except (SerializationError, TypeError):  # the program has another loop
         return
     limits = LoopConfig.model_validate(config["loop"])

@@ -16,7 +16,7 @@ from ray.tune.schedulers import (
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.tune.space import Space
-from trieye.tune.watching import Watching
+from trieye.tune.watching import StudyCallback
 
 _LONGEST = 1 << 20
 
@@ -59,7 +59,7 @@ class GoingOn(TrialScheduler):  # type: ignore[misc]  # Ray has no types for us
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Add a trial and replay its earlier results."""
         super().on_trial_add(tune_controller, trial)
-        for result in Watching.watch.reported_by(trial) if Watching.watch is not None else ():
+        for result in StudyCallback.watch.reported_by(trial) if StudyCallback.watch is not None else ():
             self.replay(tune_controller, trial, result)
 
     def replay(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ from trieye.tune.search import Asking, CurrentStudy, GrowingSearch, GrowingVaria
 from trieye.tune.space import Space
 from trieye.tune.trainable import StudyPlace, as_trainable, run_name_of
 from trieye.tune.values import named
-from trieye.tune.watching import StudyMonitor, Watching
+from trieye.tune.watching import StudyCallback, StudyMonitor
 
 _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
@@ -162,7 +162,7 @@ class Study:
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             self._check_room(is_cluster=is_cluster)
             monitor = StudyMonitor(self._config, self.directory, self._space.keys, self._size)
-            Watching.watch = monitor
+            StudyCallback.watch = monitor
             stops = StopSignals(
                 lambda _: signal.raise_signal(signal.SIGUSR1),  # Tune saves and stops on this signal
                 "trials are saving and stopping; the same signal again (or Ctrl-C) stops at once",
@@ -176,7 +176,7 @@ class Study:
                         results = self._tuner().fit()
             finally:
                 monitor.mark_interrupted()
-                Watching.watch = CurrentStudy.num_trials = CurrentStudy.directory = None
+                StudyCallback.watch = CurrentStudy.num_trials = CurrentStudy.directory = None
         is_interrupted = results.num_terminated + results.num_errors < len(results)
         if stops.exit_code is not None or is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
@@ -233,7 +233,7 @@ class Study:
                 name=_STORED,
                 storage_path=str(self.directory),
                 verbose=0,
-                callbacks=[Watching()],
+                callbacks=[StudyCallback()],
                 stop=TargetStopper() if config.target is not None else None,
                 failure_config=tune.FailureConfig(max_failures=config.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
@@ -327,7 +327,7 @@ class TargetStopper(tune.Stopper):  # type: ignore[misc]  # Ray has no types for
 
     def stop_all(self) -> bool:
         """Return whether the target is reached."""
-        return Watching.watch is not None and Watching.watch.has_reached_target
+        return StudyCallback.watch is not None and StudyCallback.watch.has_reached_target
 
 
 def _own_directory(trial: Any) -> str:

@@ -194,7 +194,7 @@ class StudyMonitor:
         record.write(self._directory / str(record.index), is_lasting=is_lasting)
 
 
-class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
+class StudyCallback(Callback):  # type: ignore[misc]  # Ray has no types for us
     """Callback of Tune that forwards to the monitor of this process; pickled with the study.
 
     Attributes:

@@ -28,9 +28,9 @@ def outbox_of(num_blocks, **options):
 
 def test_at_most_max_inflight_batches_are_in_flight():
     outbox = outbox_of(3)
-    parcels = [outbox.next(), outbox.next(), outbox.next()]
-    assert [parcel and parcel.first for parcel in parcels] == [0, 2, None]
-    assert outbox.answered(parcels[0], Ack(2)) == 1
+    batches = [outbox.next(), outbox.next(), outbox.next()]
+    assert [batch and batch.first for batch in batches] == [0, 2, None]
+    assert outbox.answered(batches[0], Ack(2)) == 1
     assert outbox.next().first == 4
 
 
@@ -58,8 +58,8 @@ def test_a_batch_that_arrived_without_an_acknowledgement_is_not_resent():
 def test_acknowledged_batches_are_retained_until_they_are_saved():
     outbox = outbox_of(3)
     for _ in range(3):
-        parcel = outbox.next()
-        outbox.answered(parcel, Ack(parcel.end))
+        batch = outbox.next()
+        outbox.answered(batch, Ack(batch.end))
     assert outbox.oldest == 0
     outbox.put(block_of(6, 7))
     outbox.answered(outbox.next(), Ack(8, saved=4))
@@ -71,8 +71,8 @@ def test_acknowledged_batches_are_retained_until_they_are_saved():
 def test_keep_bytes_limits_the_retained_batches():
     outbox = outbox_of(4, keep_bytes=40)
     for _ in range(4):
-        parcel = outbox.next()
-        outbox.answered(parcel, Ack(parcel.end))
+        batch = outbox.next()
+        outbox.answered(batch, Ack(batch.end))
     assert outbox.kept_bytes == 32
     assert outbox.oldest == 4
 
@@ -80,8 +80,8 @@ def test_keep_bytes_limits_the_retained_batches():
 def test_after_a_loss_sending_resumes_at_the_oldest_retained_batch():
     outbox = outbox_of(3, keep_bytes=16)
     for _ in range(3):
-        parcel = outbox.next()
-        outbox.answered(parcel, Ack(parcel.end))
+        batch = outbox.next()
+        outbox.answered(batch, Ack(batch.end))
     outbox.go_back(Ack(1))
     assert (outbox.num_resent, outbox.num_waiting, outbox.num_gone) == (1, 2, 3)
     assert outbox.next().first == outbox.oldest == 4
@@ -141,10 +141,10 @@ class Journey:
         self.num_rows += count
 
     def send(self):
-        if (parcel := self.outbox.next()) is not None:
+        if (batch := self.outbox.next()) is not None:
             fate = self.dice.choice(["well", "well", "well", "lost", "unheard", "refused"])
-            ack = None if fate == "lost" else self.deliver(parcel, refused=fate == "refused")
-            self.in_flight.append((parcel, None if fate == "unheard" else ack))
+            ack = None if fate == "lost" else self.deliver(batch, refused=fate == "refused")
+            self.in_flight.append((batch, None if fate == "unheard" else ack))
 
     def save(self):
         self.ring.save()
@@ -152,22 +152,22 @@ class Journey:
     def die(self):
         self.ring.die()
 
-    def deliver(self, parcel, *, refused=False):
-        return self.ring.add(parcel.first, self.outbox.oldest, parcel.rows, "full" if refused else "")
+    def deliver(self, batch, *, refused=False):
+        return self.ring.add(batch.first, self.outbox.oldest, batch.rows, "full" if refused else "")
 
     def hear(self):
-        parcel, ack = self.in_flight.pop(0)
+        batch, ack = self.in_flight.pop(0)
         if ack is None:
             self.outbox.failed()
         else:
-            self.outbox.answered(parcel, ack)
+            self.outbox.answered(batch, ack)
 
     def end(self):
         while self.in_flight:
             self.hear()
         self.outbox.go_back(self.ring.ack())
-        while (parcel := self.outbox.next()) is not None:
-            self.outbox.answered(parcel, self.deliver(parcel))
+        while (batch := self.outbox.next()) is not None:
+            self.outbox.answered(batch, self.deliver(batch))
 
 
 @given(seed=st.integers(0, 1 << 30), keep_bytes=st.sampled_from([0, 64, 1 << 20]), inflight=st.integers(1, 4))

@@ -87,8 +87,8 @@ class Watched:
         group, queue = self._row_source._group, self._row_source._queue
         time.sleep(0.02)
         with group.lock:
-            self.num_idle_steps += not (queue.versions() or any(slot.grants for slot in group.slots))
-        wait_until(lambda: not any(slot.grants for slot in group.slots))
+            self.num_idle_steps += not (queue.versions() or any(slot.assignments for slot in group.slots))
+        wait_until(lambda: not any(slot.assignments for slot in group.slots))
         with group.lock:
             self.max_waiting = max(self.max_waiting, len(queue.versions()))
             self.queue_metrics = queue.metrics()

@@ -11,7 +11,7 @@ from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
-from trieye.training.exploring.explorer import Explorer, Grant, Task
+from trieye.training.exploring.explorer import Assignment, Explorer, Task
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import LocalTransport
 from trieye.training.policy import Moments
@@ -97,7 +97,7 @@ def test_an_explorer_switches_to_new_weights_within_a_fragment(train_config):
     )
     explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, registry), 0, 0)
     registry.publish(second)  # after the fragment was assigned
-    report = explorer.rollout(Grant(number=0, steps=4000, env_steps=0, published=first))  # takes at least 0.4 s
+    report = explorer.rollout(Assignment(number=0, steps=4000, env_steps=0, published=first))  # takes at least 0.4 s
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
@@ -110,7 +110,7 @@ def test_results_and_state_of_a_gpu_explorer_unpickle_without_a_gpu(train_config
     explorer = Explorer(Task(config, type(policy), policy.spaces, transport, registry), 0, 0)
     on_gpu = Elsewhere(torch.ones(4))
     explorer._collector._moments.append(Moments(3, on_gpu, on_gpu))
-    report = explorer.rollout(Grant(0, 4, 0, Published(0, 0, transport.publish(0, policy.state_dict()))))
+    report = explorer.rollout(Assignment(0, 4, 0, Published(0, 0, transport.publish(0, policy.state_dict()))))
     explorer._collector._state = {"hidden": on_gpu}
     state = explorer.state_dict()
     explorer.close()

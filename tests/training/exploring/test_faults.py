@@ -17,7 +17,7 @@ from tests.training.worlds import Numbered
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.training.exploring import group
-from trieye.training.exploring.explorer import Explorer, Grant, Task
+from trieye.training.exploring.explorer import Assignment, Explorer, Task
 from trieye.training.exploring.places import ThreadExplorerPool
 from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import LocalTransport
@@ -266,11 +266,11 @@ def test_a_failed_explorer_abandons_its_earlier_assignments(train_config):
     explorer = Explorer(
         Task(learner.config, DQN.policy_class, learner.policy.spaces, transport, None, make_writer), 0, 0
     )
-    explorer.rollout(Grant(number=0, steps=4, env_steps=0, published=published))
+    explorer.rollout(Assignment(number=0, steps=4, env_steps=0, published=published))
     with pytest.raises(ZeroDivisionError):
-        explorer.rollout(Grant(number=1, steps=4, env_steps=4, published=published))
+        explorer.rollout(Assignment(number=1, steps=4, env_steps=4, published=published))
     with pytest.raises(Exception, match="abandoned"):
-        explorer.rollout(Grant(number=2, steps=4, env_steps=8, published=published))
+        explorer.rollout(Assignment(number=2, steps=4, env_steps=8, published=published))
     assert learner.replay.metrics()["replay/size"] == 4
     explorer.close()
     learner.cleanup()

@@ -7,7 +7,7 @@ import torch
 from trieye.replay.fragments import FragmentRules
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
-from trieye.training.exploring.explorer import Report
+from trieye.training.exploring.explorer import FragmentResult
 from trieye.training.exploring.inbox import Fragments, Reports
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ def payload_of(number, steps=2):
 
 
 def report_of(explorer, number, version, **changed):
-    report = Report(explorer, number, version, version, 2, {}, [], payload_of(10 * explorer + number), 0, 0.1)
+    report = FragmentResult(explorer, number, version, version, 2, {}, [], payload_of(10 * explorer + number), 0, 0.1)
     for name, value in changed.items():
         setattr(report, name, value)
     return report

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from trieye.exceptions import ReplayClosedError
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
-from trieye.process.worker import Worker
+from trieye.process.worker import RoundWorker
 from trieye.replay.remote.channel import ReplayChannel
 from trieye.replay.remote.messages import Ack, Block, RowBatch
 from trieye.replay.remote.server import ReplayServer
@@ -27,7 +27,7 @@ LIMITER_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
-class Parcel:
+class NumberedBatch:
     """A numbered batch, unchanged in every attempt to send it.
 
     Attributes:
@@ -69,15 +69,15 @@ class Outbox:
         self.end = self.num_acknowledged = self.num_resent = self.num_gone = self.kept_bytes = self.num_inflight = 0
         self._max_inflight, self._keep_bytes = max_inflight, keep_bytes
         self.spare: deque[Block] = deque(maxlen=max_inflight + 1)
-        self._retained: deque[Parcel] = deque()
-        self._pending: deque[Parcel] = deque()  # unacknowledged; the first `_num_sent` were sent
+        self._retained: deque[NumberedBatch] = deque()
+        self._pending: deque[NumberedBatch] = deque()  # unacknowledged; the first `_num_sent` were sent
         self._num_sent = 0
         self._is_back = False
 
     @property
     def oldest(self) -> int:
         """Number of the oldest row that can still be sent."""
-        return next((parcels[0].first for parcels in (self._retained, self._pending) if parcels), self.end)
+        return next((batches[0].first for batches in (self._retained, self._pending) if batches), self.end)
 
     @property
     def next_size(self) -> int:
@@ -96,10 +96,10 @@ class Outbox:
 
     def put(self, block: Block) -> None:
         """Queue a batch, which must not change afterwards."""
-        self._pending.append(Parcel(self.end, block, block.rows()))
+        self._pending.append(NumberedBatch(self.end, block, block.rows()))
         self.end += block.count
 
-    def next(self) -> Parcel | None:
+    def next(self) -> NumberedBatch | None:
         """Return the next batch to send and mark it as in flight; None if nothing can be sent now."""
         if self._is_back or self.num_inflight >= self._max_inflight or self._num_sent == len(self._pending):
             return None
@@ -107,10 +107,10 @@ class Outbox:
         self.num_inflight += 1
         return self._pending[self._num_sent - 1]
 
-    def answered(self, parcel: Parcel, ack: Ack) -> int:
+    def answered(self, batch: NumberedBatch, ack: Ack) -> int:
         """Process an answer; return the number of newly acknowledged batches."""
         self.num_inflight -= 1
-        if ack.end < parcel.end:
+        if ack.end < batch.end:
             self._is_back = True
             return 0
         return self._process(ack)
@@ -139,12 +139,12 @@ class Outbox:
         num_new = 0
         self.num_gone = max(self.num_gone, ack.lost)
         while self._pending and self._pending[0].end <= ack.end:
-            parcel = self._pending.popleft()
+            batch = self._pending.popleft()
             self._num_sent = max(self._num_sent - 1, 0)
-            num_new += not parcel.was_acknowledged
-            parcel.was_acknowledged = True
-            self.kept_bytes += parcel.block.size_bytes
-            self._retained.append(parcel)
+            num_new += not batch.was_acknowledged
+            batch.was_acknowledged = True
+            self.kept_bytes += batch.block.size_bytes
+            self._retained.append(batch)
         self.num_acknowledged = max(self.num_acknowledged, ack.end)
         while self._retained and (self._retained[0].end <= ack.saved or self.kept_bytes > self._keep_bytes):
             block = self._retained.popleft().block
@@ -188,12 +188,12 @@ class BatchSender:
         # numbers of blocks: the first is changed by threads that hold the writer's lock, the second by this thread; the
         # limit is those in flight and one being filled
         self._num_issued, self._num_returned, self._max_out = 0, 0, max_inflight + 1
-        self._answers: SimpleQueue[tuple[Parcel, Future[Ack]]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[NumberedBatch, Future[Ack]]] = SimpleQueue()
         self._num_gone_reported = 0
         self._backoff, self._not_before = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
         self._last_answer = time.monotonic()
         self._next_collect = self._last_answer + flush_s
-        self._worker = Worker("trieye-writer", self._work, self._pause_s, self._end)
+        self._worker = RoundWorker("trieye-writer", self._work, self._pause_s, self._end)
         self._worker.start()
         # Ray kills a process that calls it during exit
         atexit.register(self._halt)
@@ -304,7 +304,7 @@ class BatchSender:
 
     def _receive(self) -> None:
         while not self._answers.empty():
-            parcel, call = self._answers.get()
+            batch, call = self._answers.get()
             try:
                 ack = call.result()
             except ConnectionError as error:
@@ -315,7 +315,7 @@ class BatchSender:
             self.trouble = ack.refused
             if self._backoff.failures:
                 self._backoff.worked()
-            self._record_acknowledged(self._outbox.answered(parcel, ack))
+            self._record_acknowledged(self._outbox.answered(batch, ack))
 
     def _deliver(self) -> None:
         now = time.monotonic()
@@ -323,14 +323,14 @@ class BatchSender:
         is_idle = not outbox.num_waiting and outbox.kept_bytes and now - self._last_answer > HEARTBEAT_S
         if (outbox.is_held_up or is_idle) and now >= self._not_before:
             self._resynchronize()
-        while (parcel := outbox.next()) is not None:
+        while (batch := outbox.next()) is not None:
             call = self._channel.begin(
-                ReplayServer.add_batch, self._table, self._client, parcel.first, outbox.oldest, parcel.rows
+                ReplayServer.add_batch, self._table, self._client, batch.first, outbox.oldest, batch.rows
             )
-            call.add_done_callback(partial(self._queue_answer, parcel))
+            call.add_done_callback(partial(self._queue_answer, batch))
 
-    def _queue_answer(self, parcel: Parcel, call: "Future[Ack]") -> None:
-        self._answers.put((parcel, call))
+    def _queue_answer(self, batch: NumberedBatch, call: "Future[Ack]") -> None:
+        self._answers.put((batch, call))
         self._worker.wake()
 
     def _resynchronize(self) -> None:

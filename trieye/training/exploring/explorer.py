@@ -31,7 +31,7 @@ FOLLOW_AFTER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grant:
+class Assignment:
     """Assignment of one fragment to an explorer.
 
     Attributes:
@@ -51,7 +51,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class Report:
+class FragmentResult:
     """Result of an assignment: a collected fragment and its statistics.
 
     Attributes:
@@ -165,31 +165,31 @@ class Explorer:
         """Return the name of its replay writer, or None."""
         return None if self._writer is None else self._writer.client
 
-    def rollout(self, grant: Grant) -> Report:
+    def rollout(self, assignment: Assignment) -> FragmentResult:
         """Collect a fragment.
 
         If an environment raises after at least `RECOVERY_FRAGMENTS` good fragments, the environments are rebuilt. Any
         other error ends the explorer: its next fragment, which may already be assigned, would follow a gap.
         """
         try:
-            return self._roll_out(grant)
+            return self._roll_out(assignment)
         except BaseException:
             self.cancel()
             raise
 
-    def _roll_out(self, grant: Grant) -> Report:
+    def _roll_out(self, assignment: Assignment) -> FragmentResult:
         began, lost = time.perf_counter(), 0
         try:
-            rows = self._collect(grant)
+            rows = self._collect(assignment)
         except Exception as error:
             is_of_env = isinstance(error, EnvironmentLostError) or not isinstance(error, _NON_ENV_ERRORS)
             if self._is_cancelled or self._num_good < RECOVERY_FRAGMENTS or not is_of_env:
                 raise
             self._num_good = 0
             say(f"explorer {self._index} rebuilds its environments: {type(error).__name__}: {error}")
-            self._rebuild(grant)
+            self._rebuild(assignment)
             lost = 1
-            rows = self._collect(grant)
+            rows = self._collect(assignment)
         self._num_good += 1
         payload = None
         if self._writer is None:
@@ -202,9 +202,9 @@ class Explorer:
         cut, self._collector.interrupted = self._collector.interrupted, 0
         refused, remarks = self._on_nonfinite.counts.pop("rows", 0), self._remarks.copy()
         self._remarks.clear()
-        return Report(
+        return FragmentResult(
             explorer=self._index,
-            number=grant.number,
+            number=assignment.number,
             version_min=min(self._versions),
             version_max=max(self._versions),
             env_steps=len(rows),
@@ -219,20 +219,20 @@ class Explorer:
             returns=None if self._collector.scale is None else self._collector.scale.newest,
         )
 
-    def _collect(self, grant: Grant) -> Rows:
+    def _collect(self, assignment: Assignment) -> Rows:
         newest = self._newest
-        published = grant.published
+        published = assignment.published
         if newest is not None and newest.version > published.version:
             published = newest
         self._load(published)
         self._versions = [self._version]
-        self._collector.env_steps = grant.env_steps
-        if self._collector.scale is not None and grant.returns is not None:
-            self._collector.scale.moments = grant.returns
+        self._collector.env_steps = assignment.env_steps
+        if self._collector.scale is not None and assignment.returns is not None:
+            self._collector.scale.moments = assignment.returns
         self._finished.clear()
         self._collecting.set()
         try:
-            return self._collector.collect(grant.steps, before_step=self._before_step)
+            return self._collector.collect(assignment.steps, before_step=self._before_step)
         finally:
             self._collecting.clear()
             self._finished.set()
@@ -261,14 +261,14 @@ class Explorer:
             load_weights(self._policy, weights)
             self._version = version
 
-    def _rebuild(self, grant: Grant) -> None:
+    def _rebuild(self, assignment: Assignment) -> None:
         cut = self._collector.num_open
         generator = self._collector.generator
         try:
             self._collector.close()
         except Exception as error:  # noqa: BLE001 - close() may fail for the same reason; a new collector replaces it
             say(f"explorer {self._index}: cannot close its environments: {type(error).__name__}: {error}")
-        self._collector = self._make_collector(training_seed(self._seed, grant.number))
+        self._collector = self._make_collector(training_seed(self._seed, assignment.number))
         self._collector.generator = generator
         self._collector.interrupted = cut
         if self._writer is not None:

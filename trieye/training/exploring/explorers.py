@@ -12,7 +12,7 @@ from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
-from trieye.training.exploring.explorer import Grant, Report, Task
+from trieye.training.exploring.explorer import Assignment, FragmentResult, Task
 from trieye.training.exploring.group import ExplorerGroup, ExplorerSlot
 from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import InFlightCounts, SyncRules
@@ -73,7 +73,7 @@ class Explorers:
         self._published: Published | None = None
         self._publish_s: list[float] = []
         self._ended: dict[str, list[float]] = defaultdict(list)
-        self._learned: list[Report] = []
+        self._learned: list[FragmentResult] = []
         self._lags: dict[int, int] = {}
         self._last_interrupted = 0
         self._retired: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ class Explorers:
             pool,
             config.explorer,
             deliver=self._deliver,
-            grant=self._grant,
+            assignment=self._grant,
             leave=leave,
             stop=self._stop,
         )
@@ -158,7 +158,7 @@ class Explorers:
     def _steps_left(self, *, has_fragments: bool) -> int:
         return self._rules.steps_left(self._step - self._published_step, has_fragments=has_fragments)
 
-    def _account(self, report: Report) -> None:
+    def _account(self, report: FragmentResult) -> None:
         self.env_steps += report.env_steps
         for name, values in report.ended.items():
             self._ended[name] += values
@@ -199,7 +199,12 @@ class Explorers:
 
     def _in_flight_versions(self) -> list[int]:
         """Return the versions of the fragments in flight, without hanging explorers."""
-        return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
+        return [
+            assignment.published.version
+            for slot in self._group.slots
+            if slot.is_expected
+            for assignment in slot.assignments
+        ]
 
     def _is_usable(self, fragment_version: int, version: int) -> bool:
         """Return whether the learner may use a fragment of version `fragment_version` at `version`."""
@@ -233,7 +238,7 @@ class Explorers:
                 say(f"publishing version {version} of the weights failed, retrying in {pause_s:g} s: {error}")
                 time.sleep(pause_s)
 
-    def _deliver(self, report: Report) -> str:
+    def _deliver(self, report: FragmentResult) -> str:
         return self._queue.put(report, self._group.slots[report.explorer].incarnation)
 
     def _grant(self) -> None:
@@ -244,13 +249,13 @@ class Explorers:
         if not self._is_usable(published.version, self.version + self._is_publishing):
             return  # the fragment would be too stale on arrival
         waiting = self._queue.counts()
-        outstanding = waiting.total() + sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
+        outstanding = waiting.total() + sum(len(slot.assignments) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
         while granted:
             granted = False
-            for slot in sorted(alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
-                is_free = slot.is_ready and len(slot.grants) < self._max_in_flight
-                own = waiting[slot.index] + len(slot.grants)
+            for slot in sorted(alive, key=lambda slot: (len(slot.assignments), slot.produced, slot.index)):
+                is_free = slot.is_ready and len(slot.assignments) < self._max_in_flight
+                own = waiting[slot.index] + len(slot.assignments)
                 if is_free and self._may_begin(slot, own, outstanding, len(alive)):
                     self._assign(slot, published)
                     granted, outstanding = True, outstanding + 1
@@ -263,7 +268,7 @@ class Explorers:
     def _assign(self, slot: ExplorerSlot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
-        self._group.submit(slot, Grant(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
+        self._group.submit(slot, Assignment(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
 
     def _may_begin(self, slot: ExplorerSlot, own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
@@ -288,7 +293,7 @@ class Explorers:
             return
         waiting = self._queue.counts()
         for slot in self._group.alive:
-            if slot.is_ready and not slot.grants and not waiting[slot.index]:
+            if slot.is_ready and not slot.assignments and not waiting[slot.index]:
                 self._assign(slot, published)
 
     def metrics(self) -> dict[str, float]:
@@ -351,7 +356,7 @@ class Explorers:
             ],
             "retired": self._retired,
             "restarts": self._group.restarts,
-            "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
+            "lost": self._group.lost + sum(len(slot.assignments) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
             "returns": self._scale.moments,
             "inbox": self._queue.state_dict(),

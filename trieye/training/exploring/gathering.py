@@ -21,7 +21,7 @@ from trieye.training.batches import Experience
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_envs
-from trieye.training.exploring.explorer import Grant, Report, Task
+from trieye.training.exploring.explorer import Assignment, FragmentResult, Task
 from trieye.training.exploring.group import ExplorerGroup
 from trieye.training.exploring.making import pool_and_transport
 from trieye.training.exploring.synchronizer import Published
@@ -167,23 +167,23 @@ def _collect_by_explorers(
     num = config.env.num
     pool, transport = pool_and_transport(config)
     published = Published(0, 0, transport.publish(0, policy.state_dict()))
-    waiting: deque[tuple[Report, int]] = deque()
+    waiting: deque[tuple[FragmentResult, int]] = deque()
 
-    def deliver(report: Report) -> str:
+    def deliver(report: FragmentResult) -> str:
         waiting.append((report, group.slots[report.explorer].incarnation))
         return ""
 
-    def grant() -> None:
+    def assignment() -> None:
         for slot in group.alive:
-            while slot.worker is not None and len(slot.grants) < config.explorer.max_in_flight:
-                promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
+            while slot.worker is not None and len(slot.assignments) < config.explorer.max_in_flight:
+                promised = len(waiting) + sum(len(other.assignments) for other in group.slots if other.is_expected)
                 if collected.num + promised * collected.steps * num >= collected.limit:
                     return
                 env_steps = policy.schedule_step + collected.num
-                group.submit(slot, Grant(slot.granted, collected.steps, env_steps, published))
+                group.submit(slot, Assignment(slot.granted, collected.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
-    group = ExplorerGroup(task, pool, config.explorer, deliver=deliver, grant=grant, leave=lambda _: None)
+    group = ExplorerGroup(task, pool, config.explorer, deliver=deliver, assignment=assignment, leave=lambda _: None)
     group.start()
     try:
         while not collected.is_complete:

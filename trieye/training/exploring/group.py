@@ -15,7 +15,7 @@ from trieye.config.explorer import ExplorerConfig
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
-from trieye.training.exploring.explorer import RECOVERY_FRAGMENTS, Grant, Report, Task
+from trieye.training.exploring.explorer import RECOVERY_FRAGMENTS, Assignment, FragmentResult, Task
 from trieye.training.exploring.places import ExplorerPool, WorkerHandle
 
 _MAX_PAUSE_S = 60.0
@@ -45,7 +45,7 @@ class ExplorerSlot:
         incarnation: Number of restarts.
         delivered: Fragments delivered over the whole run.
         granted: Fragments assigned over the whole run, including lost ones.
-        grants: Undelivered assignments, oldest first.
+        assignments: Undelivered assignments, oldest first.
         early: Results that arrived before older assignments' results, by number.
         failures: Consecutive failures, with fewer than `RECOVERY_FRAGMENTS` fragments between them.
         num_good_fragments: Fragments since the last failure.
@@ -68,8 +68,8 @@ class ExplorerSlot:
     incarnation: int = 0
     delivered: int = 0
     granted: int = 0
-    grants: deque[Grant] = field(default_factory=deque)
-    early: dict[int, Report] = field(default_factory=dict)
+    assignments: deque[Assignment] = field(default_factory=deque)
+    early: dict[int, FragmentResult] = field(default_factory=dict)
     failures: int = 0
     num_good_fragments: int = 0
     restarts_at: float | None = None
@@ -86,7 +86,7 @@ class ExplorerSlot:
     @property
     def is_awaited(self) -> bool:
         """Whether a fragment or the first answer is outstanding."""
-        return bool(self.grants) or (self.machine is not None and not self.is_ready)
+        return bool(self.assignments) or (self.machine is not None and not self.is_ready)
 
     @property
     def is_unplaced(self) -> bool:
@@ -96,12 +96,12 @@ class ExplorerSlot:
     @property
     def produced(self) -> int:
         """Number of delivered fragments plus those in flight."""
-        return self.delivered + len(self.grants)
+        return self.delivered + len(self.assignments)
 
     @property
     def is_expected(self) -> bool:
         """Whether a fragment is in flight that is not overdue."""
-        return bool(self.grants) and not self.is_overdue
+        return bool(self.assignments) and not self.is_overdue
 
     @property
     def overdue_at(self) -> float:
@@ -122,13 +122,13 @@ class ExplorerGroup:
         config: Number of explorers, and the policy for failures.
         deliver: Called with each result, in the order of collection for each explorer; returns the reason if the
             fragment is refused, else an empty string.
-        grant: Called after every change; assigns fragments with `submit`.
+        assignment: Called after every change; assigns fragments with `submit`.
         leave: Called with the writer name of an explorer that is gone.
         stop: The stop request of the run.
 
     Attributes:
         slots: One slot for each explorer.
-        lock: Guards the slots; held during `deliver` and `grant`.
+        lock: Guards the slots; held during `deliver` and `assignment`.
         restarts: Number of restarts of all explorers.
         lost: Assigned fragments that were never learned from, because they did not arrive or were refused.
         interrupted: Number of cut episodes.
@@ -141,14 +141,14 @@ class ExplorerGroup:
         pool: ExplorerPool,
         config: ExplorerConfig,
         *,
-        deliver: Callable[[Report], str],
-        grant: Callable[[], None],
+        deliver: Callable[[FragmentResult], str],
+        assignment: Callable[[], None],
         leave: Callable[[str], None],
         stop: StopRequest | None = None,
     ) -> None:
         self._task, self._pool, self._config = task, pool, config
         self._stop = stop or StopRequest()
-        self._deliver, self._grant, self._leave = deliver, grant, leave
+        self._deliver, self._grant, self._leave = deliver, assignment, leave
         self.slots = [ExplorerSlot(index) for index in range(config.num)]
         self.lock = threading.RLock()
         self.restarts = self.lost = self.interrupted = 0
@@ -175,17 +175,19 @@ class ExplorerGroup:
         """Explorers that were not abandoned."""
         return [slot for slot in self.slots if not slot.is_abandoned]
 
-    def submit(self, slot: ExplorerSlot, grant: Grant) -> None:
-        """Assign a fragment to an explorer; call it only inside `grant`."""
-        assert slot.worker is not None  # noqa: S101 - `grant` checks it
-        slot.began_at = slot.began_at if slot.grants else time.monotonic()
-        slot.grants.append(grant)
-        slot.granted = grant.number + 1
-        incarnation, call = slot.incarnation, slot.worker.begin("rollout", grant)
-        call.add_done_callback(lambda done: self._events.put(lambda: self._on_fragment(slot, incarnation, grant, done)))
+    def submit(self, slot: ExplorerSlot, assignment: Assignment) -> None:
+        """Assign a fragment to an explorer; call it only inside `assignment`."""
+        assert slot.worker is not None  # noqa: S101 - `assignment` checks it
+        slot.began_at = slot.began_at if slot.assignments else time.monotonic()
+        slot.assignments.append(assignment)
+        slot.granted = assignment.number + 1
+        incarnation, call = slot.incarnation, slot.worker.begin("rollout", assignment)
+        call.add_done_callback(
+            lambda done: self._events.put(lambda: self._on_fragment(slot, incarnation, assignment, done))
+        )
 
     def poke(self) -> None:
-        """Make the thread call `grant`."""
+        """Make the thread call `assignment`."""
         self._events.put(lambda: None)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -219,7 +221,7 @@ class ExplorerGroup:
     def ask(self, method: str, timeout_s: float) -> list[Any]:
         """Call a method of each explorer; the result is None for explorers that are absent, busy or slow."""
         with self.lock:
-            workers = [slot.worker if slot.is_ready and not slot.grants else None for slot in self.slots]
+            workers = [slot.worker if slot.is_ready and not slot.assignments else None for slot in self.slots]
             calls = [None if worker is None else worker.begin(method) for worker in workers]
         until = time.monotonic() + timeout_s
         return [None if call is None else self._answer(call, until) for call in calls]
@@ -261,7 +263,7 @@ class ExplorerGroup:
 
     def _hangs(self, slot: ExplorerSlot) -> bool:
         is_late = self._stop.is_made and time.monotonic() - slot.began_at > _CLOSE_STOPPED_S
-        return slot.is_overdue or (bool(slot.grants) and is_late)
+        return slot.is_overdue or (bool(slot.assignments) and is_late)
 
     def _serve(self) -> None:
         try:
@@ -380,8 +382,10 @@ class ExplorerGroup:
 
         call.add_done_callback(lambda done: self._events.put(lambda: settle(done)))
 
-    def _on_fragment(self, slot: ExplorerSlot, incarnation: int, grant: Grant, done: "Future[Report]") -> None:
-        if slot.incarnation != incarnation or slot.worker is None or grant not in slot.grants:
+    def _on_fragment(
+        self, slot: ExplorerSlot, incarnation: int, assignment: Assignment, done: "Future[FragmentResult]"
+    ) -> None:
+        if slot.incarnation != incarnation or slot.worker is None or assignment not in slot.assignments:
             return  # the explorer failed in the meantime
         error = done.exception()
         if error is not None:
@@ -394,13 +398,13 @@ class ExplorerGroup:
         slot.usual_s = max(report.seconds, _DURATION_DECAY * slot.usual_s)
         self._has_delivered, slot.num_good_fragments = True, slot.num_good_fragments + 1
         slot.failures = slot.failures if slot.num_good_fragments < RECOVERY_FRAGMENTS else 0
-        slot.early[grant.number] = report
-        while slot.grants and slot.grants[0].number in slot.early:
-            self._deliver_oldest(slot, slot.grants.popleft())
+        slot.early[assignment.number] = report
+        while slot.assignments and slot.assignments[0].number in slot.early:
+            self._deliver_oldest(slot, slot.assignments.popleft())
 
-    def _deliver_oldest(self, slot: ExplorerSlot, grant: Grant) -> None:
+    def _deliver_oldest(self, slot: ExplorerSlot, assignment: Assignment) -> None:
         """Deliver the result of an assignment; a missing result counts as lost."""
-        report = slot.early.pop(grant.number, None)
+        report = slot.early.pop(assignment.number, None)
         if report is None:
             self.lost += 1
             return
@@ -425,8 +429,8 @@ class ExplorerGroup:
     def _fail(self, slot: ExplorerSlot, error: BaseException) -> None:
         """Handle the failure of an explorer: restart it after a pause, abandon it, or set `fault`."""
         slot.error, slot.failures, slot.num_good_fragments = error, slot.failures + 1, 0
-        while slot.grants:
-            self._deliver_oldest(slot, slot.grants.popleft())
+        while slot.assignments:
+            self._deliver_oldest(slot, slot.assignments.popleft())
         if slot.worker is not None:
             slot.worker.kill()
             slot.worker, slot.machine, slot.is_ready = None, None, False

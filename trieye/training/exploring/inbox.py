@@ -10,7 +10,7 @@ import torch
 
 from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules, Lease
 from trieye.snapshot.parts import SavedParts
-from trieye.training.exploring.explorer import Report
+from trieye.training.exploring.explorer import FragmentResult
 from trieye.training.policy import Moments
 from trieye.training.rows import Array, Rows
 
@@ -28,7 +28,7 @@ class FragmentQueue(Protocol):
     max_staleness: int | None
     is_bounded: bool
 
-    def put(self, report: Report, incarnation: int) -> str:
+    def put(self, report: FragmentResult, incarnation: int) -> str:
         """Add a result; return the reason if its fragment is refused, else an empty string."""
 
     def counts(self) -> Counter[int]:
@@ -37,10 +37,10 @@ class FragmentQueue(Protocol):
     def versions(self) -> list[int]:
         """Return the lowest version of each waiting fragment."""
 
-    def take(self, n: int) -> tuple[list[Report], Rows]:
+    def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
         """Remove and return `n` results, of at least `n` waiting, and their rows; no rows if they are in the replay."""
 
-    def set_version(self, version: int) -> list[Report]:
+    def set_version(self, version: int) -> list[FragmentResult]:
         """Set the newest version; return the results whose rows were dropped as too stale."""
 
 
@@ -67,7 +67,7 @@ class Reports:
         self._publish_version, self.max_staleness = publish_version, max_staleness
         self.is_bounded = max_staleness is not None
         self._device, self._no_rows = device, Rows.nothing(num_envs, device)
-        self._waiting: list[Report] = []
+        self._waiting: list[FragmentResult] = []
         self._schema: dict[str, str] = {}
         self._version = -1
         self._lags: list[int] = []  # of the results taken since the last `metrics`
@@ -75,7 +75,7 @@ class Reports:
         self._num_put = self._num_taken = self._num_reported = 0
         self._reported_at = time.monotonic()
 
-    def put(self, report: Report, incarnation: int) -> str:
+    def put(self, report: FragmentResult, incarnation: int) -> str:
         """Add a result; see `FragmentQueue`."""
         del incarnation
         if self._is_stale(report):
@@ -98,7 +98,7 @@ class Reports:
         """Return the versions of waiting fragments; see `FragmentQueue`."""
         return [report.version_min for report in self._waiting]
 
-    def take(self, n: int) -> tuple[list[Report], Rows]:
+    def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
         """Remove and return results; see `FragmentQueue`."""
         self._waiting.sort(key=lambda report: report.order)
         first, self._waiting = self._waiting[:n], self._waiting[n:]
@@ -112,7 +112,7 @@ class Reports:
             self._lags.append(self._version - report.version_min)
         return first, rows
 
-    def set_version(self, version: int) -> list[Report]:
+    def set_version(self, version: int) -> list[FragmentResult]:
         """Remove results that are too stale; a replay enforces its bound itself. See `FragmentQueue`."""
         self._version = version
         if self._publish_version is not None:
@@ -122,7 +122,7 @@ class Reports:
         self._waiting = [report for report in self._waiting if not self._is_stale(report)]
         return stale
 
-    def _is_stale(self, report: Report) -> bool:
+    def _is_stale(self, report: FragmentResult) -> bool:
         return self.max_staleness is not None and self._version - report.version_min > self.max_staleness
 
     def metrics(self) -> dict[str, float]:
@@ -180,11 +180,11 @@ class Fragments:
     def __init__(self, rules: FragmentRules, session: str, device: torch.device, *, seed: int) -> None:
         self._buffer = FragmentBuffer(rules, seed=seed)
         self._session, self._device = session, device
-        self._reports: dict[tuple[int, int], Report] = {}
+        self._reports: dict[tuple[int, int], FragmentResult] = {}
         self.max_staleness = rules.max_staleness
         self.is_bounded = rules.max_staleness is not None and rules.sampler == "oldest"
 
-    def put(self, report: Report, incarnation: int) -> str:
+    def put(self, report: FragmentResult, incarnation: int) -> str:
         """Add a result; see `FragmentQueue`."""
         meta = FragmentMeta(
             f"explorer-{report.explorer}", report.number, report.version_min, self._session, incarnation
@@ -205,7 +205,7 @@ class Fragments:
         """Return the versions of waiting fragments; see `FragmentQueue`."""
         return [report.version_min for report in self._reports.values()]
 
-    def take(self, n: int) -> tuple[list[Report], Rows]:
+    def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
         """Remove and return results; see `FragmentQueue`."""
         lease = self._buffer.fetch(n, timeout_s=0)
         try:
@@ -213,12 +213,12 @@ class Fragments:
         finally:
             self._buffer.release(lease)
 
-    def _rows_of_lease(self, lease: Lease) -> tuple[list[Report], Rows]:
+    def _rows_of_lease(self, lease: Lease) -> tuple[list[FragmentResult], Rows]:
         payloads = dict(sorted(_payloads_in(lease).items()))
         rows = Rows.of_payloads(list(payloads.values()), self._device)
         return [self._reports.pop(key) for key in payloads if key in self._reports], rows
 
-    def set_version(self, version: int) -> list[Report]:
+    def set_version(self, version: int) -> list[FragmentResult]:
         """Drop fragments that are too stale; see `FragmentQueue`."""
         self._buffer.set_version(self._session, version)
         bound = self._buffer.rules.max_staleness
@@ -250,15 +250,15 @@ class Fragments:
         self._buffer.close()
 
 
-def as_data(report: Report) -> dict[str, Any]:
+def as_data(report: FragmentResult) -> dict[str, Any]:
     """Return a result as plain data, without its rows."""
     data = {name: value for name, value in asdict(report).items() if name not in _NOT_STORED}
     return {**data, "moments": [moments._asdict() for moments in report.moments]}
 
 
-def from_data(data: Mapping[str, Any]) -> Report:
+def from_data(data: Mapping[str, Any]) -> FragmentResult:
     """Return the result that `as_data` described."""
-    return Report(**{**data, "moments": [Moments(**moments) for moments in data["moments"]], "payload": None})
+    return FragmentResult(**{**data, "moments": [Moments(**moments) for moments in data["moments"]], "payload": None})
 
 
 def _payloads_of(saved: SavedParts) -> dict[tuple[int, int], Mapping[str, Array]]:
