@@ -161,40 +161,47 @@ def test_the_median_pruner_stops_jobs_that_are_worse_than_the_median(sign, offse
     for index in range(4):
         overrides = search.ask(index)
         points = [(100 * number + index * offset, sign * (10.0 + number)) for number in range(1, 6)]
-        assert not any(search.reason_to_prune(index, *point) for point in points)
+        assert not search.reason_to_prune(index, *points[1], max(sign * value for _, value in points[:2]) * sign)
+        search.report(index, dict(points))
         search.tell(index, overrides, [sign * 15.0], is_pruned=False)
     search.ask(4)
-    assert search.reason_to_prune(4, 99, sign * 1.0) is None  # no other job has a point so far
+    assert search.reason_to_prune(4, 99, sign * 1.0, sign * 1.0) is None  # no other job has a point so far
     reason = "best 10.9 < 11, the median of 4 jobs at step 150"
     if offset:  # only the first job has a point after 100 steps and before 107
-        assert search.reason_to_prune(4, 105, sign * 1.0) is None
+        assert search.reason_to_prune(4, 105, sign * 1.0, sign * 1.0) is None
     expected = reason if sign == 1 else "best -10.9 > -11, the median of 4 jobs at step 150"
-    assert search.reason_to_prune(4, 150, sign * 10.9) == expected
+    assert search.reason_to_prune(4, 150, sign * 10.5, sign * 10.9) == expected
     search.ask(5)
     # the others are at 13 there, and at 14 afterwards
-    assert search.reason_to_prune(5, 390, sign * 14.5) is None
-    assert search.reason_to_prune(5, 450, sign * 12.0) is None  # its best value counts; the others are at 14
+    assert search.reason_to_prune(5, 390, sign * 14.5, sign * 14.5) is None
+    # its best value counts; the others are at 14
+    assert search.reason_to_prune(5, 450, sign * 12.0, sign * 14.5) is None
 
 
 def test_the_pruner_asha_states_how_many_jobs_pass_a_rung():
     space, options = SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="asha")
     search = OptunaSearch(space, options, "max")
     first = search.ask(0)
-    assert search.reason_to_prune(0, 100, 10.0) is None
+    assert search.reason_to_prune(0, 100, 10.0, 10.0) is None
     search.tell(0, first, [10.0], is_pruned=False)
     for index in range(1, 9):
         search.ask(index)
-        reason = search.reason_to_prune(index, 1, float(index))
+        reason = search.reason_to_prune(index, 1, float(index), float(index))
     assert reason is None
     search.ask(9)
-    assert search.reason_to_prune(9, 1, 2.0) == "2 at step 1 is not among the best 2 of 9 jobs there"
+    assert search.reason_to_prune(9, 1, 2.0, 3.0) == "2 at step 1 is not among the best 2 of 9 jobs there"
 
 
 @pytest.mark.parametrize(("counts", "objective"), [("max", 9.0), ("last", 2.0), ("min", 2.0)])
-def test_a_pruned_job_counts_with_its_best_or_last_point(tmp_path, counts, objective):
+def test_a_queue_reads_the_points_of_running_and_completed_jobs(tmp_path, counts, objective):
+    curves = {}
+
     class Strict(RandomSearch):
-        def reason_to_prune(self, index, step, value):
-            return f"{value:g} at step {step}" if index == 1 else None
+        def reason_to_prune(self, index, step, value, best):
+            return f"{value:g} at step {step}, best {best:g}" if index == 1 else None
+
+        def report(self, index, points):
+            curves[index] = points
 
     config = TrieyeConfig(runtime={"kind": "local"}, sinks={}, persistence={"root_data_dir": str(tmp_path / "data")})
     with trieye.Run(config) as run:
@@ -203,10 +210,14 @@ def test_a_pruned_job_counts_with_its_best_or_last_point(tmp_path, counts, objec
     for index in (0, 1):
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "run").symlink_to(run.dir)
-    queue = SearchQueue(Strict(SearchSpace.of([]), 0), 2, {}, tmp_path, "eval/return", counts)
+    queue = SearchQueue(Strict(SearchSpace.of([]), 0), 2, {}, tmp_path, "eval/return", "max", counts)
     jobs = [queue.next(), queue.next()]
-    assert queue.to_prune(jobs) == {1: Done(1, objective, is_pruned=True, reason="2 at step 3")}
+    pruned = Done(1, objective, is_pruned=True, reason="2 at step 3, best 9")
+    assert queue.to_prune(jobs) == {1: pruned}
     assert queue.to_prune(jobs) == {}  # no new points
+    assert queue.rated(Done(1, is_pruned=True, reason=pruned.reason)) == pruned
+    queue.ended(jobs[0], Done(0, 9.0))
+    assert curves == {0: {1: 5.0, 2: 9.0, 3: 2.0}}  # every point, though `to_prune` saw one
 
 
 def test_a_missing_optuna_is_named(monkeypatch):

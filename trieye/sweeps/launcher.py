@@ -55,6 +55,9 @@ class JobQueue(Protocol):
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return the running jobs to prune, as they will have ended."""
 
+    def rated(self, pruned: Done) -> Done:
+        """Return the outcome of a pruned job that has ended, with its objective."""
+
 
 class JobList:
     """A fixed list of jobs."""
@@ -73,6 +76,10 @@ class JobList:
         """Return no jobs."""
         del running
         return {}
+
+    def rated(self, pruned: Done) -> Done:
+        """Return the argument: nothing is pruned."""
+        return pruned
 
 
 class SweepExecution:
@@ -264,6 +271,8 @@ class SweepExecution:
         """Wait for jobs to end, and stop jobs that the queue prunes."""
         for outcome in pool.wait(_LOOK_S):
             job = self._running.pop(outcome.index)
+            if job.index in self._pruned:
+                self._pruned[job.index] = queue.rated(self._pruned[job.index])
             done = self._resolve(job, outcome)
             if done is None:
                 self._requeued.append(job)

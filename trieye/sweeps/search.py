@@ -7,13 +7,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.packages import load, require
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import JournalError
+from trieye.exceptions import JournalError, SerializationError
 from trieye.hub.status import read_status
 from trieye.process.progress import say
 from trieye.process.terminal import Terminal
@@ -57,8 +58,18 @@ class Search(Protocol):
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
         """Report the objectives of a job that `ask` or `resume` returned; none if it failed."""
 
-    def reason_to_prune(self, index: int, step: int, value: float) -> str | None:
-        """Report a point of a running job; return why it should be pruned, or None."""
+    def report(self, index: int, points: Mapping[int, float]) -> None:
+        """Report all points of a completed job by step; `tell` follows."""
+
+    def reason_to_prune(self, index: int, step: int, value: float, best: float) -> str | None:
+        """Report the newest point of a running job; return why it should be pruned, or None.
+
+        Args:
+            index: Index of the job.
+            step: Step of the point.
+            value: Its value.
+            best: Best value of the job so far.
+        """
 
 
 class RandomSearch:
@@ -85,7 +96,10 @@ class RandomSearch:
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
         """Do nothing."""
 
-    def reason_to_prune(self, index: int, step: int, value: float) -> None:
+    def report(self, index: int, points: Mapping[int, float]) -> None:
+        """Do nothing."""
+
+    def reason_to_prune(self, index: int, step: int, value: float, best: float) -> None:
         """Do nothing."""
 
 
@@ -181,17 +195,26 @@ class OptunaSearch:
         state = states.FAIL if not is_sound else states.PRUNED if is_pruned else states.COMPLETE
         self._study.tell(trial, list(values) if state == states.COMPLETE else None, state=state)
 
-    def reason_to_prune(self, index: int, step: int, value: float) -> str | None:
-        """Report a point of a running job; return why it should be pruned, or None."""
+    def report(self, index: int, points: Mapping[int, float]) -> None:
+        """Report all points of a completed job by step; `tell` follows."""
+        trial = self._trials.get(index)
+        if trial is not None:
+            known = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+            for step, value in points.items():
+                if step not in known and math.isfinite(value):
+                    trial.report(value, step)
+
+    def reason_to_prune(self, index: int, step: int, value: float, best: float) -> str | None:
+        """Report the newest point of a running job; return why it should be pruned, or None."""
         trial = self._trials.get(index)
         if trial is None or not math.isfinite(value):
             return None
         trial.report(value, step)
         if self._options.pruner == "median":
-            return self._worse_than_median(trial, step)
+            return self._worse_than_median(step, best)
         return self._not_promoted(trial, step, value) if trial.should_prune() else None
 
-    def _worse_than_median(self, trial: Any, step: int) -> str | None:
+    def _worse_than_median(self, step: int, best: float) -> str | None:
         """Compare the best value of a job with the median of completed jobs at the same step.
 
         A completed job counts with its last point at or before that step. `optuna.pruners.MedianPruner` requires points
@@ -204,7 +227,6 @@ class OptunaSearch:
         others = [curve[at] for curve, at in zip(curves, steps, strict=True) if at is not None]
         if len(curves) < _FEWEST_COMPLETED or len(others) < _FEWEST_COMPARED:
             return None
-        best = (max if is_max else min)(trials[trial.number].intermediate_values.values())
         median = statistics.median(others)
         if not (best < median if is_max else best > median):
             return None
@@ -228,6 +250,7 @@ class SearchQueue:
             jobs that this start does not select.
         directory: Directory of the sweep.
         objective: Metric whose points decide on pruning; None: no pruning.
+        mode: `max` or `min`, whether a higher or a lower value of it is better.
         counts: Which of its values is the objective of a pruned job: `max`, `min` or `last`.
     """
 
@@ -238,14 +261,17 @@ class SearchQueue:
         begun: Mapping[int, JobRecord],
         directory: Path,
         objective: str | None,
+        mode: str = "max",
         counts: str = "last",
     ) -> None:
-        self._search, self._directory, self._objective, self._counts = search, directory, objective, counts
+        self._search, self._directory = search, directory
+        self._objective, self._mode, self._counts = objective, mode, counts
         self._begun: dict[int, tuple[str, ...]] = {}
         self._reported = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
         for index, record in sorted(begun.items()):
             self._begun[index] = search.resume(index, record.overrides)
             if index in self._reported:
+                self._report_curve(index)
                 search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
         self._has_objectives = any(_objectives(record) for record in begun.values())
         self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
@@ -274,6 +300,7 @@ class SearchQueue:
         if record is not None and record.state == "completed":  # killed after the job, before it returned the result
             values = _objectives(record)
         self._has_objectives |= bool(values)
+        self._report_curve(job.index)
         self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
@@ -284,12 +311,29 @@ class SearchQueue:
         self._look_at = time.monotonic() + _LOOK_S
         for job in running:
             metric = self._metric(job.index)
-            point = None if metric is None else (int(metric["step"]), float(metric["last"]))
-            if metric is not None and point is not None and point[0] > self._last_step.get(job.index, -1):
-                self._last_step[job.index] = point[0]
-                if (reason := self._search.reason_to_prune(job.index, *point)) is not None:
-                    pruned[job.index] = Done(job.index, metric[self._counts], is_pruned=True, reason=reason)
+            if metric is None or metric["step"] <= self._last_step.get(job.index, -1):
+                continue
+            self._last_step[job.index] = metric["step"]
+            reason = self._search.reason_to_prune(job.index, metric["step"], metric["last"], metric[self._mode])
+            if reason is not None:
+                pruned[job.index] = Done(job.index, metric[self._counts], is_pruned=True, reason=reason)
         return pruned
+
+    def rated(self, pruned: Done) -> Done:
+        """Return the outcome of a pruned job that has ended, with its objective."""
+        metric = self._metric(pruned.index)
+        return pruned if metric is None else replace(pruned, value=metric[self._counts])
+
+    def _report_curve(self, index: int) -> None:
+        """Report all points of a job that has ended: those that `to_prune` reads may be seconds apart."""
+        run_dir = self._directory / str(index) / RUN
+        if self._objective is not None and run_dir.is_dir():
+            from trieye.history.history import read_history
+
+            with suppress(JournalError, SerializationError, OSError):  # its curve is not compared
+                table = read_history(run_dir, [self._objective])
+                pairs = zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True)
+                self._search.report(index, dict(pairs))
 
     def _metric(self, index: int) -> dict[str, Any] | None:
         run_dir = self._directory / str(index) / RUN

@@ -238,7 +238,7 @@ class SweeperBody:
             assert execution is not None  # noqa: S101 - see `_space`
             self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
             counts = record.mode if self.options.objective in ("return", "best") else "last"
-            queue = SearchQueue(search, num, self._begun(num), self._directory, objective, counts)
+            queue = SearchQueue(search, num, self._begun(num), self._directory, objective, record.mode, counts)
             return execution.run(queue, num)
 
     def _pruning_metric(self) -> str | None:
