@@ -347,13 +347,35 @@ def test_a_missing_program_or_directory_is_named(command, project):
     provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
     before = provenance.read_text()
     update_json(provenance, directory="/nowhere/at/all")
+    (project / "train.py").rename(project / "moved.py")  # else the program is next to the run
     try:
         code, _, err = command("rerun", "first")
     finally:
+        (project / "moved.py").rename(project / "train.py")
         provenance.write_text(before)
     assert code == 2
     assert "/nowhere/at/all, which is gone" in err
     assert "train.py" in err
+
+
+def test_a_moved_project_runs_its_own_program_after_confirmation(command, project, tmp_path, monkeypatch):
+    moved = tmp_path / "moved"
+    project.rename(moved)
+    monkeypatch.chdir(moved)
+    record = runs_of(moved) / "first" / "run.json"
+    before = record.read_text()
+    try:
+        code, _, err = command("rerun", "first", "run_name=second", "--yes")
+        program, second = Program.of(get("first")), record_of(moved, "second")
+        update_json(record, status="KILLED")
+        advice = [step.command for step in runs.diagnose("first").next_steps]
+    finally:
+        record.write_text(before)
+        moved.rename(project)
+    assert code == 0, err
+    assert (program.directory, program.is_signed) == (moved, False)
+    assert second.status == "FINISHED"
+    assert advice == [f"cd {moved} && {sys.executable} train.py run_name=first agent.lr=0.25"]
 
 
 def test_a_fork_starts_from_the_best_checkpoint_with_its_own_history_and_objective(command, project):

@@ -18,6 +18,7 @@ from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import rows_in
 from trieye.runs.config import recorded_config
 from trieye.runs.finding import RunReference, get
+from trieye.runs.program import located_program
 from trieye.runs.stored_run import StoredRun
 from trieye.sweeps.jobs import RUN, JobRecord
 
@@ -204,8 +205,12 @@ def _next_steps(
         yield NextStep(f"trieye sweep relaunch {shlex.quote(stored.sweep)}", "run the unfinished jobs of its sweep")
     elif (provenance := stored.provenance) is not None:
         start = "from step 0" if checkpoint is None else f"from the checkpoint of step {checkpoint.step:,}"
-        command = f"cd {shlex.quote(provenance.directory)} && {shlex.join(provenance.command)}"
-        yield NextStep(command, f"continue {start}")
+        located = located_program(stored, provenance.command, Path(provenance.directory))
+        if located is None:
+            yield NextStep(shlex.join(provenance.command), f"continue {start}, in the directory of its program")
+        else:
+            words, directory = located
+            yield NextStep(f"cd {shlex.quote(str(directory))} && {shlex.join(words)}", f"continue {start}")
     if crash is not None:
         effect = f"show the state at the error; another run starts from it: persistence.load_checkpoint_path={crash}"
         yield NextStep(f"trieye checkpoints {name}", effect)

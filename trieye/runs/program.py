@@ -26,7 +26,7 @@ from trieye.run.provenance import DIRECTORY
 from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
 from trieye.runs.stored_run import StoredRun
 from trieye.snapshot.signing import key_source
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SweepRecord, moved_program, project_of
 
 LOAD, RUN_NAME = "persistence.load_checkpoint_path", "run_name"
 _NO_OUTPUT = (
@@ -86,13 +86,17 @@ class Program:
             raise ConfigurationError(
                 f"{cannot}: its command, {shlex.join(provenance.command)}, names no program; start it yourself"
             )
-        directory = Path(sweep.working_dir if sweep is not None else provenance.directory)
-        if not directory.is_dir():
+        started_in = Path(sweep.working_dir if sweep is not None else provenance.directory)
+        located = located_program(run, words, started_in)
+        if located is None:
             raise ConfigurationError(
-                f"{cannot}: it was started in {directory}, which is gone; type where its program is now: "
-                f"{shlex.join([*words, *provenance.overrides])}"
+                f"{cannot}: it was started in {started_in}, which is gone; change to the directory of its program, and "
+                f"start it there, with another run_name: {shlex.join([*words, *provenance.overrides])}"
             )
-        is_signed = provenance.is_signed and (sweep is None or sweep.is_signed)
+        words, directory = located
+        # a run next to another program than the one that was signed, such as a copied one, must be confirmed
+        is_moved = directory != started_in
+        is_signed = provenance.is_signed and (sweep is None or sweep.is_signed) and not is_moved
         overrides = current_overrides(provenance.overrides, run.config)
         pairs = zip(provenance.overrides, overrides, strict=True)
         return cls(words, directory, overrides, is_signed, {old: new for old, new in pairs if old != new})
@@ -202,6 +206,24 @@ def override(key: str, value: str) -> str:
     from trieye.config.hydra.axes import quoted  # with Hydra
 
     return f"{key}={value if _PLAIN.fullmatch(value) else quoted(value)}"
+
+
+def located_program(run: StoredRun, words: Sequence[str], started_in: Path) -> tuple[list[str], Path] | None:
+    """Return the words of a command and its working directory, which may have moved with the run; None if it is gone.
+
+    Args:
+        run: The run.
+        words: The command of the run.
+        started_in: The working directory of the command.
+    """
+    if started_in.is_dir():
+        return list(words), started_in
+    root = ""
+    with suppress(ConfigurationError):  # a damaged configs.json
+        root = run.config.get("persistence", {}).get("root_data_dir", "")
+    project = project_of(run.run_dir.resolve(), Path(started_in, root, *run.run_dir.parts[-3:]), started_in)
+    moved = None if project is None else moved_program(words, started_in, project)
+    return None if project is None or moved is None else (moved, project)
 
 
 def _sweep_of(record: RunRecord) -> SweepRecord | None:

@@ -194,8 +194,8 @@ class SweepRecord(JsonRecord, kw_only=True):
         here = directory.resolve()
         if self.directory in ("", str(here)) or self.is_study:
             return self
-        project = _project_of(here, Path(self.directory), Path(self.working_dir))
-        program = None if project is None else _moved(self.program, Path(self.working_dir), project)
+        project = project_of(here, Path(self.directory), Path(self.working_dir))
+        program = None if project is None else moved_program(self.program, Path(self.working_dir), project)
         is_copy = (Path(self.directory) / SWEEP).exists()
         if project is not None and program is not None and not (is_copy and _is_outside(program, project)):
             return msgspec.structs.replace(self, directory=str(here), working_dir=str(project), program=program)
@@ -249,8 +249,14 @@ def _name_of(program: Sequence[str]) -> str:
     return "" if not words else words[0].rpartition(".")[2] if program[1] == "-m" else Path(words[0]).stem
 
 
-def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
-    """Return the directory with the same relative path to the sweep as its old working directory, if any."""
+def project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
+    """Return the current working directory of a program whose sweep or run moved with it; None if it cannot be told.
+
+    Args:
+        here: Current directory of the sweep or run.
+        before: Its directory at its last start.
+        working_dir: The working directory at that start.
+    """
     if not before.is_relative_to(working_dir):
         return None
     below = before.relative_to(working_dir).parts
@@ -266,7 +272,7 @@ def _is_outside(program: Sequence[str], project: Path) -> bool:
     return bool(program) and not Path(project, program[1]).resolve().is_relative_to(project)
 
 
-def _moved(program: Sequence[str], before: Path, project: Path) -> list[str] | None:
+def moved_program(program: Sequence[str], before: Path, project: Path) -> list[str] | None:
     """Return the words of a program with the paths of another project; None if its file or module does not exist."""
     if not program:
         return []
