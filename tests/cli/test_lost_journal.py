@@ -69,6 +69,17 @@ def test_a_foreign_or_missing_journal_is_quarantined_and_the_curves_are_unchange
     assert set(after) <= set(before), "nothing of the other run"
 
 
+def test_a_closed_run_without_sinks_notices_that_its_journal_is_missing(tmp_path):
+    config = trieye.TrieyeConfig(
+        run_name="first", runtime={"kind": "local"}, sinks={}, persistence={"root_data_dir": str(tmp_path)}
+    )
+    for is_damaged in (False, True):
+        with trieye.Run(config) as run:
+            run.log("loss", 1.0, step=1)
+            assert bool(run.health()["journal_damage"]) is is_damaged
+        remove(JOURNAL, LOG, SHARED, "journal-watermark.jsonl")(run.dir, None)
+
+
 def test_a_run_that_lost_its_wal_keeps_its_curves_through_later_starts(killed_run):
     run = killed_run("saves")
     remove(LOG, SHARED)(run, None)

@@ -46,7 +46,7 @@ def test_the_help_of_a_command_describes_it_and_shows_examples(name, capsys):
     usage, description, *_, examples = capsys.readouterr().out.split("\n\n")
     assert usage.startswith(f"usage: trieye {name} [-h] ")
     assert description.endswith(".")
-    assert f"Examples:\n  trieye {name} " in examples
+    assert re.search(rf"Examples:\n  trieye {name}( |$)", examples, re.MULTILINE)
 
 
 def test_version_and_the_bare_command_print_to_stdout(capsys):

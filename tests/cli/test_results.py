@@ -99,7 +99,7 @@ def assert_estimate(reported, estimate):
 def test_unequal_budgets_of_groups_are_noted(as_json, tmp_path, num_points, is_noted):
     for algo, number in (("dqn", 11), ("ppo", num_points)):
         make_run(tmp_path, algo, [1.0] * number, every=1000, agent={"algo": algo})
-    for action in ("table", "compare"):
+    for action in ("table", "compare"):  # of one run each
         problems = as_json(action, "--by", "algo", run_source=tmp_path)["problems"]
         text = "unequal budgets: groups trained for 10,000 to 39,000 steps, which may explain the better score"
         assert problems == [text] * is_noted

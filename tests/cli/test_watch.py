@@ -82,8 +82,10 @@ def test_a_closed_run_shows_its_final_status(run, make_config, capsys):
     assert ["tensorboard", "0", "0", "s"] in [line.split() for line in text.splitlines()]
 
 
-def test_ctrl_c_ends_the_live_view_with_success(run):
+def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
     log(run, 9)
+    record = run.dir / "run.json"
+    hidden = record.rename(record.with_name("hidden.json"))  # as before the start
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "trieye.cli", "watch", str(run.dir), "--interval", "0.1"],
@@ -95,6 +97,8 @@ def test_ctrl_c_ends_the_live_view_with_success(run):
     output = b""
     deadline = time.monotonic() + 30
     while output.count(b"loss") < 3:  # it keeps refreshing
+        if b"is starting" in output and hidden.exists():
+            hidden.rename(record)
         assert time.monotonic() < deadline, output
         if select.select([leader], [], [], 1.0)[0]:
             output += os.read(leader, 65536)
@@ -104,4 +108,5 @@ def test_ctrl_c_ends_the_live_view_with_success(run):
             output += rest
     os.close(leader)
     assert process.wait(30) == 0
+    assert output.count(b"is starting") == 1
     assert b"Traceback" not in output

@@ -11,6 +11,7 @@ from runs_of import config, make_run
 import trieye
 from trieye.exceptions import ConfigurationError
 from trieye.results import RunGroups, ScoreDefinition, load
+from trieye.results.selection import resolve
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
@@ -68,6 +69,19 @@ def test_an_unknown_key_or_operator_or_a_scalar_for_in_is_an_error(results):
         results.where(lr__gte=1)
     with pytest.raises(ConfigurationError, match=r"lr__in=0\.001: expected a list"):
         results.where(lr__in=1e-3)
+
+
+def test_a_group_without_a_value_of_its_own_is_its_kind(tmp_path):
+    class Variant(trieye.TrieyeConfig):
+        agent: dict[str, str]
+
+    plain = config(tmp_path, "run").model_dump(exclude={"agent", "ppo", "run_name"})
+    for kind in ("dqn", "ppo"):
+        with trieye.Run(Variant.model_validate({**plain, "run_name": kind, "agent": {"kind": kind}})) as run:
+            run.log("loss", 1.0, step=1)
+    results = load(tmp_path)
+    assert resolve("agent", results.runs) == "agent.kind"
+    assert [run.name for run in results.where(agent="ppo")] == ["ppo"]
 
 
 def test_an_ambiguous_key_is_an_error_naming_its_candidates(tmp_path):

@@ -14,7 +14,7 @@ from trieye.config import PersistenceConfig
 from trieye.config.base import did_you_mean
 from trieye.config.locations import REFERENCE_FORMS, CheckpointReference, checkpoint_reference
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles, step_in
+from trieye.files.run_files import CHECKPOINT_PREFIX, CRASH_PREFIX, RunFiles, step_in
 from trieye.files.run_record import RunRecord, earlier_runs
 from trieye.snapshot.nodes import EncodedState
 
@@ -172,6 +172,8 @@ def reference_of(which: str, *, option: str) -> CheckpointReference:
     reference = checkpoint_reference(which)
     if reference is None or reference.run_name is not None:
         hint = did_you_mean(which, ("best", "latest", "step"))
+        if which.startswith(CRASH_PREFIX):
+            hint = "; `trieye checkpoints RUN` shows the key with which another run starts from the state at an error"
         raise ConfigurationError(f"{option}: {which!r} is not a checkpoint{hint} (choose from: best, latest, step:N)")
     return reference
 

@@ -14,10 +14,12 @@ import argparse
 import contextlib
 import sys
 import time
+from pathlib import Path
 
 from trieye.cli.arguments import add_run
 
 MIN_INTERVAL_S = 0.1
+_STARTING_POLL_S = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +38,10 @@ def run(options: argparse.Namespace) -> int:
     from trieye.process.terminal import Terminal
     from trieye.runs import run_directory
 
-    run_dir, console = run_directory(options.run_name, root=options.root), Terminal(soft_wrap=False)
-    if options.once or options.json or not sys.stdout.isatty():
+    console = Terminal(soft_wrap=False)
+    is_live = not (options.once or options.json) and sys.stdout.isatty()
+    run_dir = _started(options) if is_live else run_directory(options.run_name, root=options.root)
+    if not is_live:
         view = read_view(run_dir, None)
         if options.json:
             print_json("watch", document_of(view))
@@ -52,3 +56,20 @@ def run(options: argparse.Namespace) -> int:
                 view = read_view(run_dir, view)
                 live.update(render_run(view, console), refresh=True)
     return 0
+
+
+def _started(options: argparse.Namespace) -> Path:
+    """Return the directory of the run, after its start."""
+    from trieye.process.progress import say
+    from trieye.runs import run_directory
+    from trieye.runs.finding import RunStartingError
+
+    is_reported = False
+    while True:
+        try:
+            return run_directory(options.run_name, root=options.root)
+        except RunStartingError:
+            if not is_reported:
+                say(f"run {options.run_name!r} is starting")
+            is_reported = True
+            time.sleep(_STARTING_POLL_S)

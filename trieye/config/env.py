@@ -68,7 +68,9 @@ class EnvConfig(StrictModel):
         default=False,
         description="Scale the policy's observations to mean 0 and standard deviation 1, by running statistics.",
     )
-    eval_episodes: int = Field(default=10, ge=1, description="Episodes per evaluation.")
+    eval_episodes: int = Field(
+        default=10, ge=1, description="Episodes per evaluation; each evaluation begins them from the same seeds."
+    )
     eval_max_steps: int = Field(
         default=100_000,
         ge=1,

@@ -191,8 +191,11 @@ class RunRecord(BaseModel):
         return f"its {RUN_RECORD} names {self.owner.path} on {self.owner.host} as their owner, which cannot be checked"
 
     def has_shown(self, tensorboard_dir: Path) -> bool:
-        """Return whether an attempt has opened a sink; the journal records an attempt before it opens sinks."""
-        return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye"))
+        """Return whether an attempt published points: it has an MLflow run, an event file, or a summary of its metrics.
+
+        The journal records an attempt before this, so a run without a journal has lost it.
+        """
+        return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye")) or bool(self.summary)
 
     def close(self, path: Path, status: RunStatus) -> None:
         """Write the record with the final status of this attempt."""

@@ -66,8 +66,9 @@ class TextTable(RichTable):
         super().add_row(*(cell if cell is None else _one_line(cell) for cell in renderables), **options)
 
     def note(self, text: str) -> None:
-        """Show a text below the table."""
-        self.caption = _visible(Text(text, "table.caption", no_wrap=True, overflow="ignore"), keep="")
+        """Show a text below the table, after earlier ones."""
+        lines = text if self.caption is None else f"{self.caption}\n{text}"
+        self.caption = _visible(Text(lines, "table.caption", no_wrap=True, overflow="ignore"), keep="\n")
 
 
 def _one_line(cell: RenderableType) -> RenderableType:

@@ -79,6 +79,8 @@ def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
         return name
     if name in ATTRIBUTES:
         return name
+    if f"{name}.kind" in keys:  # the option of a config group, which is a key itself only where a sweep varies it
+        return f"{name}.kind"
     matches = [key for key in keys if key.endswith(f".{name}")]
     if len(matches) == 1:
         return matches[0]

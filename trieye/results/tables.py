@@ -8,7 +8,6 @@ import numpy as np
 from trieye.process.terminal import Text, TextTable
 from trieye.results.hyperparameters import Selection, Setting
 from trieye.results.statistics import Estimate
-from trieye.sweeps.report import headings
 
 MISSING = "red"
 
@@ -92,6 +91,8 @@ def pairs_table(
         table.add_row(x, y, sizes, shown, _with_interval(gap))
     if any(is_separate(chance) for _, _, chance, _ in pairs):
         table.note(f"* {SEPARATE}")
+    if any(1 < counts[label] < _FEW for x, y, _, _ in pairs for label in (x, y)):
+        table.note(COVERAGE)
     return table
 
 
@@ -159,13 +160,12 @@ def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, t
     return table
 
 
-def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> TextTable:
+def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 100) -> TextTable:
     """Return a table of the differing parameters of configs."""
     table = TextTable(title="differing parameters")
     for name in ("parameter", *labels):
         table.add_column(name)
-    shown = list(differences.items())[:most]
-    for name, (_, values) in zip(headings([key for key, _ in shown]), shown, strict=True):
+    for name, values in list(differences.items())[:most]:
         table.add_row(name, *("-" if value is None else str(value) for value in values))
     if len(differences) > most:
         table.note(f"and {len(differences) - most} more")

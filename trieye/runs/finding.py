@@ -34,6 +34,10 @@ _ROOT_IN_CONFIG = re.compile(r"^\s+root_data_dir:\s*['\"]?([^'\"#\n]+?)['\"]?\s*
 _MAX_SHOWN = 10
 
 
+class RunStartingError(ConfigurationError):
+    """Raised for a run that a process is starting, and whose directory has no run.json yet."""
+
+
 class Skipped(NamedTuple):
     """A directory among runs that is no run, and why.
 
@@ -198,7 +202,8 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
     if named is not None:
         return named
     if (leftover := _leftover(path, roots)) is not None and (is_alive(leftover) or not path.is_dir()):
-        raise ConfigurationError(f"run {text!r}: {_without_record(leftover, text)}")
+        kind = RunStartingError if is_alive(leftover) else ConfigurationError
+        raise kind(f"run {text!r}: {_without_record(leftover, text)}")
     if path.is_dir():
         raise ConfigurationError(f"run {text!r}: the directory is not a run; it has no {' and no '.join(marks)}")
     advice = "pass the run directory, or the directory of all apps as --root"
