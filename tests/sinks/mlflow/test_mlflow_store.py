@@ -233,7 +233,7 @@ def test_a_moved_store_updates_artifact_paths_except_of_running_runs(moved, tmp_
     sink.open(dataclasses.replace(run, run_id="new"))
     sink.log_artifact(tmp_path / "a.txt", None)
     assert artifact_uris(run, ids) == {"ended": artifact_uri(run, ids["ended"]), "alive": before["alive"]}
-    assert "was moved: 1 of its runs" in caplog.text
+    assert "was moved: the artifacts of 1 MLflow runs" in caplog.text
     MlflowSink().open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
     assert artifact_uris(run, ids)["alive"] == artifact_uri(run, ids["alive"])
     client = MlflowClient(tracking_uri=run.tracking_uri)

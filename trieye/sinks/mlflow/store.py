@@ -166,7 +166,7 @@ def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str
         )
         return
     if moved:
-        log.warning("%s was moved: %d of its runs now have their artifacts in %s", database, moved, artifacts)
+        log.warning("%s was moved: the artifacts of %d MLflow runs, including deleted ones, are now in %s", database, moved, artifacts)
 
 
 def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: str, run_id: str | None) -> int:
