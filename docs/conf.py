@@ -99,9 +99,11 @@ def simplify_signature(
     signature: str | None,
     returned: str | None,
 ) -> tuple[str | None, str | None]:
-    """Show the keys of a config model as `**keys`, and default factories as `...`, because Sphinx cannot parse them."""
+    """Show config models as `(**keys)`, protocols without arguments, and default factories as `...`, which Sphinx needs."""
     if isinstance(obj, type) and issubclass(obj, BaseModel):
         return "(**keys)", None
+    if isinstance(obj, type) and getattr(obj, "_is_protocol", False):
+        return "", None
     return signature and signature.replace("<factory>", "..."), returned
 
 
