@@ -99,7 +99,7 @@ def simplify_signature(
     signature: str | None,
     returned: str | None,
 ) -> tuple[str | None, str | None]:
-    """Show config models as `(**keys)`, protocols without arguments, and default factories as `...`, which Sphinx needs."""
+    """Show config models as `(**keys)`, protocols without arguments, and default factories as `...`, for Sphinx."""
     if isinstance(obj, type) and issubclass(obj, BaseModel):
         return "(**keys)", None
     if isinstance(obj, type) and getattr(obj, "_is_protocol", False):
