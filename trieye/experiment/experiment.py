@@ -156,7 +156,7 @@ def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "lo
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # a dependency of the module is missing
         raise ConfigurationError(
-            f"{name!r}: no module named {error.name!r}; install its project, or add the directory of the project to PYTHONPATH"
+            f"{name!r}: no module named {error.name!r}; install its project, or add its directory to PYTHONPATH"
         ) from error
     if not hasattr(module, attribute):
         classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}

@@ -166,7 +166,8 @@ def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str
         )
         return
     if moved:
-        log.warning("%s was moved: the artifacts of %d MLflow runs, including deleted ones, are now in %s", database, moved, artifacts)
+        text = "%s was moved: the artifacts of %d MLflow runs, including deleted ones, are now in %s"
+        log.warning(text, database, moved, artifacts)
 
 
 def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: str, run_id: str | None) -> int:
