@@ -234,9 +234,10 @@ class OptunaSearch:
 
     def _not_promoted(self, trial: Any, step: int, value: float) -> str:
         """Describe the rung at which the pruner of Optuna stopped a job."""
-        values = [one.system_attrs for one in self._study.get_trials(deepcopy=False)]
-        rung = max(values[trial.number], key=lambda name: (len(name), name), default="")
-        num = sum(rung in attributes for attributes in values)
+        attributes = [one.system_attrs for one in self._study.get_trials(deepcopy=False)]
+        rungs = [name for name in attributes[trial.number] if name.startswith("completed_rung_")]
+        newest = max(rungs, key=lambda name: int(name.rpartition("_")[2]))
+        num = sum(newest in names for names in attributes)
         return f"{value:g} at step {step} is not among the best {max(1, num // _ASHA_FACTOR)} of {num} jobs there"
 
 
