@@ -11,6 +11,7 @@ import pytest
 
 import trieye
 from trieye.results import load
+from trieye.testing import SinkContract
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -66,6 +67,23 @@ def test_the_sink_receives_every_point(example, capsys):
         rows = list(csv.DictReader(file))
     assert [float(row["value"]) for row in rows if row["metric"] == "loss"] == [1 / step for step in range(1, 101)]
     assert "metric,step,value,time" in capsys.readouterr().out
+
+
+class TestCsvSink(SinkContract):
+    """The sink of own_sink.py passes the contract of sinks that show every point once."""
+
+    exactly_once = True
+
+    @pytest.fixture(autouse=True)
+    def _importable(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def make_sink(self):
+        return importlib.import_module("own_sink").CsvSink()
+
+    def read_points(self, run):
+        with (run.run_dir / "points.csv").open(newline="") as file:
+            return [(row["metric"], float(row["value"]), int(row["step"])) for row in csv.DictReader(file)]
 
 
 def test_the_sweep_of_the_plain_program_ranks_its_jobs(tmp_path):

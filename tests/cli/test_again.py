@@ -179,7 +179,7 @@ def test_a_rerun_is_planned_from_python_and_a_fork_reported_as_json(command, pro
 
 def test_an_unsigned_stored_command_needs_confirmation_from_python(planted):
     _, trace = planted(command=[sys.executable, "stranger.py"])
-    with pytest.raises(ConfigurationError, match="not signed with your key"):
+    with pytest.raises(ConfigurationError, match="has not signed for this directory"):
         runs.rerun("planted")
     assert not trace.exists()
     confirmed = []

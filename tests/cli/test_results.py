@@ -328,7 +328,7 @@ def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp
     record = (tmp_path / "s" / SWEEP).read_text()
     (tmp_path / "s" / SWEEP).write_text(record.replace('"signature": "', '"signature": "x'))
     assert main(select) == 2
-    assert "not signed with your key" in capfd.readouterr().err
+    assert "has not signed for this directory" in capfd.readouterr().err
     assert not list(tmp_path.glob("s_rerun*"))
     (tmp_path / "s" / SWEEP).write_text(record)
     assert main(select) == 0
@@ -358,7 +358,7 @@ def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypa
     recorded = status.read_text()
     status.write_text(recorded.replace('"agent.size=1"', '"agent.size=1", "description=planted"'))
     assert main(["results", "select", "s", "--rerun", "2"]) == 2
-    assert "not signed with your key" in capfd.readouterr().err
+    assert "has not signed for this directory" in capfd.readouterr().err
     status.write_text(recorded)
     assert main(["results", "select", "s", "--rerun", "2"]) == 0
     assert "fresh seeds" in capfd.readouterr().out

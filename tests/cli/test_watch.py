@@ -97,7 +97,7 @@ def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
     output = b""
     deadline = time.monotonic() + 30
     while output.count(b"loss") < 3:  # it keeps refreshing
-        if b"is starting" in output and hidden.exists():
+        if b"waiting for the start" in output and hidden.exists():
             hidden.rename(record)
         assert time.monotonic() < deadline, output
         if select.select([leader], [], [], 1.0)[0]:
@@ -108,5 +108,5 @@ def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
             output += rest
     os.close(leader)
     assert process.wait(30) == 0
-    assert output.count(b"is starting") == 1
+    assert output.count(b"waiting for the start") == 1
     assert b"Traceback" not in output

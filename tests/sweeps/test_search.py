@@ -166,10 +166,10 @@ def test_the_median_pruner_stops_jobs_that_are_worse_than_the_median(sign, offse
         search.tell(index, overrides, [sign * 15.0], is_pruned=False)
     search.ask(4)
     assert search.reason_to_prune(4, 99, sign * 1.0, sign * 1.0) is None  # no other job has a point so far
-    reason = "best 10.9 < 11, the median of 4 jobs at step 150"
-    if offset:  # only the first job has a point after 100 steps and before 107
-        assert search.reason_to_prune(4, 105, sign * 1.0, sign * 1.0) is None
-    expected = reason if sign == 1 else "best -10.9 > -11, the median of 4 jobs at step 150"
+    reason = "best 10.9 < 11, the median of 4 jobs up to step 150"
+    if offset:  # the last job has no point before step 121
+        assert search.reason_to_prune(4, 120, sign * 1.0, sign * 1.0) is None
+    expected = reason if sign == 1 else "best -10.9 > -11, the median of 4 jobs up to step 150"
     assert search.reason_to_prune(4, 150, sign * 10.5, sign * 10.9) == expected
     search.ask(5)
     # the others are at 13 there, and at 14 afterwards

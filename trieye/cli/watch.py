@@ -7,6 +7,7 @@ machine. Ctrl-C stops it.
 
 Examples:
   trieye watch first
+  trieye watch first --wait                   before the training is started
   trieye watch my_agent/first --once          print the state once, for scripts and pipes
 """
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
+    parser.add_argument("--wait", action="store_true", help="wait until the run exists, instead of failing")
     parser.add_argument("--once", action="store_true", help="print the state once and exit (default in a pipe)")
 
 
@@ -40,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
 
     console = Terminal(soft_wrap=False)
     is_live = not (options.once or options.json) and sys.stdout.isatty()
-    run_dir = _started(options) if is_live else run_directory(options.run_name, root=options.root)
+    waits = is_live or options.wait
+    run_dir = _started(options) if waits else run_directory(options.run_name, root=options.root)
     if not is_live:
         view = read_view(run_dir, None)
         if options.json:
@@ -60,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _started(options: argparse.Namespace) -> Path:
     """Return the directory of the run, after its start."""
+    from trieye.exceptions import ConfigurationError
     from trieye.process.progress import say
     from trieye.runs import run_directory
     from trieye.runs.finding import RunStartingError
@@ -68,8 +72,10 @@ def _started(options: argparse.Namespace) -> Path:
     while True:
         try:
             return run_directory(options.run_name, root=options.root)
-        except RunStartingError:
+        except ConfigurationError as error:
+            if not (options.wait or isinstance(error, RunStartingError)):
+                raise
             if not is_reported:
-                say(f"run {options.run_name!r} is starting")
+                say(f"waiting for the start of run {options.run_name!r}; Ctrl-C stops")
             is_reported = True
             time.sleep(_STARTING_POLL_S)

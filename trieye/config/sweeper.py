@@ -30,7 +30,9 @@ class SweeperConfig(StrictModel):
         "`num_trials` proposed by an Optuna sampler.",
     )
     params: dict[str, Any] | None = Field(
-        default=None, description="Search space, such as `agent.lr: 1e-4,3e-4`; the command line takes precedence."
+        default=None,
+        description="Search space, such as {agent.lr: 'tag(log, interval(1e-5, 1e-2))', agent: 'dqn,ppo'}; the command "
+        "line takes precedence, as in 'agent.lr=interval(1e-5, 1e-2)'.",
     )
     seeds: int | None = Field(
         default=None, ge=1, description="Repeat each combination with this many seeds 0, 1, ...; null = no repetitions."
@@ -63,10 +65,14 @@ class SweeperConfig(StrictModel):
         "point, or the mean of the last K points of loop.objective, for jobs that are trieye runs.",
     )
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
-        default="tpe", description="Optuna sampler, for kind=optuna."
+        default="tpe",
+        description="Optuna sampler, for kind=optuna: tpe = tree-structured Parzen estimator; random; cmaes = "
+        "evolution strategy, for numbers; gp = Gaussian process, which needs SciPy and torch.",
     )
     pruner: Literal["none", "median", "asha"] = Field(
-        default="none", description="Optuna pruner, which stops jobs early based on their loop.objective values."
+        default="none",
+        description="Stops jobs early by the points of loop.objective, for kind=optuna: median = the best value is "
+        "worse than the median of the completed jobs up to that step; asha = not in the best quarter at growing steps.",
     )
 
     @field_validator("mode", mode="before")

@@ -106,12 +106,23 @@ class RunLock:
             raise ConfigurationError(
                 f"cannot create {self.path}, the lock of the {self._subject}: {error.strerror or error}"
             ) from error
-        process = ProcessIdentity.current().as_mapping()
-        holder = {"kind": "driver", **_about, **process, "started": time.time()}
         self._holder_path.unlink(missing_ok=True)
-        with self._holder_path.open("x") as file:  # does not follow a symbolic link
-            file.write(json.dumps(holder))  # readers treat an incomplete record as absent
+        self._write_holder()
         return self
+
+    def announce(self) -> None:
+        """Record this process as the holder unless there is a record, so that commands see that it is starting.
+
+        A program creates the directory of a run seconds before it holds the lock, because it imports its libraries.
+        """
+        with contextlib.suppress(FileExistsError):
+            self._write_holder()
+
+    def _write_holder(self) -> None:
+        process = ProcessIdentity.current().as_mapping()
+        with self._holder_path.open("x") as file:  # does not follow a symbolic link
+            # readers treat an incomplete record as absent
+            file.write(json.dumps({"kind": "driver", **_about, **process, "started": time.time()}))
 
     def release(self) -> None:
         """Release the lock; does nothing if this object does not hold it."""

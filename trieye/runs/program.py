@@ -150,8 +150,8 @@ class Program:
             return
         if confirm is None:
             raise ConfigurationError(
-                f"{origin} stores a command that is not signed with your key ({key_source()}); pass confirm to allow "
-                f"it: {self.line(overrides)}"
+                f"{origin} stores a command that your key ({key_source()}) has not signed for this directory; pass "
+                f"confirm to allow it: {self.line(overrides)}"
             )
         confirm(self.command(overrides), self.directory, origin)
 

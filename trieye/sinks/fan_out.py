@@ -217,7 +217,8 @@ def _sinks_of_packages(used_names: set[str], exclude: Collection[str]) -> list[S
             if not isinstance(sink.name, str) or sink.name in used_names:
                 raise ValueError(f"the sink name {sink.name!r} is already used or is not a string")  # noqa: TRY301 - see below
         except Exception as error:  # noqa: BLE001 - the border to a sink: a faulty package must not stop the run
-            log.warning("skipping sink %s of an installed package: %s", entry_point.value, error)
+            text = "skipping sink %s of an installed package: %s; install the package again if its directory was moved"
+            log.warning(text, entry_point.value, error)
             continue
         used_names.add(sink.name)
         if sink.name not in exclude:

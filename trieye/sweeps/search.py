@@ -26,8 +26,8 @@ from trieye.sweeps.space import SearchSpace, drawn
 from trieye.sweeps.status import JobStatus
 
 _LOOK_S = 1.0
-_FEWEST_COMPLETED, _FEWEST_COMPARED = 4, 2
-"""Completed jobs, and jobs with a point so far, before the median pruner stops a job."""
+_FEWEST_COMPARED = 4
+"""Completed jobs with a point at or before the step of a running job, before the median pruner stops it."""
 _ASHA_FACTOR = 4
 """The best quarter of the jobs passes a rung of the pruner `asha`, and the next rung is at four times the steps."""
 _OWN_DRAWS, _MOST_DRAWS = 5, 100
@@ -225,12 +225,12 @@ class OptunaSearch:
         curves = [one.intermediate_values for one in trials if one.state == optuna.trial.TrialState.COMPLETE]
         steps = [max((at for at in curve if at <= step), default=None) for curve in curves]
         others = [curve[at] for curve, at in zip(curves, steps, strict=True) if at is not None]
-        if len(curves) < _FEWEST_COMPLETED or len(others) < _FEWEST_COMPARED:
+        if len(others) < _FEWEST_COMPARED:
             return None
         median = statistics.median(others)
         if not (best < median if is_max else best > median):
             return None
-        return f"best {best:g} {'<' if is_max else '>'} {median:g}, the median of {len(others)} jobs at step {step}"
+        return f"best {best:g} {'<' if is_max else '>'} {median:g}, the median of {len(others)} jobs up to step {step}"
 
     def _not_promoted(self, trial: Any, step: int, value: float) -> str:
         """Describe the rung at which the pruner of Optuna stopped a job."""

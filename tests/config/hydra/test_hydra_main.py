@@ -1,11 +1,14 @@
 """Command lines in another process: names, directories, exit codes."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import trieye
+from trieye.cli import main
 from trieye.config.hydra.main import reserved
 from trieye.process.lock import RunLock
 
@@ -227,3 +230,24 @@ def test_a_task_without_an_annotated_config_prints_one_message(project):
     assert (completed.code, completed.out) == (2, "")
     assert completed.err.startswith("error: train: parameter config is not annotated; write train(config: TrainConfig)")
     assert "Traceback" not in completed.err
+
+
+def test_a_run_whose_program_still_imports_is_starting_and_cannot_be_deleted(project, monkeypatch, capsys):
+    outcomes = []
+
+    @trieye.main(config_path=str(project.conf))
+    def train(config: trieye.TrieyeConfig) -> None:
+        run_dir = config.persistence.get_run_base_dir()
+        outcomes.append(main(["runs", "--root", str(run_dir.parents[2])]))
+        outcomes.append(main(["rm", str(run_dir), "--root", str(run_dir.parents[2]), "--yes"]))
+        outcomes.append((run_dir / "logs").is_dir())
+        with trieye.Run(config):
+            pass
+        outcomes.append(main(["rm", str(run_dir), "--root", str(run_dir.parents[2]), "--yes"]))
+
+    monkeypatch.setattr(sys, "argv", ["train.py", "run_name=new", "runtime=local", "sinks=[]"])
+    train()
+    printed = capsys.readouterr()
+    assert outcomes == [0, 3, True, 0]
+    assert "starting: new in" in printed.err
+    assert "run 'new' is still running; nothing was deleted" in printed.err

@@ -277,11 +277,16 @@ def _run_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepare
 
 def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str) -> list[str]:
     """Return overrides that make Hydra write to the log directory, because the run may still refuse this attempt."""
+    from trieye.process.lock import RunLock
+
     node: Any = OmegaConf.to_container(composed.hydra, resolve=False)
-    (run_dir / log_dir_name).mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     overrides = []
-    if (run_dir / "run.json").exists() and node["output_subdir"] == RECORDS:
+    if not (run_dir / "run.json").exists():
+        RunLock(run_dir / "run.lock").announce()
+    elif node["output_subdir"] == RECORDS:
         overrides.append(f"hydra.output_subdir={log_dir_name}/{RECORDS}")
+    (run_dir / log_dir_name).mkdir(exist_ok=True)
     file = (node["job_logging"] or {}).get("handlers", {}).get("file", {})
     if file.get("filename") == f"{_STOCK_LOG_DIR}/${{hydra.job.name}}.log":
         overrides.append(
