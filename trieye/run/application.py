@@ -107,10 +107,16 @@ def _check_lock(run_dir: Path, is_on_cluster: bool) -> None:
         RunLock.check(lock_path)
 
 
+def _announce(run_dir: Path) -> None:
+    from trieye.process.lock import RunLock
+
+    RunLock(run_dir / "run.lock").announce()
+
+
 def _say(text: str) -> None:
     from trieye.process.progress import say
 
     say(text)
 
 
-_HOOKS = Hooks(check=check_start, check_lock=_check_lock, print_config=print_config, say=_say)
+_HOOKS = Hooks(check=check_start, check_lock=_check_lock, announce=_announce, print_config=print_config, say=_say)

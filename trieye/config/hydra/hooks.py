@@ -15,11 +15,13 @@ class Hooks:
     Attributes:
         check: Raises if a valid config cannot run here; called before anything is created.
         check_lock: Raises if another process writes to a run directory; the flag is True for runs on a cluster.
+        announce: Records in a new run directory that this process is about to start the run.
         print_config: Prints a config as a tree.
         say: Prints a line on stderr.
     """
 
     check: Callable[[Any], None]
     check_lock: Callable[[Path, bool], None]
+    announce: Callable[[Path], None]
     print_config: Callable[[TrieyeConfig], None]
     say: Callable[[str], None]

@@ -99,7 +99,7 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
                 )
                 _check_directory(checked, default_name, hooks)
                 _suggest_launcher(checked, arguments.overrides, hooks)
-                _run(checked, arguments.overrides, loader, make_job, default_name)
+                _run(checked, arguments.overrides, loader, make_job, default_name, hooks.announce)
     except TrieyeError as error:
         _exit(error, is_user_error=num_started_runs() == num_begun)
     except RefusedError as refusal:
@@ -195,12 +195,15 @@ def _run(
     loader: Loader,
     make_job: Callable[[Checked[TrieyeConfig] | None], Job],
     default_name: str,
+    announce: Callable[[Path], None],
 ) -> None:
     """Run a checked command line."""
     if checked.is_multirun and checked.config.tune.enabled:
         raise ConfigurationError("tune and -m cannot be combined: a study already runs many trials; remove tune or -m")
-    prepare, mode = (_sweep_prepared, "MULTIRUN") if checked.is_multirun else (_run_prepared, "RUN")
-    prepared = prepare(checked, default_name)
+    if checked.is_multirun:
+        prepared, mode = _sweep_prepared(checked, default_name), "MULTIRUN"
+    else:
+        prepared, mode = _run_prepared(checked, default_name, announce), "RUN"
     prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
     _apply(prepared, overrides, checked.composed, loader)
     job = make_job(None if checked.is_multirun else checked)
@@ -252,7 +255,7 @@ def _check_flags(arguments: Namespace) -> None:
         raise ConfigurationError("--resolve requires --cfg; type --cfg job --resolve")
 
 
-def _run_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+def _run_prepared(checked: Checked[TrieyeConfig], default_name: str, announce: Callable[[Path], None]) -> _Prepared:
     """Return the name and directory of a single run, and the overrides that put Hydra's records there."""
     config = checked.config
     directory = config.persistence.get_run_base_dir()
@@ -271,19 +274,19 @@ def _run_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepare
         "app_name": config.app_name,
         "persistence.root_data_dir": config.persistence.root_data_dir,
     }
-    staged = [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name)
+    staged = (
+        [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name, announce)
+    )
     return _Prepared([*_records_in(directory), *staged], pinned)
 
 
-def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str) -> list[str]:
+def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str, announce: Callable[[Path], None]) -> list[str]:
     """Return overrides that make Hydra write to the log directory, because the run may still refuse this attempt."""
-    from trieye.process.lock import RunLock
-
     node: Any = OmegaConf.to_container(composed.hydra, resolve=False)
     run_dir.mkdir(parents=True, exist_ok=True)
     overrides = []
     if not (run_dir / "run.json").exists():
-        RunLock(run_dir / "run.lock").announce()
+        announce(run_dir)
     elif node["output_subdir"] == RECORDS:
         overrides.append(f"hydra.output_subdir={log_dir_name}/{RECORDS}")
     (run_dir / log_dir_name).mkdir(exist_ok=True)
