@@ -110,3 +110,11 @@ def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
     assert process.wait(30) == 0
     assert output.count(b"waiting for the start") == 1
     assert b"Traceback" not in output
+
+
+def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, capsys):
+    for app in ("one", "other"):
+        (tmp_path / app / "runs" / "first").mkdir(parents=True)
+        (tmp_path / app / "runs" / "first" / "run.json").write_text("{}")
+    assert main(["watch", "first", "--wait", "--once", "--root", str(tmp_path)]) == 2
+    assert "one/first" in capsys.readouterr().err

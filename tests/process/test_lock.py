@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -183,3 +184,34 @@ def test_a_run_is_alive_only_while_it_is_locked(tmp_path):
     for holder in ("", "{}", '{"pid": "x", "host": "h"}', '{"pid": 1, "host": "elsewhere"}'):
         (tmp_path / "run.lock.holder").write_text(holder)
         assert not is_alive(tmp_path)
+
+
+def test_an_announced_run_is_alive_also_after_a_killed_start(tmp_path, start_holder):
+    lock = RunLock(tmp_path / "my_run" / "run.lock")
+    killed = start_holder()
+    lock.announce()  # the record of a living process stays
+    assert lock.holder()["pid"] == killed.pid
+    killed.kill()
+    killed.wait()
+    assert not is_alive(lock.path.parent)
+    lock.announce()
+    assert lock.holder()["pid"] == os.getpid()
+    assert is_alive(lock.path.parent)
+
+
+def test_a_lock_is_acquired_while_other_processes_announce_themselves(tmp_path):
+    path, is_done = tmp_path / "run.lock", threading.Event()
+
+    def announce():
+        while not is_done.is_set():
+            RunLock(path).announce()
+
+    announcing = threading.Thread(target=announce)
+    announcing.start()
+    try:
+        for _ in range(300):
+            with RunLock(path) as lock:
+                assert lock.holder()["pid"] == os.getpid()
+    finally:
+        is_done.set()
+        announcing.join()

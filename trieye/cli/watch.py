@@ -63,16 +63,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _started(options: argparse.Namespace) -> Path:
     """Return the directory of the run, after its start."""
-    from trieye.exceptions import ConfigurationError
     from trieye.process.progress import say
     from trieye.runs import run_directory
-    from trieye.runs.finding import RunStartingError
+    from trieye.runs.finding import RunMissingError, RunStartingError
 
     is_reported = False
     while True:
         try:
             return run_directory(options.run_name, root=options.root)
-        except ConfigurationError as error:
+        except RunMissingError as error:
             if not (options.wait or isinstance(error, RunStartingError)):
                 raise
             if not is_reported:

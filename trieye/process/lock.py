@@ -107,22 +107,32 @@ class RunLock:
                 f"cannot create {self.path}, the lock of the {self._subject}: {error.strerror or error}"
             ) from error
         self._holder_path.unlink(missing_ok=True)
-        self._write_holder()
+        while not self._write_holder():  # another process announced itself in between
+            self._holder_path.unlink(missing_ok=True)
         return self
 
     def announce(self) -> None:
-        """Record this process as the holder unless there is a record, so that commands see that it is starting.
+        """Record this process as the next holder, so that commands see that it is starting.
 
-        A program creates the directory of a run seconds before it holds the lock, because it imports its libraries.
+        A program creates the directory of a run seconds before it holds the lock, because it imports its libraries. The
+        record of a living process stays.
         """
-        with contextlib.suppress(FileExistsError):
-            self._write_holder()
+        if (holder := self.holder()) is not None:
+            if ProcessIdentity.of_mapping(holder).liveness != "dead":
+                return
+            self._holder_path.unlink(missing_ok=True)
+        self._write_holder()
 
-    def _write_holder(self) -> None:
+    def _write_holder(self) -> bool:
+        """Record this process, and return whether there was no other record."""
         process = ProcessIdentity.current().as_mapping()
-        with self._holder_path.open("x") as file:  # does not follow a symbolic link
-            # readers treat an incomplete record as absent
-            file.write(json.dumps({"kind": "driver", **_about, **process, "started": time.time()}))
+        try:
+            with self._holder_path.open("x") as file:  # does not follow a symbolic link
+                # readers treat an incomplete record as absent
+                file.write(json.dumps({"kind": "driver", **_about, **process, "started": time.time()}))
+        except FileExistsError:
+            return False
+        return True
 
     def release(self) -> None:
         """Release the lock; does nothing if this object does not hold it."""

@@ -34,7 +34,11 @@ _ROOT_IN_CONFIG = re.compile(r"^\s+root_data_dir:\s*['\"]?([^'\"#\n]+?)['\"]?\s*
 _MAX_SHOWN = 10
 
 
-class RunStartingError(ConfigurationError):
+class RunMissingError(ConfigurationError):
+    """Raised if no run has a name."""
+
+
+class RunStartingError(RunMissingError):
     """Raised for a run that a process is starting, and whose directory has no run.json yet."""
 
 
@@ -202,7 +206,7 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
     if named is not None:
         return named
     if (leftover := _leftover(path, roots)) is not None and (is_alive(leftover) or not path.is_dir()):
-        kind = RunStartingError if is_alive(leftover) else ConfigurationError
+        kind = RunStartingError if is_alive(leftover) else RunMissingError
         raise kind(f"run {text!r}: {_without_record(leftover, text)}")
     if path.is_dir():
         raise ConfigurationError(f"run {text!r}: the directory is not a run; it has no {' and no '.join(marks)}")
@@ -210,10 +214,10 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
     shown_roots = ", ".join(str(root.resolve()) for root in roots or [Path(DEFAULT_ROOT)])
     if not any(root.is_dir() for root in roots):
         missing = f"no such directory, and {shown_roots} does not exist"
-        raise ConfigurationError(f"run {text!r}: {missing}; change to the directory of the project, or {advice}")
+        raise RunMissingError(f"run {text!r}: {missing}; change to the directory of the project, or {advice}")
     names = [_full_name(directory) for directory in runs]
     hint = _did_you_mean(text, [*names, *(directory.name for directory in runs)])
-    raise ConfigurationError(
+    raise RunMissingError(
         f"run {text!r}: no such run in {shown_roots}{hint} (runs: {_shortened(sorted(names))}); {advice}"
     )
 
