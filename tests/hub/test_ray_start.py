@@ -1,5 +1,6 @@
 """Starting Ray: its token file, its environment variables, and signals of its processes."""
 
+import os
 import re
 import signal
 import stat
@@ -11,6 +12,7 @@ import ray
 
 from trieye.hub import ray_start
 from trieye.hub.ray_start import keep_token_private
+from trieye.process.niceness import SERVICE_NICENESS
 
 
 def test_the_ray_token_is_accessible_only_to_its_owner(tmp_path, monkeypatch):
@@ -32,8 +34,8 @@ def test_ray_defines_the_variable_and_the_logger_that_trieye_uses():
     assert authentication.logger.name == ray_start.AUTHENTICATION_LOGGER
 
 
-def is_sigterm_blocked():
-    return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+def settings_of_worker():
+    return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.nice(0)
 
 
 def test_processes_of_ray_are_killed_without_delay_and_workers_receive_sigterm(ray_cluster):
@@ -45,6 +47,8 @@ def test_processes_of_ray_are_killed_without_delay_and_workers_receive_sigterm(r
         assert int(blocked, 16) >> signal.SIGTERM - 1 & 1
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import a test
     try:
-        assert not ray.get(ray.remote(is_sigterm_blocked).remote())
+        is_blocked, niceness = ray.get(ray.remote(settings_of_worker).remote())
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert not is_blocked
+    assert niceness == min(os.nice(0) + SERVICE_NICENESS, 19)

@@ -18,7 +18,7 @@ from trieye.hub.requests import Group, requests_of
 from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking
 from trieye.process.lock import RunLock, describe_process
-from trieye.process.niceness import get_a_fair_share
+from trieye.process.niceness import SERVICE_NICENESS, limit_niceness
 from trieye.process.output import print_to
 from trieye.process.signals import outlive_signals
 from trieye.sinks.base import Sink
@@ -170,7 +170,7 @@ class HubActor:
 
     def _open(self, logic: HubLogic, *, owns_run: bool, extra_config: Mapping[str, Any] | None) -> None:
         outlive_signals()
-        get_a_fair_share()
+        limit_niceness(at_most=SERVICE_NICENESS)
         describe_hub()
         self._drivers = Drivers()
         self._logic = logic.open(owns_run=owns_run, is_restart=_is_restart(), extra_config=extra_config)

@@ -21,6 +21,7 @@ from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.hub.cluster import Node, unreachable
 from trieye.hub.ray_cluster import address_to_join, refuse_incompatible_nodes
 from trieye.hub.working_dir import project_of_program, stage
+from trieye.process.niceness import SERVICE_NICENESS
 from trieye.process.progress import say
 from trieye.process.signals import children_outlive_signals, interrupt_deferred
 
@@ -28,7 +29,7 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Environment variable that `ray job submit` sets for the program it runs."""
 
 AUTHENTICATION_LOGGER = "ray._private.authentication.authentication_token_setup"
-_PRELOADED = "RAY_preload_python_modules"
+_PRELOADED, _NICENESS = "RAY_preload_python_modules", "RAY_worker_niceness"
 _CHECK_S, _INSTALL_S = 60.0, 600.0
 """Seconds that a node may take to answer the compatibility check, without and with packages to install first."""
 
@@ -107,7 +108,7 @@ def _working_dir(runtime: RuntimeConfig) -> Path | None:
 
 def _start_ray(**options: Any) -> None:
     """Start a Ray that survives a scheduler's signal to every process of a job, until this process ends it."""
-    with _preloaded("trieye.hub.ray_worker"), _signals_deferred():
+    with _worker_settings("trieye.hub.ray_worker"), _signals_deferred():
         try:
             ray.init(address="local", **options)
         except Exception as error:
@@ -147,17 +148,23 @@ def keep_token_private() -> None:
 
 
 @contextlib.contextmanager
-def _preloaded(module: str) -> Iterator[None]:
-    """Make the workers of a Ray that is started in the block import a module before anything else."""
-    before = os.environ.get(_PRELOADED)
-    os.environ[_PRELOADED] = f"{before},{module}" if before else module
+def _worker_settings(module: str) -> Iterator[None]:
+    """Make the workers of a Ray that is started in the block import a module before anything else.
+
+    They start with the niceness of services, unless the user has set another: with Ray's default of 15, a hub starts
+    for a minute on a busy machine, and users other than root cannot lower the niceness of a process.
+    """
+    before = {name: os.environ.get(name) for name in (_PRELOADED, _NICENESS)}
+    os.environ[_PRELOADED] = ",".join(filter(None, (before[_PRELOADED], module)))
+    os.environ.setdefault(_NICENESS, str(SERVICE_NICENESS))
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_PRELOADED]
-        else:
-            os.environ[_PRELOADED] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _make_mortal(process: Any, *, is_raylet: bool) -> None:

@@ -4,15 +4,17 @@ import contextlib
 import os
 from pathlib import Path
 
-ACTOR_NICENESS = 5
-"""Against a busy process, Ray's default of 15 gets a thirtieth of a core, 5 a quarter."""
+WORKER_NICENESS = 15
+"""Ray's default, which explorers and evaluations keep, so that they do not delay the learner."""
+SERVICE_NICENESS = 5
+"""Niceness of hubs and replays: beside a busy process they get a quarter of a core, with 15 a thirtieth."""
 
 _THREADS = Path("/proc/self/task")
 """On Linux each thread has a separate niceness."""
 
 
-def get_a_fair_share() -> None:
-    """Lower the niceness of this process to `ACTOR_NICENESS`, if the system permits it.
+def limit_niceness(*, at_least: int = -20, at_most: int = 19) -> None:
+    """Bring the niceness of this process within limits; lowering it may need a permission, without which it remains.
 
     Sources: sched(7), the weights of niceness; `worker_niceness` of Ray.
     """
@@ -21,5 +23,6 @@ def get_a_fair_share() -> None:
     threads = [int(entry.name) for entry in _THREADS.iterdir()] if _THREADS.is_dir() else [0]
     for thread in threads:
         with contextlib.suppress(OSError):  # not permitted, or the thread has exited
-            if os.getpriority(os.PRIO_PROCESS, thread) > ACTOR_NICENESS:
-                os.setpriority(os.PRIO_PROCESS, thread, ACTOR_NICENESS)
+            before = os.getpriority(os.PRIO_PROCESS, thread)
+            if (within := min(max(before, at_least), at_most)) != before:
+                os.setpriority(os.PRIO_PROCESS, thread, within)

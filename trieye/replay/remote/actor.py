@@ -10,7 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.exceptions import TrieyeError
-from trieye.process.niceness import get_a_fair_share
+from trieye.process.niceness import SERVICE_NICENESS, limit_niceness
 from trieye.process.progress import say
 from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.server import FragmentServer, ReplayServer
@@ -24,14 +24,17 @@ Actor = TypeVar("Actor", bound=type)
 
 
 def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callable[[Actor], Actor]:
-    """Give an actor class a method per operation of its server, on the threads of the operation's group."""
+    """Give an actor class a method per operation of its server, on the threads of the operation's group.
+
+    Each result comes with the identity of the actor, by which a channel recognizes a restarted one.
+    """
 
     def method_of(name: str) -> Any:
         def act(self: Any, *values: Any, **options: Any) -> Any:
-            return getattr(self.server, name)(*values, **options)
+            return self.identity, getattr(self.server, name)(*values, **options)
 
         async def answer(self: Any, *values: Any, **options: Any) -> Any:
-            return await self.server.answer(name, *values, **options)
+            return self.identity, await self.server.answer(name, *values, **options)
 
         return answer if in_event_loop else act
 
@@ -56,7 +59,8 @@ class ReplayActor:
     """Hosts the tables in a separate process; takes the arguments of `ReplayServer`."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
-        get_a_fair_share()
+        limit_niceness(at_most=SERVICE_NICENESS)
+        self.identity = uuid.uuid4().hex
         self.server = ReplayServer(tables, **options)
 
 
@@ -68,7 +72,8 @@ class FragmentActor:
     """Hosts fragments in a separate process; takes the arguments of `FragmentServer`."""
 
     def __init__(self, rules: Mapping[str, Any], **options: Any) -> None:
-        get_a_fair_share()
+        limit_niceness(at_most=SERVICE_NICENESS)
+        self.identity = uuid.uuid4().hex
         self.server = FragmentServer(rules, **options)
 
 
@@ -78,12 +83,13 @@ class RayReplayChannel(Generic[Server]):
     Args:
         actor: The actor.
         name: Name of the replay in messages.
-        reports: Report when its process dies and when it responds again; set for one handle only.
+        reports: Report when its process has died and been restarted; set for one handle only.
     """
 
     def __init__(self, actor: Any, name: str, *, reports: bool = False) -> None:
         self.name = name
-        self._actor, self._reports, self._is_gone = actor, reports, False
+        self._actor, self._reports = actor, reports
+        self._identity: str | None = None
 
     def begin(
         self,
@@ -108,17 +114,18 @@ class RayReplayChannel(Generic[Server]):
 
     def _settle(self, call: "Future[Any]", done: "Future[Any]") -> None:
         error = done.exception()
-        self._report(is_gone=isinstance(error, ray.exceptions.RayActorError))
         if error is None:
-            call.set_result(done.result())
+            identity, result = done.result()
+            self._note(identity)
+            call.set_result(result)
         else:
             call.set_exception(self._translated(error))
 
-    def _report(self, *, is_gone: bool) -> None:
-        if self._reports and is_gone != self._is_gone:
-            self._is_gone = is_gone
-            event = "died; Ray restarts it, and it continues from its last snapshot" if is_gone else "answers again"
-            say(f"the process of replay {self.name!r} {event}")
+    def _note(self, identity: str) -> None:
+        """Note who answered, and report a restart: a call during a restart may wait for it instead of failing."""
+        before, self._identity = self._identity, identity
+        if self._reports and before not in {None, identity}:
+            say(f"the process of replay {self.name!r} died; Ray restarted it, and it continues from its last snapshot")
 
     def _translated(self, error: BaseException) -> BaseException:
         """Translate a Ray error into the error that all kinds of channel raise."""

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.hub.ray_start import on_this_node
+from trieye.process.niceness import WORKER_NICENESS, limit_niceness
 from trieye.training.exploring.explorer import Explorer, Task
 from trieye.training.exploring.places import WorkerHandle
 from trieye.training.exploring.transports import Weights, as_arrays
@@ -26,6 +27,7 @@ class _LazyActor:
     """Creates its object on the first call, so that an actor can report its machine before."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
+        limit_niceness(at_least=WORKER_NICENESS)
         self._object = cache(make)
 
     def machine(self) -> str:
