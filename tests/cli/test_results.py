@@ -188,6 +188,35 @@ def test_a_comparison_of_few_agreeing_runs_has_a_caveat(results, tmp_path):
     assert (code, "3 + 4" in out, "*" in out) == (0, True, False), err
 
 
+def test_a_comparison_ends_with_a_verdict_on_each_pair(results, as_json, tmp_path):
+    arguments = ("compare", "--by", "algo", "--last", "1")
+    assert "dqn and ppo: inconclusive with 3 + 3 runs: each group needs 5 or more runs" in results(*arguments)[1]
+    arguments = ("compare", "--by", "lr", "--last", "1")
+    for lr, lowest in ((0.1, 0.0), (0.2, 10.0), (0.3, 9.5)):
+        for seed in range(5):
+            make_run(tmp_path / "root", f"{lr}_{seed}", [lowest + seed], seed=seed, agent={"lr": lr})
+    out = results(*arguments, run_source=tmp_path / "root")[1]
+    assert "lr=0.1 is lower than lr=0.2 with 5 + 5 runs" in out
+    assert "lr=0.2 and lr=0.3: inconclusive with 5 + 5 runs: the interval of their difference includes 0" in out
+    assert "not corrected for the number of pairs, 3" in out
+    make_run(tmp_path / "root", "0.3_5", [0.0, math.nan], seed=5, agent={"lr": 0.3})
+    pairs = as_json(*arguments, run_source=tmp_path / "root")["pairs"]
+    assert [pair["verdict"] for pair in pairs] == ["lower", "inconclusive", "inconclusive"]
+    out = results(*arguments, run_source=tmp_path / "root")[1]
+    assert "lr=0.3 (1 of 6 diverged): inconclusive with 5 + 5 runs: diverged runs have no score" in out
+
+
+def test_a_comparison_names_the_groups_that_where_excludes(results, tmp_path):
+    for lr, clip in ((0.1, {"clip": 0.1}), (0.2, {"clip": 0.1}), (0.3, None)):
+        make_run(tmp_path / "root", f"{lr}", [1.0], seed=0, agent={"lr": lr}, ppo=clip)
+    arguments = ("compare", "--by", "lr", "--last", "1", "--where")
+    code, _, err = results(*arguments, "lr!=0.3", run_source=tmp_path / "root")
+    assert (code, "--where lr!=0.3 excludes all runs of lr=0.3" in err) == (0, True), err
+    code, _, err = results(*arguments, "clip=0.1", "--strict", "--where", "lr<0.2", run_source=tmp_path / "root")
+    text = "only one group to compare (lr=0.1); --where clip=0.1 --where lr<0.2 excludes all runs of lr=0.2, lr=0.3"
+    assert (code, text in err) == (2, True), err
+
+
 def test_two_directories_can_be_compared(scored_runs, tmp_path, capsys):
     for name, algo in (("one", "dqn"), ("other", "ppo")):
         for seed in range(3):

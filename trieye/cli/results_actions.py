@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -128,30 +128,36 @@ def compare(options: argparse.Namespace) -> int:
     """Show which group is better, with probability and difference."""
     selected = RunSelection(options)
     by_source = len(options.sources) > 1 and not options.by
-    groups = selected.groups(by=["place"] if by_source else None)
+    by = ["place"] if by_source else selected.by
+    groups, excluded = selected.groups(by=by), selected.excluded(by)
     if len(groups.labels) == 1:
         raise ConfigurationError(
-            f"only one group to compare ({groups.labels[0]}); choose the keys to group by with --by"
+            f"only one group to compare ({groups.labels[0]}); " + (excluded or "choose the keys to group by with --by")
         )
+    if excluded:
+        selected.results.note("fewer groups", excluded)
     scores = groups.scores(selected.scoring)
     if not options.json:
         groups = groups.marked(selected.scoring)
     numbers = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
-    pairs = []
+    penalties, pairs, verdicts = groups.penalties(selected.scoring), [], []
     for x, y in numbers[: None if options.json else _MOST_PAIRS]:
         sides = (scores[x], scores[y]) if selected.mode == "max" else (-scores[x], -scores[y])
         chance = statistics.probability_of_improvement(*sides, **selected.intervals)
         gap = statistics.difference(scores[x], scores[y], selected.stat, **selected.intervals)
         pairs.append((groups.labels[x], groups.labels[y], chance, gap))
+        num_runs = min(int(np.isfinite(scores[group]).sum(axis=0).min()) for group in (x, y))
+        verdicts.append(statistics.verdict(gap, num_runs, penalties[x] + penalties[y]))
     if options.json:
-        selected.print_json(
-            {"pairs": [dict(zip(("x", "y", "probability", "difference"), pair, strict=True)) for pair in pairs]}
-        )
+        keys = ("x", "y", "probability", "difference", "verdict")
+        rows = [dict(zip(keys, (*pair, word), strict=True)) for pair, (word, _) in zip(pairs, verdicts, strict=True)]
+        selected.print_json({"pairs": rows})
         return 0
     better = "higher" if selected.mode == "max" else "lower"
     title = f"{selected.title}; {better} is better"
     counts = {label: int(np.isfinite(values).sum()) for label, values in zip(groups.labels, scores, strict=True)}
     selected.console.print(tables.pairs_table(pairs, counts, selected.stat, title=title))
+    _print_verdicts(selected, pairs, counts, verdicts)
     if len(numbers) > len(pairs):
         selected.console.print(f"{len(numbers) - len(pairs)} more pairs; --json lists all")
     if len(groups.labels) <= _MOST_COLUMNS and (differences := groups.differences()):
@@ -162,6 +168,21 @@ def compare(options: argparse.Namespace) -> int:
         _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.output)
     selected.print_notes()
     return 0
+
+
+def _print_verdicts(
+    selected: RunSelection,
+    pairs: Sequence[tuple[str, str, statistics.Estimate, statistics.Estimate]],
+    counts: Mapping[str, int],
+    verdicts: Sequence[tuple[str, str]],
+) -> None:
+    """Print a sentence per comparison."""
+    for (x, y, _, _), (word, reason) in zip(pairs, verdicts, strict=True):
+        is_clear, sizes = word != "inconclusive", f"with {counts[x]} + {counts[y]} runs"
+        text = f"{x} is {word} than {y} {sizes}" if is_clear else f"{x} and {y}: inconclusive {sizes}"
+        selected.console.print(f"{text}: {reason}", style="bold" if is_clear else "")
+    if len(pairs) > 1 and any(word != "inconclusive" for word, _ in verdicts):
+        selected.console.print(f"the intervals are not corrected for the number of pairs, {len(pairs)}")
 
 
 def profiles_of(groups: RunGroups, scores: Sequence[Floats], selected: RunSelection) -> dict[str, statistics.Band]:

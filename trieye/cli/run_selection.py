@@ -104,6 +104,16 @@ class RunSelection:
         self._note_unequal_budgets(groups)
         return groups
 
+    def excluded(self, by: Sequence[str]) -> str:
+        """Return a message that names the groups of which --where excludes every run; empty if there is none."""
+        if not self.options.where:
+            return ""
+        before = RunGroups.of(self.all_runs, by, self.options.task)
+        labels = before.labels_without(self.results.runs)
+        more = ", ..." if len(labels) > _MOST_PROBLEMS else ""
+        where = " ".join(f"--where {condition}" for condition in self.options.where)
+        return f"{where} excludes all runs of {', '.join(labels[:_MOST_PROBLEMS])}{more}" if labels else ""
+
     def _note_unequal_budgets(self, groups: RunGroups) -> None:
         """Note groups of one task that trained for different numbers of steps."""
         ended = [[run for run in runs if run.is_ended and run.step] for runs in groups.runs]

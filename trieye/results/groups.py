@@ -192,6 +192,16 @@ class RunGroups:
             rows.append([candidates[0] if candidates else None for candidates in tasks])
         return rows
 
+    def labels_without(self, runs: Sequence[LoadedRun]) -> list[str]:
+        """Return the labels of the groups that have none of the runs."""
+        paths, table = {run.path for run in runs}, self.results.table
+        groups = [
+            [run for task in tasks for number in task for run in table[number] if run] for tasks in self._candidates
+        ]
+        return [
+            label for label, group in zip(self.labels, groups, strict=True) if not paths & {run.path for run in group}
+        ]
+
     def _ambiguous(self, name: str, candidates: Sequence[int]) -> str:
         configs = [self.results.configs[number] for number in candidates]
         differ = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]

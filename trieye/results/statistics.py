@@ -30,6 +30,9 @@ from trieye.results.bootstrap import (
     interval_of,
 )
 
+FEW = 5
+"""With fewer runs, an interval is too narrow to decide."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -183,6 +186,25 @@ def probability_of_improvement(
     operands = _operands(x, y)
     statistic = _improvement(*operands)
     return _estimate(Strata.joined(operands), statistic, confidence=confidence, resamples=resamples, seed=seed)
+
+
+def verdict(
+    gap: Estimate, num_runs: int, num_diverged: int = 0
+) -> tuple[Literal["higher", "lower", "inconclusive"], str]:
+    """Return whether X is higher or lower than Y, or inconclusive because the difference may be noise, and the reason.
+
+    Args:
+        gap: The `difference` X - Y.
+        num_runs: Number of runs of the smaller group in a task.
+        num_diverged: Number of diverged runs, which have no score, so that the other scores are a biased selection.
+    """
+    if num_diverged:
+        return "inconclusive", "diverged runs have no score"
+    if num_runs < FEW:
+        return "inconclusive", f"each group needs {FEW} or more runs per task"
+    if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
+        return "inconclusive", "the interval of their difference includes 0"
+    return ("higher" if gap.low > 0 else "lower"), "the interval of their difference excludes 0"
 
 
 def _operands(x: ArrayLike, y: ArrayLike) -> tuple[Strata, Strata]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from trieye.process.terminal import Text, TextTable
 from trieye.results.hyperparameters import Selection, Setting
-from trieye.results.statistics import Estimate
+from trieye.results.statistics import FEW, Estimate
 
 MISSING = "red"
 
@@ -15,8 +15,6 @@ COVERAGE = (
     "Intervals of few runs are too narrow: a 95% interval contains the true mean in about 50% of cases with 2 runs, "
     "75% with 3, 80% with 4, 84% with 5, 90% with 10, if scores are normally distributed."
 )
-_FEW = 5
-"""Numbers of runs below this have a note about the coverage of their intervals."""
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -65,7 +63,7 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
 
 
 def _note_coverage(table: TextTable, estimates: Iterable[Estimate]) -> None:
-    if any(estimate.low is not None and estimate.n < _FEW for estimate in estimates):
+    if any(estimate.low is not None and estimate.n < FEW for estimate in estimates):
         table.note(COVERAGE)
 
 
@@ -91,7 +89,7 @@ def pairs_table(
         table.add_row(x, y, sizes, shown, _with_interval(gap))
     if any(is_separate(chance) for _, _, chance, _ in pairs):
         table.note(f"* {SEPARATE}")
-    if any(1 < counts[label] < _FEW for x, y, _, _ in pairs for label in (x, y)):
+    if any(1 < counts[label] < FEW for x, y, _, _ in pairs for label in (x, y)):
         table.note(COVERAGE)
     return table
 
