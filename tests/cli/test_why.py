@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import trieye
 from tests import warm
 from trieye.cli import main
 from trieye.files.run_record import RunRecord
@@ -161,3 +162,16 @@ def test_a_run_whose_files_are_gone_is_still_explained(root, tmp_path):
     diagnosis = diagnose("killed", root=copied)
     assert (diagnosis.output, diagnosis.output_path, diagnosis.checkpoint) == ([], None, None)
     assert diagnosis.next_steps[0].command.startswith("trieye close")
+
+
+def test_a_killed_run_is_not_listed_with_a_step_before_its_checkpoint(tmp_path):
+    config = trieye.TrieyeConfig(
+        app_name="agents", run_name="first", runtime={"kind": "local"}, persistence={"root_data_dir": str(tmp_path)},
+        sinks={"mlflow": {"enabled": False}, "console": {"enabled": False}, "tensorboard": {"enabled": False}},
+        stats={"processing_interval_seconds": 3600},  # no status is published in between
+    )  # fmt: skip
+    with trieye.Run(config) as run:
+        run.log({"loss": 1.0}, step=7)
+        run.save(step=7, state={"a": 1.0}).wait()
+        diagnosis = diagnose(run.dir)  # as it would be after SIGKILL
+    assert (diagnosis.run.step, diagnosis.checkpoint.step) == (7, 7)

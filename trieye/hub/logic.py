@@ -202,6 +202,8 @@ class HubLogic:
 
     def _saved(self, step: Any, write: Callable[[], Path], *, is_tracked: bool = True) -> Path:
         self._check_open()
+        with suppress(JournalFullError):  # the status of a run that is killed now is no older than its checkpoint
+            self.status.publish()
         try:
             with self.status.doing(f"saving step {step}"):
                 path = write()
