@@ -15,7 +15,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import Done, Job, JobRecord
+from trieye.sweeps.jobs import STOP_REASON, Done, Job, JobRecord
 from trieye.sweeps.record import SWEEP, SweepRecord
 from trieye.sweeps.search import OptunaSearch, RandomSearch, SearchQueue
 from trieye.sweeps.space import SearchSpace
@@ -218,6 +218,39 @@ def test_a_queue_reads_the_points_of_running_and_completed_jobs(tmp_path, counts
     assert queue.rated(Done(1, is_pruned=True, reason=pruned.reason)) == pruned
     queue.ended(jobs[0], Done(0, 9.0))
     assert curves == {0: {1: 5.0, 2: 9.0, 3: 2.0}}  # every point, though `to_prune` saw one
+
+
+def test_a_pruned_job_prints_why_it_stops_and_no_advice_to_restart_it(sweep, tmp_path):
+    def task(cfg):
+        config = TrieyeConfig(
+            app_name="app", run_name=f"run{HydraConfig.get().job.num}", runtime={"kind": "local"},
+            persistence={"root_data_dir": str(tmp_path / "data")}, stats={"processing_interval_seconds": 0.1},
+            sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
+        )  # fmt: skip
+        is_last = HydraConfig.get().job.num == 4
+        with trieye.Run(config) as run:
+            for _ in run.steps(None if is_last else 2):
+                run.log({"eval/return": 1.0 if is_last else 9.0})
+                if run.save_due:
+                    run.save(weights=[1.0])
+        return 9.0
+
+    sweep.values = "loop: {objective: eval/return}\n"
+    options = ("kind=optuna", "sampler=random", "pruner=median", "num_trials=5")
+    words = [f"hydra.sweeper.{option}" for option in options]
+    sweep.search(
+        task,
+        "+x=interval(0,1)",
+        *words,
+        "hydra.mode=MULTIRUN",
+        "hydra.launcher.isolate=process",
+        "hydra.launcher.num_jobs=1",
+    )
+    assert sweep.record(4).state == "pruned"
+    output = (sweep.directory / "4/output.log").read_text()
+    assert output.count("pruned: best 1 < 9, the median of 4 jobs") >= 2  # when it is asked to stop, and at its end
+    assert not [word for word in ("Ctrl-C", "SIGINT", "restart", "interrupted") if word in output], output
+    assert not (sweep.directory / "4" / STOP_REASON).exists()
 
 
 def test_a_missing_optuna_is_named(monkeypatch):

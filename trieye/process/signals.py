@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -35,6 +36,29 @@ def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
         requeue_exit_code: Replaces 128 + number, the convention of shells, except for Ctrl-C.
     """
     return 128 + number if number == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
+
+
+_reason_file: Path | None = None
+
+
+@contextlib.contextmanager
+def stop_reason_in(path: Path) -> Iterator[None]:
+    """Let another process explain, in a file, why it interrupts this one; the file is deleted before and after."""
+    global _reason_file
+    before, _reason_file = _reason_file, path
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        _reason_file = before
+        path.unlink(missing_ok=True)
+
+
+def stop_reason() -> str | None:
+    """Return why another process interrupts this one; None after Ctrl-C and other signals."""
+    with contextlib.suppress(OSError):
+        return None if _reason_file is None else _reason_file.read_text("utf-8")
+    return None
 
 
 class StopSignals:
@@ -109,7 +133,7 @@ class StopSignals:
             self.exit_code = exit_code_of(number, self._requeue_exit_code)
             self._on_request(self.exit_code)
         message = self._message if isinstance(self._message, str) else self._message(number)
-        say(f"{signal.Signals(number).name}: {message}")
+        say(stop_reason() or f"{signal.Signals(number).name}: {message}")
 
     def _ignore_from_now_on(self, number: signal.Signals) -> None:
         # the kernel repeats it every second; a repetition is not a second request

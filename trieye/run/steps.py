@@ -8,7 +8,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import RunInterrupted
 from trieye.process import watchdog
 from trieye.process.progress import ProgressBar, say
-from trieye.process.signals import StopSignals
+from trieye.process.signals import StopSignals, stop_reason
 
 _PREFERRED_PREFIXES = ("eval", "episode/return", "return", "reward", "loss")
 _HIDDEN_PREFIXES = ("time/", "progress/", "env_steps")
@@ -98,7 +98,8 @@ def is_save_due(run: SteppedRun) -> bool:
 def farewell(run: SteppedRun) -> str:
     """Return the message for a run that stops before its end."""
     saved = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
-    return f"run {run.name!r} stops at step {run.step}: {saved}; restart with run_name={run.name} to resume it"
+    end = stop_reason() or f"restart with run_name={run.name} to resume it"
+    return f"run {run.name!r} stops at step {run.step}: {saved}; {end}"
 
 
 def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:

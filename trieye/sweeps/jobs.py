@@ -26,6 +26,9 @@ from trieye.sweeps.record import OTHER_SWEEP, JsonRecord
 STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
 """Files in the directory of a job; `run` is a link to the run directory, `output` to an output directory elsewhere."""
 
+STOP_REASON = "stop-reason.txt"
+"""File that tells a running job why a search interrupts it."""
+
 HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
 """How long a job waits for a process of an earlier start that is still running it."""

@@ -19,7 +19,7 @@ from trieye.hub.status import read_status
 from trieye.process.progress import say
 from trieye.process.terminal import Terminal
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
+from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord
 from trieye.sweeps.objectives import ObjectiveError
 from trieye.sweeps.report import importance_table
 from trieye.sweeps.space import SearchSpace, drawn
@@ -305,7 +305,7 @@ class SearchQueue:
         self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
-        """Return the running jobs that the search prunes, as they will have ended."""
+        """Return the running jobs that the search prunes, as they will have ended, and tell them why."""
         pruned: dict[int, Done] = {}
         if self._objective is None or time.monotonic() < self._look_at:
             return pruned
@@ -318,6 +318,8 @@ class SearchQueue:
             reason = self._search.reason_to_prune(job.index, metric["step"], metric["last"], metric[self._mode])
             if reason is not None:
                 pruned[job.index] = Done(job.index, metric[self._counts], is_pruned=True, reason=reason)
+                with suppress(OSError):  # the job then stops as after Ctrl-C
+                    (self._directory / str(job.index) / STOP_REASON).write_text(f"pruned: {reason}", "utf-8")
         return pruned
 
     def rated(self, pruned: Done) -> Done:

@@ -23,10 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.output import printing_to
+from trieye.process.signals import stop_reason, stop_reason_in
 from trieye.sweeps.composing import message_of, with_values
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob, UnpicklableError
+from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, STOP_REASON, Done, RunningJob, UnpicklableError
 from trieye.sweeps.main_module import dumped
 from trieye.sweeps.objectives import Objectives
 
@@ -139,7 +140,7 @@ def work(
         Singleton.set_state({**shared.singletons, "instances": instances})
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
-        with printing_to(directory / OUTPUT):
+        with printing_to(directory / OUTPUT), stop_reason_in(directory / STOP_REASON):
             if job.record.attempt > 1:
                 print(f"trieye: attempt {job.record.attempt}")  # noqa: T201 - its file
             done = _result(shared, index, overrides, config, is_own_process=True)
@@ -178,7 +179,7 @@ def _result(
         error.__cause__ = quit_
         return Done(index, error=error)
     except KeyboardInterrupt:
-        print("trieye: interrupted", file=sys.stderr)  # noqa: T201 - its file
+        print(f"trieye: {stop_reason() or 'interrupted'}", file=sys.stderr)  # noqa: T201 - its file
         raise
     except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
         traceback.print_exc()
