@@ -130,6 +130,23 @@ def test_prune_deletes_old_runs_except_the_best_and_the_newest(
     assert remaining_runs(tmp_path) == remaining
 
 
+def test_prune_lists_the_objective_of_each_run_and_why_it_keeps_others(make_run, trieye_command):
+    for days, (name, loss) in enumerate([("fresh", 2.0), ("third", 3.25), ("second", 1.5), ("first", 4.5)]):
+        run_dir = make_run(name, loss, age_s=days * 86_400 + 60)
+    arguments = ("--older-than", "1d", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--dry-run")
+    with RunLock(run_dir / "run.lock"):
+        code, output = trieye_command("prune", "agents", *arguments)
+    assert code == 0, output
+    (line,) = (line.split() for line in output.splitlines() if line.startswith("agents/third"))
+    assert line[2] == "3.25"
+    for kept in (
+        "agents/fresh (2): used recently",
+        "agents/second (1.5): the best",
+        "agents/first (4.5): it is running",
+    ):
+        assert f"keeping {kept}" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -198,10 +198,11 @@ def test_a_run_can_be_removed_but_not_while_active_or_through_a_link(make_run, t
 def test_prune_removes_old_runs_except_the_best_and_the_newest(make_run):
     for number, best in enumerate((5.0, 1.0, 2.0, 3.0)):
         make_run(f"run{number}", best, age_s=3600.0 * (10 - number))
-    unrated = make_run("unrated", float("nan"), age_s=3600.0 * 20)
+    make_run("unrated", float("nan"), age_s=3600.0 * 20)
     plan = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1, dry_run=True)
     assert [removal.run_dir.name for removal in plan.removals] == ["run1", "run2"]
-    assert [removal.run_dir for removal in plan.unrated] == [unrated]
+    reasons = {run_dir.name: reason for run_dir, reason in plan.retained.items()}
+    assert reasons == {"unrated": "its objective is unknown", "run3": "the newest", "run0": "the best"}
     pruned = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
     assert [removal.run_dir.name for removal in pruned.removals] == ["run1", "run2"]
     assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]

@@ -4,8 +4,8 @@ Delete runs of an app that ended before a given age, except the best or newest r
 
 The age of a run counts from its end, or, if it was killed, from the last change of its files. The best runs have the
 best objective (loop.objective); --metric selects another metric, and --mode whether higher or lower is better. With
---keep best:N, runs without an objective are kept too. The command lists directories and sizes, then asks for
-confirmation. It never deletes a run that is alive, and never follows a symbolic link.
+--keep best:N, runs without an objective are kept too. The command lists runs, objectives and sizes, and why it keeps
+the other runs, then asks for confirmation. It never deletes a run that is alive, and never follows a symbolic link.
 
 Examples:
   trieye prune my_agent --older-than 30d --dry-run
@@ -58,9 +58,7 @@ def run(options: argparse.Namespace) -> int:
         root=options.root,
         dry_run=True,
     )
-    notes = [f"skipping {link}: symbolic link to {link.resolve()}" for link in plan.links]
-    notes += [f"keeping {removal.name}: its objective is unknown" for removal in plan.unrated]
-    return carry_out(plan.removals, options, "prune", notes)
+    return carry_out(plan.removals, options, "prune", plan.retained)
 
 
 def _keep(text: str) -> tuple[str, int]:

@@ -2,8 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
@@ -14,36 +16,45 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.process.terminal import Terminal, TextTable
 from trieye.runs.removal import Removal
+from trieye.runs.stored_run import StoredRun
 
 EXIT_REFUSED = 1
+_MOST_KEPT = 10
 
 
-def carry_out(removals: Sequence[Removal], options: argparse.Namespace, schema: str, notes: Sequence[str] = ()) -> int:
+def carry_out(
+    removals: Sequence[Removal], options: argparse.Namespace, schema: str, retained: Mapping[Path, str] | None = None
+) -> int:
     """List the runs, ask for confirmation, delete them, and return the exit code.
 
     Args:
         removals: The runs to delete.
-        options: `dry_run`, `yes` and `json`.
+        options: `dry_run`, `yes` and `json`; `metric` and `mode` if they rate the runs.
         schema: Schema name of the JSON document.
-        notes: Notes on retained runs.
+        retained: Why each other run is kept, by its directory.
 
     Raises:
         ConfigurationError: --yes is missing and standard input is not a terminal.
         TrieyeError: MLflow or a mirror does not answer; that run and all later ones are not deleted.
     """
-    rows = [_row(removal) for removal in removals]
-    notes = [*notes, *(note for removal in removals for note in removal.notes())]
+    rows = [{**_row(removal), "objective": _objective(removal.run_dir, options)} for removal in removals]
+    others = [
+        {"run_dir": path, "objective": _objective(path, options), "reason": why}
+        for path, why in (retained or {}).items()
+    ]
+    notes = [note for removal in removals for note in removal.notes()]
     if options.json:
         if removals and not (options.dry_run or options.yes):
             raise ConfigurationError("--json: add --yes to delete the runs, or --dry-run to list them")
-    elif not _is_confirmed(rows, notes, options):
+    elif not _is_confirmed(rows, [*_grouped(others), *notes], options):
         return 0 if options.dry_run or not removals else EXIT_REFUSED
     for removal in () if options.dry_run else removals:
         removal.delete()
         if not options.json:
             print(f"deleted {removal.name}")
     if options.json:
-        print_json(schema, {"runs": rows, "notes": notes, "is_dry_run": options.dry_run})
+        document = {"runs": rows, "notes": notes, "is_dry_run": options.dry_run}
+        print_json(schema, document if retained is None else {**document, "retained": others})
     elif any(removal.owns_mlflow_run for removal in removals):
         print(
             "MLflow runs were moved to its trash: `mlflow runs restore` restores a run, `mlflow gc` empties the trash"
@@ -71,6 +82,27 @@ def _is_confirmed(rows: Sequence[dict[str, Any]], notes: Sequence[str], options:
     return is_confirmed
 
 
+def _objective(run_dir: Path, options: argparse.Namespace) -> float | None:
+    """Return the value that rates a run; None if it has none."""
+    with suppress(ConfigurationError):
+        rated_by = {name: getattr(options, name, None) for name in ("metric", "mode")}
+        return StoredRun.read(run_dir, **rated_by).best
+    return None
+
+
+def _grouped(retained: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each reason to keep runs."""
+    for why in dict.fromkeys(row["reason"] for row in retained):
+        rows = [row for row in retained if row["reason"] == why]
+        names = [f"{row['run_dir'].parents[1].name}/{row['run_dir'].name}{_rating(row)}" for row in rows[:_MOST_KEPT]]
+        more = f" and {len(rows) - _MOST_KEPT} more" if rows[_MOST_KEPT:] else ""
+        yield f"keeping {', '.join(names)}{more}: {why}"
+
+
+def _rating(row: Mapping[str, Any]) -> str:
+    return "" if row["objective"] is None else f" ({row['objective']:.6g})"
+
+
 def _row(removal: Removal) -> dict[str, Any]:
     record, config = removal.record, removal.config
     owned = removal.owns_mlflow_run and record is not None and config is not None
@@ -89,6 +121,7 @@ def _row(removal: Removal) -> dict[str, Any]:
 def _table(rows: Sequence[dict[str, Any]]) -> TextTable:
     table = TextTable("run", is_ruled=False)
     table.add_column("status", no_wrap=True)
+    table.add_column("objective", justify="right", no_wrap=True)
     table.add_column("last used", no_wrap=True)
     table.add_column("directory", justify="right", no_wrap=True)
     table.add_column("mirror", justify="right", no_wrap=True)
@@ -97,6 +130,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> TextTable:
         table.add_row(
             row["name"],
             row["status"] or f"no {RUN_RECORD}",
+            "-" if row["objective"] is None else f"{row['objective']:.6g}",
             f"{datetime.fromtimestamp(row['last_used']).astimezone():%Y-%m-%d %H:%M}",
             decimal(row["size_bytes"]),
             decimal(row["mirrored_bytes"]) if row["mirrored_bytes"] else "-",

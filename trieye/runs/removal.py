@@ -55,13 +55,11 @@ class PruneResult:
 
     Attributes:
         removals: The deleted runs, the last used one at the end.
-        unrated: Runs that are kept because their objective is unknown.
-        links: Runs that are kept because a symbolic link leads to them.
+        retained: Why each other run is kept, by its directory.
     """
 
     removals: list["Removal"]
-    unrated: list["Removal"]
-    links: list[Path]
+    retained: dict[Path, str]
 
 
 def prune(
@@ -93,18 +91,22 @@ def prune(
         ConfigurationError: There is no such app, or the runs cannot be rated.
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
-    runs, links = _idle_runs(app, root)
-    kept_dirs = {run.run_dir for run in runs[::-1][:keep_newest]}
-    unrated: list[Removal] = []
+    runs, retained = _idle_runs(app, root)
+    before = time.time() - older_than_s
+    retained |= {run.run_dir: "used recently" for run in runs if run.last_used > before}
+    retained |= {run.run_dir: _best_of(keep_newest, "newest") for run in runs[::-1][:keep_newest]}
     if keep_best is not None:
         ranked = _best_first(runs, metric, mode)
-        unrated = [run for run in runs if run not in ranked]
-        kept_dirs |= {run.run_dir for run in [*ranked[:keep_best], *unrated]}
-    before = time.time() - older_than_s
-    removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept_dirs]
+        retained |= {run.run_dir: "its objective is unknown" for run in runs if run not in ranked}
+        retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked[:keep_best]}
+    removals = [run for run in runs if run.run_dir not in retained]
     for removal in () if dry_run else removals:
         removal.delete()
-    return PruneResult(removals, unrated, links)
+    return PruneResult(removals, retained)
+
+
+def _best_of(num: int, which: str) -> str:
+    return f"the {which}" if num == 1 else f"one of the {num} {which}"
 
 
 def _named_directory(run: RunReference, root: Path) -> Path:
@@ -251,8 +253,8 @@ class Removal:
             raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
 
 
-def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Path]]:
-    """Return the runs of an app that are not alive, the last used one at the end, and the symbolic links among them.
+def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
+    """Return the runs of an app to choose from, the last used one at the end, and why each other run is kept.
 
     A run that a link above it leads to outside the app's root counts as a link.
     """
@@ -266,8 +268,10 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Path]]:
         allowed = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
         raise ConfigurationError(f"app {app!r}: it has no runs{hint} ({allowed})")
     links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
-    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
-    return sorted(idle, key=lambda run: run.last_used), links
+    retained = {run_dir: f"{run_dir} is a symbolic link to {run_dir.resolve()}" for run_dir in links}
+    retained |= {run_dir: "it is running" for run_dir in runs if run_dir not in links and is_alive(run_dir)}
+    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in retained]
+    return sorted(idle, key=lambda run: run.last_used), retained
 
 
 def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:
