@@ -192,6 +192,18 @@ def test_the_pruner_asha_states_how_many_jobs_pass_a_rung():
     assert search.reason_to_prune(9, 1, 2.0, 3.0) == "2 at step 1 is not among the best 2 of 9 jobs there"
 
 
+def test_a_restarted_pruner_asha_compares_with_the_rungs_of_recorded_jobs():
+    space, options = SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="asha")
+    search = OptunaSearch(space, options, "max")
+    for index in range(9):  # as a restarted sweep reports its recorded jobs; every other one was pruned
+        overrides = search.resume(index, [f"x={index / 10}"])
+        search.report(index, {40: 9.0, 4: float(index), 1: 5.0, 100: 9.0})
+        search.tell(index, overrides, [9.0], is_pruned=index % 2 == 1)
+    search.ask(9)
+    assert search.reason_to_prune(9, 2, 6.0, 6.0) is None  # the others have 5 at the rung of step 1
+    assert search.reason_to_prune(9, 5, 6.0, 6.0) == "6 at step 5 is not among the best 2 of 9 jobs there"
+
+
 @pytest.mark.parametrize(("counts", "objective"), [("max", 9.0), ("last", 2.0), ("min", 2.0)])
 def test_a_queue_reads_the_points_of_running_and_completed_jobs(tmp_path, counts, objective):
     curves = {}

@@ -200,9 +200,11 @@ class OptunaSearch:
         trial = self._trials.get(index)
         if trial is not None:
             known = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
-            for step, value in points.items():
+            for step, value in sorted(points.items()):
                 if step not in known and math.isfinite(value):
                     trial.report(value, step)
+                while self._options.pruner == "asha" and trial.should_prune():
+                    pass  # each call completes a rung that the job has reached
 
     def reason_to_prune(self, index: int, step: int, value: float, best: float) -> str | None:
         """Report the newest point of a running job; return why it should be pruned, or None."""
