@@ -71,6 +71,7 @@ SWEEPER: dict[str, Any] = {
     "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": None,
     "budget": ["loop.steps", "loop.env_steps", "loop.time_s"], "dry_run": False, "num_trials": 20,
     "seed": 0, "mode": None, "objective": "return", "sampler": "tpe", "pruner": "none",
+    "grace_steps": 0,
 }  # fmt: skip
 
 _MODULE = "hydra_plugins.trieye.sweeps"

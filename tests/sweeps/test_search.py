@@ -192,6 +192,21 @@ def test_the_pruner_asha_states_how_many_jobs_pass_a_rung():
     assert search.reason_to_prune(9, 1, 2.0, 3.0) == "2 at step 1 is not among the best 2 of 9 jobs there"
 
 
+@pytest.mark.parametrize("pruner", ["median", "asha"])
+def test_no_job_is_pruned_before_grace_steps(pruner):
+    space, options = SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner=pruner)
+    reasons = []
+    for grace_steps in (0, 50):
+        search = OptunaSearch(space, options.model_copy(update={"grace_steps": grace_steps}), "max")
+        for index in range(5):
+            overrides = search.ask(index)
+            search.report(index, dict.fromkeys(range(1, 101), 9.0))
+            search.tell(index, overrides, [9.0], is_pruned=False)
+        search.ask(5)
+        reasons.append([search.reason_to_prune(5, step, 1.0, 1.0) is not None for step in (30, 49, 50)])
+    assert reasons == [[True, True, True], [False, False, True]]
+
+
 def test_a_restarted_pruner_asha_compares_with_the_rungs_of_recorded_jobs():
     space, options = SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="asha")
     search = OptunaSearch(space, options, "max")
@@ -284,6 +299,7 @@ def test_a_sampler_with_a_missing_package_is_rejected_before_any_job(sweep, monk
     [
         ({"kind": "random", "seeds": 3}, "seeds is only for kind=grid"),
         ({"kind": "random", "pruner": "median"}, "pruner is only for kind=optuna"),
+        ({"kind": "optuna", "pruner": "asha", "grace_steps": -1}, "grace_steps"),
         ({"kind": "optuna", "sampler": "tpee"}, "sampler"),
     ],
 )

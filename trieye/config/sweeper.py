@@ -74,6 +74,12 @@ class SweeperConfig(StrictModel):
         description="Stops jobs early by the points of loop.objective, for kind=optuna: median = the best value is "
         "worse than the median of the completed jobs up to that step; asha = not in the best quarter at growing steps.",
     )
+    grace_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Steps of a job (loop.axis) before which the pruner does not stop it; with asha, the first step "
+        "that it compares: 0 = 1 % of the steps of the first completed job.",
+    )
 
     @field_validator("mode", mode="before")
     @classmethod

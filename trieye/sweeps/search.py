@@ -130,11 +130,13 @@ class OptunaSearch:
             for dimension in space.dimensions
             if len(dimension.choices) != 1
         }
-        pruners, is_asha = optuna.pruners, options.pruner == "asha"
+        pruner = optuna.pruners.NopPruner()
+        if options.pruner == "asha":
+            pruner = optuna.pruners.SuccessiveHalvingPruner(options.grace_steps or "auto", _ASHA_FACTOR)
         self._study = optuna.create_study(
             directions=["maximize" if mode == "max" else "minimize" for mode in modes],
             sampler=optuna.samplers.RandomSampler(),  # until the first proposal
-            pruner=pruners.SuccessiveHalvingPruner(reduction_factor=_ASHA_FACTOR) if is_asha else pruners.NopPruner(),
+            pruner=pruner,
         )
         self._trials: dict[int, Any] = {}
 
@@ -212,6 +214,8 @@ class OptunaSearch:
         if trial is None or not math.isfinite(value):
             return None
         trial.report(value, step)
+        if step < self._options.grace_steps:
+            return None
         if self._options.pruner == "median":
             return self._worse_than_median(step, best)
         return self._not_promoted(trial, step, value) if trial.should_prune() else None
