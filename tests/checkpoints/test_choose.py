@@ -311,6 +311,21 @@ def test_a_reference_to_another_run_applies_only_to_the_first_start(app):
     assert located(app.choose(load_checkpoint_path="teacher:best")) == ("now", 3)
 
 
+def test_the_state_at_an_error_of_another_run_is_referenced_by_name(app):
+    app.run("teacher", 10)
+    checkpoints = app.files("teacher").checkpoint_dir
+    shutil.copytree(checkpoints / "checkpoint_step_10", checkpoints / "crash-10")
+    app.check(load_checkpoint_path="teacher:crash-10")
+    point = app.choose(load_checkpoint_path="teacher:crash-10")
+    assert (point.checkpoint.name, point.run_name, point.went_back_to) == ("crash-10", "teacher", None)
+    app.save("now", 3)
+    assert located(app.choose(load_checkpoint_path="teacher:crash-10")) == ("now", 3)
+    with pytest.raises(ConfigurationError, match=r"no crash-7 \(states at an error: crash-10\)"):
+        app.choose("fresh", load_checkpoint_path="teacher:crash-7")
+    own = app.choose("teacher", load_checkpoint_path="teacher:crash-10")
+    assert own.checkpoint.name == "checkpoint_step_10"  # it would fail again
+
+
 def test_references_are_not_checked_before_the_start_if_a_mirror_exists(app, tmp_path):
     app.check(load_checkpoint_path="missing:best", mirror=f"file://{tmp_path / 'mirror'}")
 

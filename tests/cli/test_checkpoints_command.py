@@ -63,7 +63,7 @@ def test_the_table_lists_checkpoints_and_changes_nothing(run_dir, tmp_path, caps
 def test_the_state_at_an_error_is_listed_with_the_key_that_starts_another_run_from_it(run_dir, capsys):
     shutil.copytree(run_dir / "checkpoints/checkpoint_step_30", run_dir / "checkpoints/crash-35")
     assert main(["checkpoints", str(run_dir)]) == 0
-    assert f"persistence.load_checkpoint_path={run_dir}/checkpoints/crash-35" in capsys.readouterr().out
+    assert f"persistence.load_checkpoint_path={run_dir.name}:crash-35" in capsys.readouterr().out
     _, document, rows = listing(run_dir, capsys)
     assert [(row["name"], row["step"], row["state"]) for row in document["crashes"]] == [("crash-35", 35, "sizes fit")]
     assert 35 not in rows

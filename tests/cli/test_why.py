@@ -125,7 +125,7 @@ def test_the_state_at_the_error_is_a_next_step(root, tmp_path):
     shutil.copytree(checkpoints / "checkpoint_step_7", checkpoints / "crash-8")
     step = diagnose("failed", root=copied).next_steps[1]
     assert step.command == f"trieye checkpoints {checkpoints.parent}"
-    assert step.effect.endswith(f"persistence.load_checkpoint_path={checkpoints / 'crash-8'}")
+    assert step.effect.endswith("persistence.load_checkpoint_path=failed:crash-8")
 
 
 def test_a_running_run_is_explained_without_a_restart(run):

@@ -6,7 +6,13 @@ import pytest
 
 from trieye.config import PersistenceConfig
 from trieye.config.hydra.preflight import check_paths
-from trieye.config.locations import check_tracking_uri, checkpoint_reference, expanded, is_reference
+from trieye.config.locations import (
+    CheckpointReference,
+    check_tracking_uri,
+    checkpoint_reference,
+    expanded,
+    is_reference,
+)
 from trieye.exceptions import ConfigurationError
 
 
@@ -43,10 +49,11 @@ def test_uris_that_mlflow_accepts_are_valid(uri):
         ("first try (2):best", ("first try (2)", "best")),
         ("best:latest", ("best", "latest")),
         ("r:step:0", ("r", 0)),
+        ("first:crash-12", ("first", 12, True)),
     ],
 )
 def test_a_checkpoint_can_be_referenced_by_name(typed, meant):
-    assert checkpoint_reference(typed) == meant
+    assert checkpoint_reference(typed) == CheckpointReference(*meant)
     assert is_reference("load_checkpoint_path", typed)
     assert not is_reference("load_buffer_path", typed)
     config = PersistenceConfig(load_checkpoint_path=typed)
@@ -54,7 +61,9 @@ def test_a_checkpoint_can_be_referenced_by_name(typed, meant):
     assert config.anchored(Path("/work")).load_checkpoint_path == typed
 
 
-@pytest.mark.parametrize("typed", ["./best", "runs/best", "Best", "step:", "step:-1", "step:x", "a:b:best", "1200", ""])
+@pytest.mark.parametrize(
+    "typed", ["./best", "runs/best", "Best", "step:", "step:-1", "step:x", "a:b:best", "1200", "crash-12", ""]
+)
 def test_any_other_checkpoint_reference_is_a_path(typed):
     assert checkpoint_reference(typed) is None
 

@@ -300,8 +300,11 @@ class Choice:
             CheckpointError: All such checkpoints are damaged.
         """
         which, subject = reference.which, f"{option or f'persistence.{self._setting}'}: run {files.run_base_dir.name!r}"
-        store = self._store(files, files.checkpoint_dir, CHECKPOINT_PREFIX)
+        store = self._store(files, files.checkpoint_dir, CRASH_PREFIX if reference.is_crash else CHECKPOINT_PREFIX)
         entries = store.entries()
+        if reference.is_crash and all(entry.step != which for entry in entries):
+            shown = ", ".join(entry.path.name for entry in entries) or "none"
+            raise ConfigurationError(f"{subject} has no {CRASH_PREFIX}{which} (states at an error: {shown})")
         if not entries and store.latest() is None:  # `latest` raises if all are damaged
             pickled = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
             convert = f"`trieye convert {files.run_base_dir}` makes one of {pickled[0].name}" if pickled else ""
@@ -397,7 +400,9 @@ class Choice:
 
 
 def _refers_to_own(reference: CheckpointReference | None, config: PersistenceConfig) -> TypeGuard[CheckpointReference]:
-    return reference is not None and reference.run_name in {None, config.run_name}
+    if reference is None or reference.is_crash:  # no run goes back to its own state at an error
+        return False
+    return reference.run_name in {None, config.run_name}
 
 
 def _candidate(entry: CheckpointEntry) -> ResumeCandidate:

@@ -4,8 +4,8 @@ List the checkpoints of a run, and replay buffers saved by the trieye 0.1.5 API.
 
 A run resumes from the checkpoint marked `latest`. To return to an earlier one, start the run once with
 persistence.load_checkpoint_path=best or persistence.load_checkpoint_path=step:1200. Another run starts from the best
-checkpoint of run `first` with persistence.load_checkpoint_path=first:best. A state at an error is listed, too; another
-run starts from it if persistence.load_checkpoint_path is its directory.
+checkpoint of run `first` with persistence.load_checkpoint_path=first:best, and from its state at an error, which is
+listed, too, with persistence.load_checkpoint_path=first:crash-1200.
 Without --verify, only names and sizes are checked. The exit code is 1 if a checkpoint is damaged and not quarantined.
 
 Examples:

@@ -246,8 +246,8 @@ def render_saved(saved: SavedFiles) -> RenderableType:
         lines += [Text(), _states("buffer", buffers)]
     if saved.crashes:
         lines += [Text(), _states("at an error", saved.crashes)]
-        paths = map(str, run_dir.glob(f"*/{saved.crashes[-1].name}"))
-        lines += [Text(f"start another run from it: persistence.load_checkpoint_path={path}") for path in paths]
+        reference = f"{run_dir.name}:{saved.crashes[-1].name}"
+        lines.append(Text(f"start another run from it: persistence.load_checkpoint_path={reference}"))
     rows = [*checkpoints, *buffers, *saved.crashes]
     lines += [Text(problem, "red") for row in rows if row.state != "set aside" for problem in row.problems]
     lines += [

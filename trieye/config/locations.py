@@ -11,7 +11,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # the variables th
 _SCHEME = re.compile(r"([a-z][a-z0-9-]*)(?:\+[a-z0-9_]+)?:.*", re.DOTALL)
 _SCHEMES = ("sqlite", "http", "https", "file", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 _WITHOUT_ADDRESS = ("databricks", "databricks-uc")
-_REFERENCE = re.compile(r"(?:([^:/\\]+):)?(best|latest|step:(\d{1,18}))")
+_REFERENCE = re.compile(r"(?:([^:/\\]+):)?(best|latest|step:(\d{1,18})|(?<=:)crash-(\d{1,18}))")
 REFERENCE_FORMS = "best, latest, step:1200, or another run of the app as in first_try:best"
 """Forms of a checkpoint reference, for messages."""
 
@@ -59,23 +59,25 @@ class CheckpointReference(NamedTuple):
     Attributes:
         run_name: The run of the app that owns the checkpoint; None = the run itself.
         which: `best` by its objective, `latest`, or a step.
+        is_crash: Whether it is the state at an error of that step; only of another run.
     """
 
     run_name: str | None
     which: Literal["best", "latest"] | int
+    is_crash: bool = False
 
 
 def checkpoint_reference(text: str) -> CheckpointReference | None:
-    """Parse `best`, `latest`, `step:1200` or `first_try:best`; None for a path.
+    """Parse `best`, `latest`, `step:1200`, `first_try:best` or `first_try:crash-1200`; None for a path.
 
     `./best` is the path of a file with such a name.
     """
     match = _REFERENCE.fullmatch(text)
     if match is None:
         return None
-    run_name, word, step = match.groups()
-    if step is not None:
-        return CheckpointReference(run_name, int(step))
+    run_name, word, step, crash = match.groups()
+    if step or crash:
+        return CheckpointReference(run_name, int(step or crash), is_crash=crash is not None)
     return CheckpointReference(run_name, "best" if word == "best" else "latest")
 
 

@@ -151,8 +151,9 @@ class PersistenceConfig(ModelOf015):
     load_checkpoint_path: str | None = Field(
         default=None,
         description="Checkpoint to start from: a path, or `first_try:best`, `first_try:latest` or "
-        "`first_try:step:1200` of another run of the app; null = none. `best`, `latest` or `step:1200` alone move "
-        "the run back to its own checkpoint, once: later starts with the same value resume from the newest one.",
+        "`first_try:step:1200` (`first_try:crash-1200`: its state at an error) of another run of the app; null = none. "
+        "`best`, `latest` or `step:1200` alone move the run back to its own checkpoint, once: later starts with the "
+        "same value resume from the newest one.",
     )
     load_buffer_path: str | None = Field(
         default=None,

@@ -147,12 +147,12 @@ def _newest_checkpoint(directory: Path) -> CheckpointEntry | None:
     return None
 
 
-def _crash(stored: StoredRun, directory: Path) -> Path | None:
-    """Return the state at the error that ended a run; None without one."""
+def _crash(stored: StoredRun, directory: Path) -> str | None:
+    """Return the name of the state at the error that ended a run; None without one."""
     if stored.status != "FAILED":
         return None
     rows = rows_in(directory, CRASH_PREFIX, checksums=False)
-    return directory / rows[-1].name if rows and rows[-1].is_usable else None
+    return rows[-1].name if rows and rows[-1].is_usable else None
 
 
 def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
@@ -191,7 +191,7 @@ def _pruned_job(stored: StoredRun) -> JobRecord | None:
 
 
 def _next_steps(
-    stored: StoredRun, sinks: list[dict[str, Any]], checkpoint: CheckpointEntry | None, crash: Path | None
+    stored: StoredRun, sinks: list[dict[str, Any]], checkpoint: CheckpointEntry | None, crash: str | None
 ) -> Iterator[NextStep]:
     name = shlex.quote(str(stored.run_dir))
     if stored.is_alive:
@@ -212,7 +212,8 @@ def _next_steps(
             words, directory = located
             yield NextStep(f"cd {shlex.quote(str(directory))} && {shlex.join(words)}", f"continue {start}")
     if crash is not None:
-        effect = f"show the state at the error; another run starts from it: persistence.load_checkpoint_path={crash}"
+        key = f"persistence.load_checkpoint_path={stored.name}:{crash}"
+        effect = f"show the state at the error; another run starts from it: {key}"
         yield NextStep(f"trieye checkpoints {name}", effect)
     if stored.status == "LOST" or any(sink["backlog"] for sink in sinks):
         yield NextStep(f"trieye close {name}", "deliver its pending points, and record it as ended")
