@@ -141,15 +141,22 @@ def test_a_basic_launcher_sweep_is_compared_by_its_overrides(capsys):
 @pytest.mark.parametrize("suffix", ["csv", "md", "tex"])
 def test_a_table_is_written_in_the_format_of_its_suffix(suffix, capsys):
     path = Path(f"tables/scores.{suffix}")
-    assert main(["results", "table", "multirun/ours", "--where", "model.name=flat", "-o", str(path)]) == 0
+    assert (
+        main(
+            ["results", "table", "multirun/ours", "--where", "model.name=flat", "--confidence", "0.9", "-o", str(path)]
+        )
+        == 0
+    )
     text = path.read_text()
     if suffix == "csv":
         first = next(csv.DictReader(text.splitlines()))
         assert (first["lr"], first["runs"], first["missing"], float(first["iqm"])) == ("0.2", "2", "0", 0.7)
     elif suffix == "md":
+        assert "| 90% CI |" in text.splitlines()[0]
         assert text.splitlines()[2] == "| 0.2 | 2 | 0.7 | [0.2, 1.2] | 0.7 | 0.7 | 0.7071 |"
     else:
         assert "0.2 & 2 & 0.7 & [0.2, 1.2] & 0.7 & 0.7 & 0.7071 \\\\" in text
+        assert r"& 90\% CI &" in text
         assert r"run\_median" in text
 
 

@@ -62,7 +62,8 @@ def table(options: argparse.Namespace) -> int:
     if is_table:
         values = [groups.values[row] or {"": groups.labels[row]} for row in ranked]
         diverged = [groups.diverged(selected.scoring)[row] for row in ranked]
-        score_files.write_scores(values, list(shown.values()), diverged, selected.stat, options.output)
+        written = list(shown.values())
+        score_files.write_scores(values, written, diverged, selected.stat, options.output, **selected.intervals)
         print(f"written to {options.output}")
     elif options.output is not None:
         from trieye.results import plots

@@ -30,6 +30,8 @@ def write_scores(
     diverged: Sequence[int],
     main: str,
     path: Path,
+    *,
+    confidence: float,
 ) -> None:
     """Write one row per group: its parameters, its numbers of runs, and its figures.
 
@@ -39,6 +41,7 @@ def write_scores(
         diverged: Number of diverged runs of each group.
         main: Name of the figure with an interval.
         path: The file; its suffix, one of `FORMATS`, sets the format.
+        confidence: Confidence level of the intervals.
 
     Raises:
         ConfigurationError: The file cannot be written.
@@ -49,7 +52,7 @@ def write_scores(
         write_table(pa.table(columns | _figures(figures, diverged, main)), path)
         return
     others = [name for name in figures[0] if name != main]
-    header = [*(key or "run" for key in keys), "runs", main, "interval", *others]
+    header = [*(key or "run" for key in keys), "runs", main, f"{confidence:.0%} CI", *others]
     rows = []
     for row, group, num in zip(values, figures, diverged, strict=True):
         cells = [_shown(row.get(key)) for key in keys]
