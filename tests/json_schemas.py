@@ -5,7 +5,8 @@ from pathlib import Path
 
 import jsonschema
 
-SCHEMAS = json.loads((Path(__file__).parents[1] / "docs" / "json-schemas.json").read_text())
+SOURCE = Path(__file__).parents[1] / "docs" / "json-schemas.json"
+SCHEMAS = json.loads(SOURCE.read_text())
 
 
 def validated(text):
@@ -24,3 +25,15 @@ def closed(schema):
         return schema
     extra = {} if "additionalProperties" in schema or "properties" not in schema else {"additionalProperties": False}
     return {key: closed(value) for key, value in schema.items()} | extra
+
+
+def formatted(value, indent="", prefix=""):
+    """Return the text of schemas: an object that fits takes one line, so that a diff shows the changed keys only."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict) or len(indent + prefix + line) < 120:
+        return line
+    items = []
+    for key, item in value.items():
+        name = f"{json.dumps(key)}: "
+        items.append(f"{indent}  {name}{formatted(item, f'{indent}  ', name)}")
+    return "{\n" + ",\n".join(items) + f"\n{indent}}}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import trieye
-from tests.json_schemas import SCHEMAS, validated
+from tests.json_schemas import SCHEMAS, SOURCE, formatted, validated
 from trieye.cli import COMMANDS, _parser, main
 from trieye.files.run_record import RunRecord
 
@@ -25,7 +25,8 @@ not finite are `null`; times are Unix seconds. Progress, notes and warnings go t
 but one line on stderr; where a document comes with an exit code other than 0, the table mentions it.
 
 [json-schemas.json](json-schemas.json) has the same as [JSON Schema](https://json-schema.org), and
-`python tests/cli/test_json_output.py` generates this page from it. `trieye new` and `trieye ui` have no `--json`.
+`python tests/cli/test_json_output.py` formats it and generates this page from it. `trieye new` and `trieye ui` have no
+`--json`.
 
 """
 
@@ -59,8 +60,10 @@ def page_text():
     return INTRODUCTION + "\n".join(sections)
 
 
-def test_the_page_is_generated_from_the_schemas():
-    assert PAGE.read_text() == page_text(), "write it with `python tests/cli/test_json_output.py`"
+def test_the_page_is_generated_from_the_formatted_schemas():
+    remedy = "write them with `python tests/cli/test_json_output.py`"
+    assert SOURCE.read_text() == f"{formatted(SCHEMAS)}\n", remedy
+    assert PAGE.read_text() == page_text(), remedy
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -173,4 +176,5 @@ def test_json_output_deletes_runs_only_when_confirmed(document, project, capfd):
 
 
 if __name__ == "__main__":
+    SOURCE.write_text(f"{formatted(SCHEMAS)}\n")
     PAGE.write_text(page_text())
