@@ -1,10 +1,12 @@
 """`trieye metrics`: points of a run, during the training and after it."""
 
 import csv
+import signal
 
 import pytest
 
 import trieye
+from tests.forked import lines_until_killed
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
@@ -72,3 +74,22 @@ def test_an_unknown_metric_is_an_error_with_the_closest_name(logged, capsys):
 
 def test_a_running_run_is_readable(logged):
     assert set(points(logged.dir, ["loss/*", "eval/return"])) == {"loss/td", "loss/kl", "eval/return"}
+
+
+def test_a_killed_run_says_how_to_store_its_newest_points(make_config, capsys):
+    config = make_config()
+
+    def log(report):
+        with trieye.Run(config) as run:
+            run.log({"loss": 1.0}, step=1)
+            run.flush()
+            report(run.dir)
+            signal.pause()
+
+    (run_dir,) = lines_until_killed(log, 1)
+    assert main(["metrics", run_dir, "-m", "*", "--csv"]) == 0
+    assert f"trieye close {config.app_name}/{config.run_name}` stores its newest points" in capsys.readouterr().err
+    assert main(["close", run_dir]) == 0
+    capsys.readouterr()
+    assert ["loss", "1", "1.0"] in [line.split(",")[:3] for line in printed(capsys, run_dir, "--csv").splitlines()]
+    assert not capsys.readouterr().err

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import trieye
+from tests.forked import lines_until_killed
 from trieye import runs
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.process.lock import RunLock
@@ -207,6 +209,26 @@ def test_prune_removes_old_runs_except_the_best_and_the_newest(make_run):
     assert [removal.run_dir.name for removal in pruned.removals] == ["run1", "run2"]
     assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]
     assert runs.prune("agents", older_than_s=60.0, keep_newest=9).removals == []  # more than exist
+
+
+def test_reading_a_killed_run_does_not_reset_its_age(make_config, root):
+    config = make_config(app_name="agents", persistence={"root_data_dir": str(root)})
+
+    def log(report):
+        with trieye.Run(config) as run:
+            run.log({"loss": 1.0}, step=1)
+            run.flush()
+            report(run.dir)
+            signal.pause()
+
+    run_dir = Path(lines_until_killed(log, 1)[0])
+    for path in (run_dir, *run_dir.iterdir()):
+        os.utime(path, (1e9, 1e9))
+    for _ in range(2):
+        runs.points(run_dir)
+        runs.diagnose(run_dir)
+        plan = runs.prune("agents", older_than_s=60.0, dry_run=True)
+        assert [removal.run_dir for removal in plan.removals] == [run_dir]
 
 
 def test_a_moved_run_can_be_claimed_but_a_copy_cannot(make_run, root):

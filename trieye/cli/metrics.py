@@ -2,8 +2,8 @@
 
 Print the points of some metrics of a run, or the last value and the extremes of all metrics.
 
-The command works during the training. The points of its last ten seconds may be missing, and superseded points are
-left out.
+The command works during the training. The points of its last ten seconds may be missing, for a killed run until
+`trieye close`; superseded points are left out.
 
 Examples:
   trieye metrics first                                        summary of all metrics
@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     stored = get(options.run_name, root=options.root)
     patterns = options.metric or (["*"] if options.csv else [])
     selected = points(stored, patterns, since=options.since) if patterns else None
+    if patterns and stored.status == "LOST":
+        print(f"{stored} was killed: `trieye close {stored}` stores its newest points", file=sys.stderr)
     if options.json:
         print_json("metrics", _document(stored, selected))
     elif options.csv:

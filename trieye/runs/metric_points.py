@@ -37,7 +37,9 @@ class MetricPoints:
 def points(
     run: RunReference, metrics: Sequence[str] = ("*",), *, since: int = 0, root: Path | None = None
 ) -> dict[str, MetricPoints]:
-    """Return the points of metrics of a run, which may be running; points of its last ten seconds may be missing.
+    """Return the points of metrics of a run, which may be running.
+
+    The points of its last ten seconds may be missing, for a killed run until `trieye close`.
 
     Args:
         run: The run, its directory or its name.

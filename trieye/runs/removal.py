@@ -12,7 +12,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.atomic import recover, remove_directory
-from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.mirror.removal import delete_objects, owned_objects
 from trieye.mirror.store import MirrorStore
@@ -176,7 +176,9 @@ class Removal:
     def last_used(self) -> float:
         """Unix time in seconds of its end, or of its last sign of life."""
         ended = None if self.record is None else self.record.ended
-        return ended or max(path.stat().st_mtime for path in (self.run_dir, *self.run_dir.iterdir()) if path.exists())
+        # SQLite writes this file when another process reads the journal
+        written = (path for path in self.run_dir.iterdir() if path.exists() and path.name != f"{JOURNAL}-shm")
+        return ended or max((path.stat().st_mtime for path in written), default=self.run_dir.stat().st_mtime)
 
     @cached_property
     def size_bytes(self) -> int:
