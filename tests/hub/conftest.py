@@ -6,8 +6,8 @@ import trieye
 from trieye.compat.actor_logic import ActorLogic
 from trieye.config import MetricConfig, StatsConfig
 from trieye.history.history import History
+from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
-from trieye.hub.pending import PendingEvents
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.point import Point

@@ -16,8 +16,8 @@ from trieye.config import MetricConfig, StatsConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import History
+from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
-from trieye.hub.pending import PendingEvents
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText

@@ -81,11 +81,6 @@ def test_jobs_have_the_same_numbers_as_in_hydra(spec):
     assert (ours.size, list(ours)) == (len(jobs), list(range(len(jobs))))
     assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
     for index in {0, len(jobs) // 2, len(jobs) - 1}:
-        positions = ours.places_of(index)
-        assert (
-            tuple(word for axis, at in zip(ours.axes, positions, strict=True) for word in axis.overrides(at))
-            == jobs[index]
-        )
         wanted = ours.values(index)
         alike = [other for other in ours if all(same_value(ours.values(other)[key], wanted[key]) for key in wanted)]
         assert index in alike
@@ -139,8 +134,6 @@ def test_a_number_beyond_the_grid_is_an_index_error():
     for index in (-1, 6):
         with pytest.raises(IndexError, match=f"job {index} does not exist: the sweep has jobs 0 to 5"):
             ours[index]
-        with pytest.raises(IndexError, match="has jobs 0 to 5"):
-            ours.places_of(index)
 
 
 def test_a_grid_of_a_billion_jobs_is_never_materialized():

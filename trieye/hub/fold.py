@@ -1,5 +1,6 @@
 """EventProcessor: applies journal entries: queues events, fills and closes windows, appends points; deterministic."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
@@ -9,7 +10,6 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.history.history import History
 from trieye.hub.marks import AttemptMark, FlushMarker, LedgerState, packed, position_of
-from trieye.hub.pending import PendingEvents
 from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import JournalEntry
@@ -21,6 +21,47 @@ from trieye.stats.point import Point
 
 Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "stepless"]
 """Kinds of journal entries: `events` of a client's batch, `rows` of trieye 0.1.5 events, `pass` for a flush marker."""
+
+
+class PendingEvents:
+    """Queue of accepted events that are not in a window yet; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all fields below
+        self._rows: list[tuple[Any, ...]] = []
+        self._batches: list[EventBatch] = []
+        self._num_pending = 0
+
+    def __len__(self) -> int:
+        return self._num_pending
+
+    def add_batch(self, batch: EventBatch) -> None:
+        """Add a batch of events."""
+        with self._lock:
+            self._seal()
+            self._batches.append(batch)
+            self._num_pending += len(batch)
+
+    def add_rows(self, batch: EventBatch) -> None:
+        """Add the events of a batch row by row: `take` merges adjacent rows into one batch."""
+        names = map(batch.names.__getitem__, batch.codes.tolist())
+        contexts = map(batch.contexts.get, range(len(batch)))
+        rows = zip(names, batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), contexts, strict=True)
+        with self._lock:
+            self._rows += rows
+            self._num_pending += len(batch)
+
+    def take(self) -> list[EventBatch]:
+        """Remove all events and return them in arrival order."""
+        with self._lock:
+            self._seal()
+            batches, self._batches, self._num_pending = self._batches, [], 0
+        return batches
+
+    def _seal(self) -> None:
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._batches.append(EventBatch.from_rows(rows))
 
 
 class EventProcessor:

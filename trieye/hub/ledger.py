@@ -15,9 +15,8 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
-from trieye.hub.fold import EventProcessor, Kind, points_payload, survives_rewind
+from trieye.hub.fold import EventProcessor, Kind, PendingEvents, points_payload, survives_rewind
 from trieye.hub.marks import AttemptMark, FlushedPosition, FlushMarker, LedgerState, position_of
-from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes

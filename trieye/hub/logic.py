@@ -16,9 +16,9 @@ from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
+from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
 from trieye.hub.marks import pack_state, packed
-from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import RestoredCheckpoint, SavedCheckpoint
 from trieye.hub.status import HubStatus

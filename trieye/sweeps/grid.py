@@ -152,15 +152,6 @@ class Grid:
         if not 0 <= index < self.size:
             raise IndexError(f"job {index} does not exist: the sweep has jobs 0 to {self.size - 1}")
 
-    def places_of(self, index: int) -> tuple[int, ...]:
-        """Return the position of a job along each axis.
-
-        Raises:
-            IndexError: The index is out of range.
-        """
-        self._check(index)
-        return self._numbering.positions(index)
-
     def _all_values(self, index: int) -> dict[str, str]:
         """Return the values of a job by key without Hydra's prefixes, including constant and inactive keys."""
         positions = self._numbering.positions(index)

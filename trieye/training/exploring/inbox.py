@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,33 +17,6 @@ from trieye.training.rows import Array, Rows
 _NOT_STORED = ("payload",)
 
 
-class FragmentQueue(Protocol):
-    """Fragment results, in the order of learning.
-
-    Attributes:
-        max_staleness: Largest number of versions that a taken fragment may lag; None for no bound.
-        is_bounded: Whether there is a bound and the oldest fragments are taken first, so that none becomes too stale.
-    """
-
-    max_staleness: int | None
-    is_bounded: bool
-
-    def put(self, report: FragmentResult, incarnation: int) -> str:
-        """Add a result; return the reason if its fragment is refused, else an empty string."""
-
-    def counts(self) -> Counter[int]:
-        """Return the number of waiting fragments by explorer."""
-
-    def versions(self) -> list[int]:
-        """Return the lowest version of each waiting fragment."""
-
-    def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
-        """Remove and return `n` results, of at least `n` waiting, and their rows; no rows if they are in the replay."""
-
-    def set_version(self, version: int) -> list[FragmentResult]:
-        """Set the newest version; return the results whose rows were dropped as too stale."""
-
-
 class Reports:
     """A queue of results, learned in the order of their weights; each is taken once.
 
@@ -54,6 +27,10 @@ class Reports:
         device: Device of the returned rows.
         max_staleness: Largest number of versions that a result with rows may lag; None for no bound.
         publish_version: Reports the newest version to the replay that has the rows; None: the results have them.
+
+    Attributes:
+        max_staleness: The argument.
+        is_bounded: Whether there is a bound and the oldest fragments are taken first, so that none becomes too stale.
     """
 
     def __init__(
@@ -76,7 +53,7 @@ class Reports:
         self._reported_at = time.monotonic()
 
     def put(self, report: FragmentResult, incarnation: int) -> str:
-        """Add a result; see `FragmentQueue`."""
+        """Add a result; return the reason if its fragment is refused, else an empty string."""
         del incarnation
         if self._is_stale(report):
             self._dropped["stale"] += 1
@@ -91,15 +68,15 @@ class Reports:
         return ""
 
     def counts(self) -> Counter[int]:
-        """Return the number of waiting fragments; see `FragmentQueue`."""
+        """Return the number of waiting fragments by explorer."""
         return Counter(report.explorer for report in self._waiting)
 
     def versions(self) -> list[int]:
-        """Return the versions of waiting fragments; see `FragmentQueue`."""
+        """Return the lowest version of each waiting fragment."""
         return [report.version_min for report in self._waiting]
 
     def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
-        """Remove and return results; see `FragmentQueue`."""
+        """Remove and return `n` results, of at least `n` waiting, and their rows; no rows if they are in the replay."""
         self._waiting.sort(key=lambda report: report.order)
         first, self._waiting = self._waiting[:n], self._waiting[n:]
         if self._publish_version is not None:
@@ -113,7 +90,7 @@ class Reports:
         return first, rows
 
     def set_version(self, version: int) -> list[FragmentResult]:
-        """Remove results that are too stale; a replay enforces its bound itself. See `FragmentQueue`."""
+        """Set the newest version; return the results dropped as too stale. A replay enforces its bound itself."""
         self._version = version
         if self._publish_version is not None:
             self._publish_version(version)
@@ -185,7 +162,7 @@ class Fragments:
         self.is_bounded = rules.max_staleness is not None and rules.sampler == "oldest"
 
     def put(self, report: FragmentResult, incarnation: int) -> str:
-        """Add a result; see `FragmentQueue`."""
+        """Add a result; see `Reports`."""
         meta = FragmentMeta(
             f"explorer-{report.explorer}", report.number, report.version_min, self._session, incarnation
         )
@@ -198,15 +175,15 @@ class Fragments:
         return "" if result.is_kept else result.status.replace("_", " ")
 
     def counts(self) -> Counter[int]:
-        """Return the number of waiting fragments; see `FragmentQueue`."""
+        """Return the number of waiting fragments; see `Reports`."""
         return Counter(explorer for explorer, _ in self._reports)
 
     def versions(self) -> list[int]:
-        """Return the versions of waiting fragments; see `FragmentQueue`."""
+        """Return the versions of waiting fragments; see `Reports`."""
         return [report.version_min for report in self._reports.values()]
 
     def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
-        """Remove and return results; see `FragmentQueue`."""
+        """Remove and return results; see `Reports`."""
         lease = self._buffer.fetch(n, timeout_s=0)
         try:
             return self._rows_of_lease(lease)
@@ -219,7 +196,7 @@ class Fragments:
         return [self._reports.pop(key) for key in payloads if key in self._reports], rows
 
     def set_version(self, version: int) -> list[FragmentResult]:
-        """Drop fragments that are too stale; see `FragmentQueue`."""
+        """Drop fragments that are too stale; see `Reports`."""
         self._buffer.set_version(self._session, version)
         bound = self._buffer.rules.max_staleness
         if bound is None:

@@ -1,4 +1,4 @@
-from trieye.hub.pending import PendingEvents
+from trieye.hub.fold import PendingEvents
 from trieye.stats.batch import EventBatch, EventRow
 
 
