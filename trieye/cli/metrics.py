@@ -75,9 +75,7 @@ def _print_csv(selected: "Mapping[str, MetricPoints]") -> None:
 def _summary(stored: "StoredRun") -> Any:
     from trieye.process.terminal import TextTable
 
-    table = TextTable("metric", title=str(stored), is_ruled=False)
-    for heading in ("last", "min", "max", "step"):
-        table.add_column(heading, justify="right")
+    table = TextTable("metric", right=("last", "min", "max", "step"), title=str(stored), is_ruled=False)
     for name, summary in stored.metrics.items():
         values = [summary.get(key) for key in ("last", "min", "max")]
         table.add_row(name, *map(_number, values), f"{summary['step']:,.0f}")
@@ -95,9 +93,7 @@ def _table(name: str, series: "MetricPoints") -> Any:
 
     from trieye.process.terminal import TextTable
 
-    table = TextTable(title=name, is_ruled=False)
-    for heading in ("step", "value", "events", "time"):
-        table.add_column(heading, justify="right")
+    table = TextTable(right=("step", "value", "events", "time"), title=name, is_ruled=False)
     columns = (series.steps, series.values, series.counts, series.times)
     for step, value, count, at in zip(*(column[-MAX_POINTS:].tolist() for column in columns), strict=True):
         table.add_row(

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from trieye.process.text import visible
@@ -99,9 +98,7 @@ class ProgressBar:
         frame = inspect.currentframe()
         return pdb.Pdb().set_trace(None if frame is None else frame.f_back)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None or self._printed_step != self._step:
             self._show()
         if self._notebook is not None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from trieye.exceptions import RunInterrupted
@@ -106,9 +106,7 @@ class StopSignals:
             self._asked_at = max((outer.asked_at for outer in _outer_ones(self._before)), default=-math.inf)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
 
     def _request(self, number: int, frame: FrameType | None) -> None:

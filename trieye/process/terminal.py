@@ -1,6 +1,7 @@
 """Terminal output by rich: consoles and tables that show every value literally, one row per line in a pipe."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -44,17 +45,22 @@ class TextTable(RichTable):
 
     Args:
         headings: Headings of the first columns.
+        right: Headings of right-aligned columns after them.
         title: Title above the headings.
         is_ruled: Draw a line below the headings.
     """
 
-    def __init__(self, *headings: str | Text, title: str = "", is_ruled: bool = True) -> None:
+    def __init__(
+        self, *headings: str | Text, right: Sequence[str] = (), title: str = "", is_ruled: bool = True
+    ) -> None:
         look: dict[str, Any] = {"box": box.SIMPLE_HEAD} if is_ruled else {"box": None, "padding": (0, 2, 0, 0)}
         super().__init__(pad_edge=is_ruled, header_style="bold", title_justify="left", caption_justify="left", **look)
         if title:
             self.title = _visible(Text(title, "bold", no_wrap=True, overflow="ignore"), keep="")
         for heading in headings:
             self.add_column(heading)
+        for heading in right:
+            self.add_column(heading, justify="right")
 
     def add_column(self, header: RenderableType = "", *args: Any, **options: Any) -> None:
         """Add a column; long values are folded rather than cut, unless it is `no_wrap`."""

@@ -21,10 +21,7 @@ def failure_table(failed: Sequence[Done], directory: Path) -> None:
     states = {job.index: job for job in status_of(directory)}
     shown = [(done, states[done.index]) for done in failed if done.index in states][:_MAX_ROWS]
     keys = list(dict.fromkeys(key for _, job in shown for key in job.values))
-    table = TextTable(title=f"{counted(len(failed), 'job')} did not complete")
-    table.add_column("job", justify="right")
-    for name in headings(keys):
-        table.add_column(name, justify="right")
+    table = TextTable(right=("job", *headings(keys)), title=f"{counted(len(failed), 'job')} did not complete")
     table.add_column("error")
     for done, job in shown:
         error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."

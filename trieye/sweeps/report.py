@@ -21,8 +21,7 @@ def plan_table(grid: Grid) -> None:
     """Print the axes of a grid, its first jobs and its last job."""
     console, grid = Terminal(), grid.without_secrets()
     console.print(f"{counted(grid.num_jobs, 'job')}, fingerprint {grid.fingerprint}")
-    table = TextTable("axis")
-    table.add_column("values", justify="right")
+    table = TextTable("axis", right=("values",))
     table.add_column("choices")
     for axis in grid.axes:
         if len(axis.places) > 1:
@@ -81,10 +80,8 @@ def _pareto_table(jobs: "Sequence[JobStatus]", record: SweepRecord) -> None:
     chosen.sort(key=lambda job: sign * next(iter(job.objectives.values())))
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     directions = ", ".join(f"{name} {mode}" for name, mode in zip(names, record.modes, strict=True))
-    table = TextTable(title=f"{len(chosen)} Pareto-optimal of {record.size} jobs ({directions})")
-    table.add_column("job", justify="right")
-    for heading in headings(keys):
-        table.add_column(heading, justify="right")
+    title = f"{len(chosen)} Pareto-optimal of {record.size} jobs ({directions})"
+    table = TextTable(right=("job", *headings(keys)), title=title)
     for name in names:
         table.add_column(name, justify="right", style="bold")
     for job in chosen:
@@ -110,9 +107,8 @@ def importance_rows(columns: Mapping[str, Sequence[Importance]]) -> TextTable | 
     first = next(iter(columns.values()), ())
     if len(first) < 2 or all(math.isnan(one.share) for one in first):  # noqa: PLR2004 - a single key explains all
         return None
-    table = TextTable(title="importance: share of the objective's rank variance that each key alone explains")
-    table.add_column("key")
-    table.add_column("jobs", justify="right")
+    title = "importance: share of the objective's rank variance that each key alone explains"
+    table = TextTable("key", right=("jobs",), title=title)
     for name in columns:
         table.add_column(name, justify="right", style="bold")
     by_name = [{one.key: one.share for one in shares} for shares in columns.values()]
@@ -131,10 +127,8 @@ def headings(keys: Sequence[str]) -> list[str]:
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    table = TextTable(title=f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else "")
-    table.add_column(one, justify="right")
-    for name in headings(keys):
-        table.add_column(name, justify="right")
+    title = f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else ""
+    table = TextTable(right=(one, *headings(keys)), title=title)
     table.add_column("objective", justify="right", style="bold")
     has_others = any(job.how != "completed" for job in jobs)
     if has_others:
