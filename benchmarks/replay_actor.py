@@ -124,7 +124,7 @@ def start_peer(capacity: int) -> Any:
 def measure_inserts(name: str) -> dict[str, list[float]]:
     """Return the inserted thousand rows per second of each side, by round."""
     shape, dtype, capacity = SHAPES[name]
-    replay = RemoteReplay.start({"default": {"capacity": capacity}})
+    replay = RemoteReplay.start({"capacity": capacity})
     sides: dict[str, tuple[type, Any]] = {"ours": (OurWriter, replay)}
     if (peer := start_peer(capacity)) is not None:
         sides["rllib"] = (PeerWriter, peer)
@@ -169,7 +169,7 @@ def shared(array: Any) -> Any:
 def measure_samples(name: str) -> dict[str, float]:
     """Return the throughput of a reader in this process and of `np.take`."""
     shape, dtype, capacity = SHAPES[name]
-    replay = RemoteReplay.start({"default": {"capacity": capacity}})
+    replay = RemoteReplay.start({"capacity": capacity})
     rows = rows_of(shape, dtype, 500)
     with replay.writer() as writer:
         for _ in range(capacity // 500):

@@ -1,8 +1,8 @@
-"""Kill writers, and optionally the replay actor, at random, with eight writers and two readers.
+"""Kill writers, and optionally a replay actor, at random, with eight writers and two readers of two actors.
 
-Every row contains the number of its writer and its own number. Table `all` has room for all rows and shows at the end
-which were lost or duplicated; the small table `ring` is overwritten continuously. Rows of a killed writer survive a
-kill of the actor as soon as a snapshot contains them.
+Every row contains the number of its writer and its own number. Replay `all` has room for all rows and shows at the end
+which were lost or duplicated; the small replay `ring` is overwritten continuously. Rows of a killed writer survive a
+kill of the actor `all` as soon as a snapshot contains them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]  # stubs would be one more package
@@ -43,11 +43,23 @@ CHUNK_ROWS = 1 << 16
 SCHEMA = {"obs": (np.float32, (3,)), "x": np.int64, "terminated": np.bool_}
 
 
+class Replays(NamedTuple):
+    """The two actors.
+
+    Attributes:
+        all: Has room for all rows.
+        ring: A small one.
+    """
+
+    all: RemoteReplay
+    ring: RemoteReplay
+
+
 class Producer:
     """Writes rows at a fixed rate and records the number of acknowledged rows, until it is killed or stopped."""
 
-    def __init__(self, replay: RemoteReplay, index: int, counts: Path, rate: int) -> None:
-        self.replay, self.index, self.counts, self.rate = replay, index, counts, rate
+    def __init__(self, replays: Replays, index: int, counts: Path, rate: int) -> None:
+        self.replays, self.index, self.counts, self.rate = replays, index, counts, rate
         self.is_stopped = False
 
     def pid(self) -> int:
@@ -57,7 +69,7 @@ class Producer:
     def run(self) -> None:
         """Write rows until stopped."""
         number = 0
-        with self.replay.writer("all", timeout_s=120) as rows, self.replay.writer("ring", timeout_s=120) as ring:
+        with self.replays.all.writer(timeout_s=120) as rows, self.replays.ring.writer(timeout_s=120) as ring:
             while not self.is_stopped:
                 due = time.monotonic() + 0.1
                 for _ in range(self.rate // 10):
@@ -82,17 +94,17 @@ class Producer:
 
 
 class Consumer:
-    """Samples from both tables and checks the consistency of each row."""
+    """Samples from both replays and checks the consistency of each row."""
 
-    def __init__(self, replay: RemoteReplay) -> None:
-        self.replay, self.is_stopped = replay, False
+    def __init__(self, replays: Replays) -> None:
+        self.replays, self.is_stopped = replays, False
         self.batches = self.torn = 0
         self.last, self.longest_s = time.monotonic(), 0.0
         self.redrawn = 0.0
 
     def run(self) -> None:
         """Sample until stopped."""
-        with self.replay.reader("all", timeout_s=120) as rows, self.replay.reader("ring", timeout_s=120) as ring:
+        with self.replays.all.reader(timeout_s=120) as rows, self.replays.ring.reader(timeout_s=120) as ring:
             self.last = time.monotonic()
             while not self.is_stopped:
                 for reader in (rows, ring):
@@ -137,8 +149,8 @@ class RunningWriter:
 class WriterPool:
     """The writers, which can be killed and replaced."""
 
-    def __init__(self, replay: RemoteReplay, counts: Path, rate: int) -> None:
-        self.replay, self.counts, self.rate = replay, counts, rate
+    def __init__(self, replays: Replays, counts: Path, rate: int) -> None:
+        self.replays, self.counts, self.rate = replays, counts, rate
         self.num_started = 0
         self.killed: set[int] = set()
         self.writers = [self.start() for _ in range(NUM_WRITERS)]
@@ -146,7 +158,7 @@ class WriterPool:
     def start(self) -> RunningWriter:
         """Start a writer."""
         index, self.num_started = self.num_started, self.num_started + 1
-        actor = ray.remote(num_cpus=0, max_concurrency=3)(Producer).remote(self.replay, index, self.counts, self.rate)
+        actor = ray.remote(num_cpus=0, max_concurrency=3)(Producer).remote(self.replays, index, self.counts, self.rate)
         return RunningWriter(index, actor, ray.get(actor.pid.remote()), actor.run.remote())
 
     def kill_one(self) -> None:
@@ -164,8 +176,8 @@ class WriterPool:
 
 
 def rows_of(replay: RemoteReplay) -> Any:
-    """Return column `x` of table `all`."""
-    view = replay.attach("all")
+    """Return column `x`."""
+    view = replay.attach()
     counters = view.counters()
     chunks = []
     for start in range(counters["low"], counters["total"], CHUNK_ROWS):
@@ -198,7 +210,7 @@ def problems_of_rows(rows: Any, counts: Path, killed: set[int], actor_deaths: li
 
 
 def kill_processes(
-    replay: RemoteReplay, writers: WriterPool, readers: list[Any], options: argparse.Namespace
+    replays: Replays, writers: WriterPool, readers: list[Any], options: argparse.Namespace
 ) -> tuple[list[list[float]], list[float]]:
     """Kill writers and actors for `options.seconds`; return memory samples in MiB and the times of actor deaths."""
     end = time.monotonic() + options.seconds
@@ -212,13 +224,14 @@ def kill_processes(
             writers.kill_one()
             next_kill = time.monotonic() + random.uniform(0.5, 3.0)
         if options.kill_actor and time.monotonic() > next_actor:
-            victim = int(replay.stats("all")["pid"])
-            os.kill(victim, signal.SIGKILL)
-            deaths.append(time.time() + MAX_RECORD_DELAY_S)
+            victim = random.choice(replays)
+            os.kill(int(victim.stats()["pid"]), signal.SIGKILL)
+            if victim is replays.all:
+                deaths.append(time.time() + MAX_RECORD_DELAY_S)
             next_actor = time.monotonic() + random.uniform(6.0, 12.0)
         if time.monotonic() > next_sample:
             figures = ray.get([reader.figures.remote() for reader in readers])
-            actor_rss = psutil.Process(int(replay.stats("all")["pid"])).memory_info().rss
+            actor_rss = psutil.Process(int(replays.all.stats()["pid"])).memory_info().rss
             sizes.append([round(size / 2**20, 1) for size in (actor_rss, *(each["rss"] for each in figures))])
             next_sample = time.monotonic() + max(options.seconds / 10, 1.0)
     return sizes, deaths
@@ -236,23 +249,30 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as root:
         counts = Path(root) / "counts"
         counts.touch()
-        replay = RemoteReplay.start(
-            {"all": {"capacity": CAPACITY, "schema": SCHEMA}, "ring": {"capacity": RING_CAPACITY, "schema": SCHEMA}},
-            directory=Path(root) / "snapshot",
-            snapshot_every_s=SNAPSHOT_EVERY_S,
+        replays = Replays(
+            *(
+                RemoteReplay.start(
+                    {"capacity": capacity, "schema": SCHEMA},
+                    directory=Path(root) / f"snapshot-{capacity}",
+                    snapshot_every_s=SNAPSHOT_EVERY_S,
+                )
+                for capacity in (CAPACITY, RING_CAPACITY)
+            )
         )
-        writers = WriterPool(replay, counts, options.rate)
-        readers = [ray.remote(num_cpus=0, max_concurrency=3)(Consumer).remote(replay) for _ in range(NUM_READERS)]
+        writers = WriterPool(replays, counts, options.rate)
+        readers = [ray.remote(num_cpus=0, max_concurrency=3)(Consumer).remote(replays) for _ in range(NUM_READERS)]
         calls = [reader.run.remote() for reader in readers]
-        memory_mib, actor_deaths = kill_processes(replay, writers, readers, options)
+        memory_mib, actor_deaths = kill_processes(replays, writers, readers, options)
         writers.close()
         for reader in readers:
             reader.stop.remote()
         with contextlib.suppress(ray.exceptions.GetTimeoutError):
             ray.get(calls, timeout=180)
         figures = ray.get([reader.figures.remote() for reader in readers])
-        events, problems = problems_of_rows(rows_of(replay), counts, writers.killed, actor_deaths)
-        stats = replay.stats("all")
+        events, problems = problems_of_rows(rows_of(replays.all), counts, writers.killed, actor_deaths)
+        stats = replays.all.stats()
+        for replay in replays:
+            replay.close()  # writes no snapshot while the directory is deleted
     problems += [f"a reader got {each['torn']} torn rows" for each in figures if each["torn"]]
     problems += [f"a reader waited {each['wait_s']:.1f} s" for each in figures if each["wait_s"] > HUNG_S]
     growth = [max(sizes) - sizes[0] for sizes in zip(*memory_mib, strict=True)][0 if not options.kill_actor else 1 :]

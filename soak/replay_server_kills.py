@@ -28,7 +28,7 @@ from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 ROWS, BATCH_SIZE, BATCHES = 32, 16, 10
 DEADLINE_S = 60.0
 SNAPSHOT_EVERY_S = 0.1
-TABLES: dict[str, dict[str, Any]] = {"default": {"capacity": 2_000, "sampler": "prioritized", "storage": "shm"}}
+BUFFER: dict[str, Any] = {"capacity": 2_000, "sampler": "prioritized", "storage": "shm"}
 
 
 class Client:
@@ -52,7 +52,7 @@ class Client:
 
     def sample(self, num_rows: int) -> Any:
         """Return a batch from the server; a reader would prefetch further batches."""
-        reply = self.replay.ask(ReplayServer.batches, "default", 1, num_rows, None, 5.0)
+        reply = self.replay.ask(ReplayServer.batches, 1, num_rows, None, 5.0)
         assert isinstance(reply, list)
         ((_, batch),) = reply
         return batch
@@ -72,7 +72,7 @@ class Client:
 @contextlib.contextmanager
 def local(directory: Path | None = None) -> Iterator[Client]:
     """Yield a client of a server in this process."""
-    server = ReplayServer(TABLES, directory=directory)
+    server = ReplayServer(BUFFER, directory=directory)
     client = Client(RemoteReplay(LocalChannel(server)))
     yield client
     client.close()
@@ -81,7 +81,7 @@ def local(directory: Path | None = None) -> Iterator[Client]:
 
 def kill_once(directory: Path, calm_s: float) -> None:
     """Start an actor and a client, and kill the actor at a random time after its first snapshot."""
-    replay = RemoteReplay.start(TABLES, directory=directory, snapshot_every_s=SNAPSHOT_EVERY_S, max_restarts=0)
+    replay = RemoteReplay.start(BUFFER, directory=directory, snapshot_every_s=SNAPSHOT_EVERY_S, max_restarts=0)
     client = Client(replay)
     worker = threading.Thread(target=client.work)
     worker.start()

@@ -201,7 +201,7 @@ class ReplayRig(Rig):
     def __init__(self, kind: Kind) -> None:
         super().__init__()
         self._kind, self._world = kind, WORLDS[kind.name]
-        self._replay = RemoteReplay.start({"default": {"capacity": self._world.capacity}})
+        self._replay = RemoteReplay.start({"capacity": self._world.capacity})
         self._channel = self._replay.channel  # the argument of a writer
 
     def receiver(self) -> int:

@@ -18,8 +18,8 @@ from typing import Any
 
 from scale.messages import WORLDS, batch_of
 from trieye.replay.remote.courier import NumberedBatch, Outbox
-from trieye.replay.remote.messages import DEFAULT_TABLE, Ack
-from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.messages import Ack
+from trieye.replay.remote.replay_server import ReplayServer
 from trieye.training.exploring.explorer import Assignment, FragmentResult
 
 MAX_INFLIGHT = 4
@@ -126,7 +126,7 @@ class SyntheticWriter:
                 return
             self._limit.num_free -= 1
             call = self._sender.channel.begin(
-                ReplayServer.add_batch, DEFAULT_TABLE, self.client, parcel.first, self._outbox.oldest, parcel.rows
+                ReplayServer.add_batch, self.client, parcel.first, self._outbox.oldest, parcel.rows
             )
             call.add_done_callback(partial(self._schedule_reply, parcel))
 
@@ -192,7 +192,7 @@ class ReplaySender:
             await _on_schedule(lambda number, due: writers[number % num].put(due), num * per_s, tally)
         await _until(lambda: all(writer.is_idle for writer in writers))
         for writer in writers:
-            self.channel.begin(ReplayServer.leave, DEFAULT_TABLE, writer.client)
+            self.channel.begin(ReplayServer.leave, writer.client)
         return tally
 
 

@@ -57,11 +57,11 @@ class FlakyChannel:
 
 @pytest.fixture
 def make_replay():
-    """Return a function that creates a replay with one table in this process."""
+    """Return a function that creates a replay in this process."""
     replays = []
 
-    def make(capacity=1000, **table):
-        replays.append(local_replay({"default": {"capacity": capacity, "storage": "shm", **table}}))
+    def make(capacity=1000, **buffer):
+        replays.append(local_replay({"capacity": capacity, "storage": "shm", **buffer}))
         return replays[-1]
 
     yield make
@@ -71,13 +71,13 @@ def make_replay():
 
 @pytest.fixture
 def make_flaky(tmp_path):
-    """Return a function that creates a replay with one table, and a channel that can kill its server."""
+    """Return a function that creates a replay, and a channel that can kill its server."""
     channels = []
 
-    def make(capacity=100, *, loss=0.0, seed=0, options=None, **table):
-        tables = {"default": {"capacity": capacity, "storage": "shm", **table}}
+    def make(capacity=100, *, loss=0.0, seed=0, options=None, **buffer):
+        arguments = {"capacity": capacity, "storage": "shm", **buffer}
         server_options = {"directory": tmp_path / "snapshot"} if options is None else options
-        channels.append(FlakyChannel(lambda: ReplayServer(tables, **server_options), loss=loss, seed=seed))
+        channels.append(FlakyChannel(lambda: ReplayServer(arguments, **server_options), loss=loss, seed=seed))
         return RemoteReplay(channels[-1]), channels[-1]
 
     yield make
@@ -85,13 +85,13 @@ def make_flaky(tmp_path):
         channel.kill()
 
 
-def local_replay(tables, **options):
+def local_replay(buffer, **options):
     """Return a replay in this process."""
-    return RemoteReplay(LocalChannel(ReplayServer(tables, **options)))
+    return RemoteReplay(LocalChannel(ReplayServer(buffer, **options)))
 
 
 def content(replay):
-    """Return the column `x` of a table's rows in shared memory, in id order."""
+    """Return the column `x` of the rows in shared memory, in id order."""
     view = replay.attach()
     ids = np.arange(view.counters()["low"], view.counters()["total"])
     return view.rows(SampledIds(ids, np.ones(len(ids), np.float32)))["x"].tolist()

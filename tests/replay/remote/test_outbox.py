@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trieye.replay.remote.courier import Outbox
 from trieye.replay.remote.messages import Ack, Block
-from trieye.replay.remote.table import AcknowledgedCounts
+from trieye.replay.remote.replay_server import AcknowledgedCounts
 from trieye.replay.rows.schema import Column
 
 
@@ -186,7 +186,7 @@ def test_rows_arrive_once_and_in_order_despite_losses(seed, keep_bytes, inflight
 
 
 def test_the_least_recently_active_writer_is_forgotten_first(monkeypatch):
-    monkeypatch.setattr("trieye.replay.remote.table.MAX_CLIENTS", 2)
+    monkeypatch.setattr("trieye.replay.remote.replay_server.MAX_CLIENTS", 2)
     counts = AcknowledgedCounts()
     for client in ("a", "b", "a", "c"):
         counts.record(client, counts.ack(client).end, 1)

@@ -177,7 +177,7 @@ def test_sampling_waits_for_rows_and_the_timeout_states_the_reason(make_replay):
     check(replay.reader().sample(4), 4)
 
 
-def test_priority_updates_reach_the_table_and_late_ones_are_counted(make_replay):
+def test_priority_updates_reach_the_server_and_late_ones_are_counted(make_replay):
     replay = make_replay(100, sampler="prioritized", sampler_options={"epsilon": 0.0})
     add(replay, range(100))
     with replay.reader(ahead=1) as reader:
@@ -223,7 +223,7 @@ def test_a_rate_limiter_blocks_writers_and_readers_in_turn(make_replay):
             writer.add(**row(value))
         writer.flush()
         writer.add(**row(48))
-        with pytest.raises(ReplayTimeoutError, match="the limiter of table 'default' requires more draws first"):
+        with pytest.raises(ReplayTimeoutError, match="the limiter of replay 'replay' requires more draws first"):
             writer.flush(0.2)
         for _ in range(6):
             check(reader.sample(8), 8)
@@ -259,13 +259,8 @@ def test_hindsight_goals_are_relabelled_on_the_server(make_replay):
             writer.add(**row(value, terminated=value == 19), reward=1.0, **goals)
     batch = replay.reader().sample(64)
     assert (batch["desired_goal"] < 20).any()
-    with pytest.raises(ConfigurationError, match="cannot attach to table"):
+    with pytest.raises(ConfigurationError, match="cannot attach to replay"):
         replay.attach()
-
-
-def test_an_unknown_table_is_rejected_with_a_suggestion(make_replay):
-    with pytest.raises(ConfigurationError, match="did you mean 'default'"):
-        make_replay().reader("defualt").sample(1)
 
 
 def test_a_copied_reader_draws_independently(make_replay):

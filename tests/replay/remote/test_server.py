@@ -1,4 +1,4 @@
-"""The server: several tables, snapshots of all of them, and restarts."""
+"""The server: snapshots and restarts."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
@@ -14,11 +14,11 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import Group, operations_of
-from trieye.replay.remote.handle import table_of
+from trieye.replay.remote.handle import shared_arguments
 from trieye.replay.remote.messages import Plan, RowBatch
-from trieye.replay.remote.table import OverwriteEstimate
+from trieye.replay.remote.replay_server import OverwriteEstimate
 
-TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "prioritized"}}
+BUFFER = {"capacity": 50}
 
 
 @pytest.mark.parametrize("server", [ReplayServer, FragmentServer])
@@ -31,115 +31,113 @@ def test_operations_are_named_like_their_methods(server):
 
 def filled(server, seed=0):
     replay = RemoteReplay(LocalChannel(server))
-    for table, count in (("main", 70), ("demos", 10)):
-        with replay.writer(table) as writer:
-            for value in range(count):
-                writer.add(**row(value + seed))
+    with replay.writer() as writer:
+        for value in range(70):
+            writer.add(**row(value + seed))
     return replay
 
 
 def draws(replay, count=5):
-    readers = {table: replay.reader(table, ahead=1) for table in TABLES}
-    return [(table, reader.sample(8)["x"].tolist()) for _ in range(count) for table, reader in readers.items()]
+    reader = replay.reader(ahead=1)
+    return [reader.sample(8)["x"].tolist() for _ in range(count)]
 
 
-def test_a_snapshot_restores_all_tables_with_their_next_draws(tmp_path):
-    replay = filled(ReplayServer(TABLES))
+def test_a_snapshot_restores_the_rows_and_their_next_draws(tmp_path):
+    replay = filled(ReplayServer(BUFFER))
     draws(replay)
     replay.snapshot(tmp_path / "snapshot")
     after = draws(replay)
-    other = local_replay(TABLES)
+    other = local_replay(BUFFER)
     other.restore(tmp_path / "snapshot")
     assert draws(other) == after
-    assert {name: count for name, count in other.stats("main").items() if name in {"size", "added"}} == {
+    assert {name: count for name, count in other.stats().items() if name in {"size", "added"}} == {
         "size": 50,
         "added": 70,
     }
 
 
 def test_redraws_of_rows_about_to_be_overwritten_count_once():
-    replay = local_replay({"main": {"capacity": 100}})
-    with replay.writer("main") as writer:
+    replay = local_replay({"capacity": 100})
+    with replay.writer() as writer:
         for value in range(300):
             writer.add(**row(value))
             if value > 100:
                 writer.flush()
-                replay.ask(ReplayServer.batches, "main", 1, 16, None, 5.0)
-    assert replay.stats("main")["sampled"] == 199 * 16
+                replay.ask(ReplayServer.batches, 1, 16, None, 5.0)
+    assert replay.stats()["sampled"] == 199 * 16
 
 
 def test_a_server_resumes_from_its_snapshot_with_its_own_capacity(tmp_path):
-    filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
-    smaller = {"main": {"capacity": 30}, "demos": {"capacity": 20, "sampler": "prioritized"}}
-    replay = local_replay(smaller, directory=tmp_path / "snapshot")
-    assert replay.stats("main")["size"] == 30
-    assert min(replay.reader("main").sample(200)["x"]) >= 40
+    filled(ReplayServer(BUFFER, directory=tmp_path / "snapshot")).snapshot()
+    replay = local_replay({"capacity": 30}, directory=tmp_path / "snapshot")
+    assert replay.stats()["size"] == 30
+    assert min(replay.reader().sample(200)["x"]) >= 40
 
 
 def test_a_snapshot_survives_a_kill_during_its_replacement(tmp_path):
-    filled(ReplayServer(TABLES, directory=tmp_path / "snapshot")).snapshot()
+    filled(ReplayServer(BUFFER, directory=tmp_path / "snapshot")).snapshot()
     (tmp_path / "snapshot").rename(tmp_path / ".old-snapshot~elsewhere~1~0a0a0a0a")
-    replay = local_replay(TABLES, directory=tmp_path / "snapshot")
-    assert replay.stats("main")["size"] == 50
+    replay = local_replay(BUFFER, directory=tmp_path / "snapshot")
+    assert replay.stats()["size"] == 50
 
 
 def test_snapshots_are_written_periodically(tmp_path):
-    server = ReplayServer(TABLES, directory=tmp_path / "snapshot", snapshot_every_s=0.02)
+    server = ReplayServer(BUFFER, directory=tmp_path / "snapshot", snapshot_every_s=0.02)
     filled(server)
     enough = server.num_written + 3
     wait_until(lambda: server.num_written >= enough)
     server.close()
-    assert load_parts(tmp_path / "snapshot").state["main"]["state"]["end"] == 70
+    assert load_parts(tmp_path / "snapshot").state["default"]["state"]["end"] == 70
 
 
 def test_a_failed_snapshot_is_reported_and_counted(tmp_path, capsys):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError):
-        ReplayServer(TABLES, directory=tmp_path / "file")
-    server = ReplayServer(TABLES, directory=tmp_path / "file" / "below", snapshot_every_s=0.01)
-    wait_until(lambda: server.stats("main")["failed_snapshots"] >= 1)
+        ReplayServer(BUFFER, directory=tmp_path / "file")
+    server = ReplayServer(BUFFER, directory=tmp_path / "file" / "below", snapshot_every_s=0.01)
+    wait_until(lambda: server.stats()["failed_snapshots"] >= 1)
     server.close()
     assert "writing a snapshot failed" in capsys.readouterr().err
 
 
-def test_invalid_directories_and_tables_are_rejected(tmp_path):
+def test_invalid_directories_and_snapshots_of_several_tables_are_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match="requires a snapshot directory"):
-        ReplayServer(TABLES, snapshot_every_s=1.0)
+        ReplayServer(BUFFER, snapshot_every_s=1.0)
     with pytest.raises(ConfigurationError, match="no snapshot directory"):
-        ReplayServer(TABLES).snapshot()
-    with pytest.raises(ConfigurationError, match="'demo' is unknown; did you mean 'demos'"):
-        ReplayServer(TABLES).stats("demo")
+        ReplayServer(BUFFER).snapshot()
     with pytest.raises(CheckpointError):
-        ReplayServer(TABLES).restore(tmp_path / "nothing")
-    filled(ReplayServer(TABLES)).snapshot(tmp_path / "snapshot")
-    with pytest.raises(ConfigurationError, match="'demos' is unknown"):
-        ReplayServer({"main": {"capacity": 3}}).restore(tmp_path / "snapshot")
+        ReplayServer(BUFFER).restore(tmp_path / "nothing")
+    server = ReplayServer(BUFFER)
+    filled(server).snapshot(tmp_path / "snapshot")
+    saved = load_parts(tmp_path / "snapshot")
+    saved.state["demos"] = saved.state["default"]
+    with pytest.raises(ConfigurationError, match="several tables: default, demos"):
+        server.load_state_dict(saved)
 
 
-def test_a_config_describes_a_table():
+def test_a_config_describes_the_buffer():
     config = ReplayConfig(
         kind="prioritized", capacity=40, n_step=2, limiter={"samples_per_insert": 8.0}, prioritized={"alpha": 1.0}
     )
-    table = table_of(config, seed=3)
-    assert table["storage"] == "shm"
-    replay = local_replay({"default": table})
+    arguments = shared_arguments(config, seed=3)
+    assert arguments["storage"] == "shm"
+    replay = local_replay(arguments)
     with replay.writer(flush_rows=1) as writer:
         for value in range(3):
             writer.add(**row(value), reward=1.0)
         writer.flush(30)
         assert (replay.reader(ahead=1).sample(1)["n"] <= 2).all()
     with pytest.raises(ConfigurationError, match="RemoteFragments"):
-        table_of(ReplayConfig(kind="fragment"))
+        shared_arguments(ReplayConfig(kind="fragment"))
 
 
-def test_each_table_has_its_model_version_and_metrics():
-    replay = filled(ReplayServer({"main": {"capacity": 50, "max_staleness": 0}, "demos": TABLES["demos"]}))
-    replay.set_version(3, "main")
-    with replay.writer("main") as writer:
+def test_rows_get_the_model_version_of_the_server():
+    replay = filled(ReplayServer({"capacity": 50, "max_staleness": 0}))
+    replay.set_version(3)
+    with replay.writer() as writer:
         writer.add(**row(1000))
-    assert set(replay.reader("main").sample(16)["x"]) == {1000}
-    assert replay.metrics("main")["replay/size"] == 50
-    assert replay.metrics("demos")["replay/size"] == 10
+    assert set(replay.reader().sample(16)["x"]) == {1000}
+    assert replay.metrics()["replay/size"] == 50
 
 
 def test_the_overwrite_estimate_follows_recent_inserts_up_to_a_tenth_of_the_capacity():
@@ -158,7 +156,7 @@ def test_the_overwrite_estimate_follows_recent_inserts_up_to_a_tenth_of_the_capa
 
 
 def test_environments_keep_their_numbers_across_a_restart(tmp_path):
-    options = {"default": {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 10}}}
+    options = {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 10}}
     channel = FlakyChannel(lambda: ReplayServer(options, directory=tmp_path / "snapshot"))
     replay = RemoteReplay(channel)
     with replay.writer(flush_rows=1) as writer, replay.writer(flush_rows=1) as other:
@@ -179,18 +177,18 @@ def test_environments_keep_their_numbers_across_a_restart(tmp_path):
 
 
 def test_a_run_checkpoint_contains_the_replay(make_config):
-    replay = filled(ReplayServer(TABLES))
+    replay = filled(ReplayServer(BUFFER))
     with trieye.Run(make_config()) as run:
         run.step = 1
         run.save(rows=replay).wait(60)
-        with replay.writer("main") as writer:
+        with replay.writer() as writer:
             writer.add(**row(70))
         run.step = 2
         path = run.save(rows=replay).wait(60)
         after = draws(replay)
     links = [file.stat().st_nlink for file in (path / "parts").iterdir()]
-    assert sorted(links) == [1, 2, 2]
-    other = local_replay(TABLES)
+    assert sorted(links) == [1, 2]
+    other = local_replay(BUFFER)
     with trieye.Run(make_config()) as run:
         assert run.restore(rows=other)
         assert run.step == 2
@@ -198,26 +196,26 @@ def test_a_run_checkpoint_contains_the_replay(make_config):
 
 
 def test_a_restart_after_a_restore_uses_the_restored_rows(tmp_path):
-    server = ReplayServer(TABLES, directory=tmp_path / "snapshot")
+    server = ReplayServer(BUFFER, directory=tmp_path / "snapshot")
     replay = filled(server)
     replay.snapshot(tmp_path / "checkpoint")
     filled(server, seed=1000)
     replay.snapshot()
     replay.restore(tmp_path / "checkpoint")
-    again = local_replay(TABLES, directory=tmp_path / "snapshot")
+    again = local_replay(BUFFER, directory=tmp_path / "snapshot")
     assert draws(again) == draws(replay)
 
 
 def test_redrawn_rows_get_the_weights_of_a_single_draw():
     options = {"sampler": "prioritized", "sampler_options": {"alpha": 1.0, "beta": 1.0, "epsilon": 0.0}}
-    server = ReplayServer({"main": {"capacity": 200, **options}})
+    server = ReplayServer({"capacity": 200, **options})
     replay = RemoteReplay(LocalChannel(server))
     priorities = np.arange(1, 2000) % 50 + 1.0
     num_held_back = 0
     for first in range(0, 1000, 40):
-        with replay.writer("main") as writer:
+        with replay.writer() as writer:
             writer.extend({"x": np.arange(first, first + 40)}, priorities=priorities[first : first + 40])
-        (draw,) = server.plan("main", 1, 64, 0.0).draws()
+        (draw,) = server.plan(1, 64, 0.0).draws()
         expected = 1 / priorities[draw.ids]
         assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)
         num_held_back += first >= 400 and draw.ids.min() >= first + 40 - 180
@@ -225,13 +223,13 @@ def test_redrawn_rows_get_the_weights_of_a_single_draw():
 
 
 def test_episodes_of_closed_writers_are_forgotten():
-    server = ReplayServer({"main": {"capacity": 100, "n_step": 3}})
+    server = ReplayServer({"capacity": 100, "n_step": 3})
     replay = RemoteReplay(LocalChannel(server))
     for _ in range(20):
-        with replay.writer("main") as writer:
+        with replay.writer() as writer:
             for env_id in range(5):
                 writer.add(env_id, reward=1.0, done=False)
-    state = server.state_parts(()).state["main"]["state"]
+    state = server.state_parts(()).state["default"]["state"]
     assert len(state["buffer"]["store"]["links"]["last"]) == 0
     assert state["envs"] == []
 
@@ -242,57 +240,57 @@ def rows_of(count, **more):
 
 def test_inserts_wake_waiting_readers_and_draws_wake_waiting_writers():
     limiter = {"samples_per_insert": 1.0, "error_buffer": 2.0}
-    server = ReplayServer({"main": {"capacity": 9, "limiter": limiter}})
+    server = ReplayServer({"capacity": 9, "limiter": limiter})
 
     def start_waiting(operation, *values):
-        call = threads.submit(operation, "main", *values, 60.0)
+        call = threads.submit(operation, *values, 60.0)
         wait_until(call.running)
         for _ in range(100):
-            server.stats("main")  # alternates with the waiting thread in taking the lock
+            server.stats()  # alternates with the waiting thread in taking the lock
         return call
 
     with ThreadPoolExecutor(1) as threads:
         reader = start_waiting(server.plan, 1, 1)
-        server.add_batch("main", "w", 0, 0, rows_of(3))
+        server.add_batch("w", 0, 0, rows_of(3))
         assert isinstance(reader.result(20), Plan)
-        server.add_batch("main", "w", 3, 0, rows_of(1))
+        server.add_batch("w", 3, 0, rows_of(1))
         writer = start_waiting(server.await_insert, "w", 1)
-        server.plan("main", 1, 1, 0.0)
+        server.plan(1, 1, 0.0)
         assert writer.result(20).refused == ""
 
 
-def test_a_restored_table_keeps_its_version_and_limiter_in_a_new_generation(tmp_path):
+def test_a_restored_server_keeps_its_version_and_limiter_in_a_new_generation(tmp_path):
     limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
-    tables = {"main": {"capacity": 50, "max_staleness": 0, "limiter": limiter}}
-    server, other = ReplayServer(tables), ReplayServer(tables)
-    server.set_version("main", 3)
-    server.add_batch("main", "w", 0, 0, rows_of(102))
+    arguments = {"capacity": 50, "max_staleness": 0, "limiter": limiter}
+    server, other = ReplayServer(arguments), ReplayServer(arguments)
+    server.set_version(3)
+    server.add_batch("w", 0, 0, rows_of(102))
     server.snapshot(tmp_path / "snapshot")
-    before = server.memory("main").generation
+    before = server.memory().generation
     for one in (server, other):
         one.restore(tmp_path / "snapshot")
-        assert "requires more draws first" in one.await_insert("main", "w", 1, 0.0).refused
-    assert server.memory("main").generation != before
-    other.plan("main", 1, 50, 0.0)
-    other.add_batch("main", "w", 102, 102, rows_of(1, versions=np.array([-1])))
-    assert 102 in other.plan("main", 1, 100, 0.0).ids  # as new as the others
+        assert "requires more draws first" in one.await_insert("w", 1, 0.0).refused
+    assert server.memory().generation != before
+    other.plan(1, 50, 0.0)
+    other.add_batch("w", 102, 102, rows_of(1, versions=np.array([-1])))
+    assert 102 in other.plan(1, 100, 0.0).ids  # as new as the others
 
 
-def test_a_snapshot_with_the_limiter_in_the_table_state_is_restored(tmp_path):
+def test_a_snapshot_with_the_limiter_beside_the_buffer_is_restored(tmp_path):
     limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
-    server, other = (ReplayServer({"main": {"capacity": 50, "limiter": limiter}}) for _ in range(2))
-    server.add_batch("main", "w", 0, 0, rows_of(40))
+    server, other = (ReplayServer({"capacity": 50, "limiter": limiter}) for _ in range(2))
+    server.add_batch("w", 0, 0, rows_of(40))
     server.snapshot(tmp_path / "snapshot")
     saved = load_parts(tmp_path / "snapshot")
-    table = saved.state["main"]["state"]
-    table["limiter"], table["buffer"]["limiter"] = {"inserts": 102, "samples": 0, "removed": 0}, None
+    state = saved.state["default"]["state"]
+    state["limiter"], state["buffer"]["limiter"] = {"inserts": 102, "samples": 0, "removed": 0}, None
     other.load_state_dict(saved)
-    assert "requires more draws first" in other.await_insert("main", "w", 1, 0.0).refused
+    assert "requires more draws first" in other.await_insert("w", 1, 0.0).refused
 
 
 def test_only_snapshots_in_the_server_directory_acknowledge_rows_as_saved(tmp_path):
-    server = ReplayServer(TABLES, directory=tmp_path / "own")
-    server.add_batch("main", "w", 0, 0, rows_of(3))
+    server = ReplayServer(BUFFER, directory=tmp_path / "own")
+    server.add_batch("w", 0, 0, rows_of(3))
     for directory, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
         server.snapshot(directory)
-        assert server.await_insert("main", "w", 1, 0.0).saved == saved
+        assert server.await_insert("w", 1, 0.0).saved == saved

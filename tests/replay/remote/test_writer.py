@@ -98,7 +98,7 @@ def test_an_invalid_row_is_rejected_and_not_added(make_replay):
         assert writer.stats()["added"] == 1
 
 
-def test_rows_that_the_table_rejects_raise_in_the_writer(make_replay, capsys):
+def test_rows_that_the_server_rejects_raise_in_the_writer(make_replay, capsys):
     replay = make_replay(schema={"x": np.int64})
     writer = replay.writer(flush_rows=1)
     writer.add(**row(1))
@@ -126,9 +126,7 @@ def test_a_writer_times_out_on_a_silent_server_with_the_reason():
         def begin(self, operation, *values):
             return Future() if operation is ReplayServer.add_batch else super().begin(operation, *values)
 
-    writer = Writer(
-        SilentChannel(ReplayServer({"default": {"capacity": 10}})), flush_rows=2, max_inflight=2, timeout_s=0.05
-    )
+    writer = Writer(SilentChannel(ReplayServer({"capacity": 10})), flush_rows=2, max_inflight=2, timeout_s=0.05)
     for value in range(6):
         writer.add(**row(value))
     with pytest.raises(ReplayTimeoutError, match="6 rows are not acknowledged: it does not answer"):
@@ -181,7 +179,7 @@ def test_every_row_arrives_exactly_once_despite_lost_calls_and_server_crashes(ma
     for thread in threads:
         thread.start()
     for death in range(deaths):
-        wait_until(lambda death=death: channel.server.stats("default")["added"] >= 400 * (death + 1))
+        wait_until(lambda death=death: channel.server.stats()["added"] >= 400 * (death + 1))
         channel.die()
     for thread in threads:
         thread.join()
@@ -289,8 +287,8 @@ def test_interrupt_starts_a_new_episode_in_each_environment_of_the_writer(make_r
             writer.interrupt()
         writer.flush()
         assert longest(replay, 500) == 3
-        table = replay.channel._server.table("default")
-        assert len(table._env_codes[writer.client]) == 3
+        server = replay.channel._server
+        assert len(server._env_codes[writer.client]) == 3
 
 
 def test_an_error_while_closing_is_added_as_a_note_to_the_user_error(make_replay):

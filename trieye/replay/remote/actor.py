@@ -13,7 +13,8 @@ from trieye.exceptions import TrieyeError
 from trieye.process.niceness import SERVICE_NICENESS, limit_niceness
 from trieye.process.progress import say
 from trieye.replay.remote.channel import Group, operations_of
-from trieye.replay.remote.server import FragmentServer, ReplayServer
+from trieye.replay.remote.replay_server import ReplayServer
+from trieye.replay.remote.server import FragmentServer
 
 NAMESPACE = "trieye"
 
@@ -56,12 +57,12 @@ _NUM_THREADS: dict[Group, int] = {"ingest": 1, "draw": 8, "wait": 8, "save": 1, 
 @ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={**_NUM_THREADS})
 @_with_operations_of(ReplayServer)
 class ReplayActor:
-    """Hosts the tables in a separate process; takes the arguments of `ReplayServer`."""
+    """Hosts a buffer in a separate process; takes the arguments of `ReplayServer`."""
 
-    def __init__(self, tables: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
+    def __init__(self, buffer: Mapping[str, Any], **options: Any) -> None:
         limit_niceness(at_most=SERVICE_NICENESS)
         self.identity = uuid.uuid4().hex
-        self.server = ReplayServer(tables, **options)
+        self.server = ReplayServer(buffer, **options)
 
 
 # Fetches wait in one event loop, and snapshots are written in another. Calls of workers may be repeated, since a

@@ -232,22 +232,18 @@ class Client(Generic[Server]):
         return deadline.answer(self.channel, operation, *values, **options)
 
 
-class TableClient(Client[Server], ABC):
-    """User handle of a table; can be sent to tasks and actors, which receive a new client.
+class ReplayUser(Client[Server], ABC):
+    """A writer or a reader; can be sent to tasks and actors, which receive a new client.
 
     Args:
         channel: Connection to the server.
-        table: Name of the table.
         timeout_s: Maximum wait of a call in seconds.
         **options: All other constructor options.
-
-    Attributes:
-        table: Name of the table.
     """
 
-    def __init__(self, channel: ReplayChannel[Server], table: str, *, timeout_s: float, **options: Any) -> None:
+    def __init__(self, channel: ReplayChannel[Server], *, timeout_s: float, **options: Any) -> None:
         super().__init__(channel, timeout_s=timeout_s)
-        self.table, self._options = table, {"timeout_s": timeout_s, **options}
+        self._options = {"timeout_s": timeout_s, **options}
 
     @abstractmethod
     def close(self) -> None:
@@ -259,8 +255,8 @@ class TableClient(Client[Server], ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with noted(error, f"closing the {type(self).__name__.lower()} of table {self.table!r}"):
+        with noted(error, f"closing the {type(self).__name__.lower()} of replay {self.channel.name!r}"):
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._options), (self.channel, self.table)
+        return partial(type(self), **self._options), (self.channel,)

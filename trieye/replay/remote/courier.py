@@ -16,7 +16,7 @@ from trieye.process.waiting import Backoff
 from trieye.process.worker import RoundWorker
 from trieye.replay.remote.channel import ReplayChannel
 from trieye.replay.remote.messages import Ack, Block, RowBatch
-from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.replay_server import ReplayServer
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 HEARTBEAT_S = 1.0
@@ -158,7 +158,6 @@ class BatchSender:
 
     Args:
         channel: Connection to the server.
-        table: Name of the table.
         client: Name of the writer.
         max_inflight: Maximum number of unacknowledged batches.
         keep_bytes: Memory for acknowledged batches that no snapshot contains.
@@ -172,7 +171,6 @@ class BatchSender:
     def __init__(
         self,
         channel: ReplayChannel[ReplayServer],
-        table: str,
         client: str,
         *,
         max_inflight: int,
@@ -181,7 +179,7 @@ class BatchSender:
         collect: Callable[[], None],
     ) -> None:
         self.trouble = ""
-        self._channel, self._table, self._client = channel, table, client
+        self._channel, self._client = channel, client
         self._outbox = Outbox(max_inflight=max_inflight, keep_bytes=keep_bytes)  # only this thread changes it
         self._flush_s, self._collect = flush_s, weakref.WeakMethod(collect)
         self._filled: SimpleQueue[Block] = SimpleQueue()
@@ -246,10 +244,10 @@ class BatchSender:
     def stop(self) -> None:
         """Stop sending, join the thread, and let the server unregister the writer."""
         self._halt()
-        self._channel.begin(ReplayServer.leave, self._table, self._client)
+        self._channel.begin(ReplayServer.leave, self._client)
 
     def _halt(self) -> None:
-        self._worker.stop(ReplayClosedError(f"the writer of table {self._table!r} is closed"))
+        self._worker.stop(ReplayClosedError(f"the writer of replay {self._channel.name!r} is closed"))
         self._worker.join()
 
     def stats(self) -> dict[str, float]:
@@ -280,7 +278,7 @@ class BatchSender:
 
     def _end(self, error: Exception | None) -> None:
         if error is not None and (self._outbox.num_waiting or not self._filled.empty()):
-            say(f"table {self._table!r} of {self._channel.name!r} accepts no more rows of this writer: {error}")
+            say(f"replay {self._channel.name!r} accepts no more rows of this writer: {error}")
         atexit.unregister(self._halt)
 
     def _pause_s(self) -> float:
@@ -324,9 +322,7 @@ class BatchSender:
         if (outbox.is_held_up or is_idle) and now >= self._not_before:
             self._resynchronize()
         while (batch := outbox.next()) is not None:
-            call = self._channel.begin(
-                ReplayServer.add_batch, self._table, self._client, batch.first, outbox.oldest, batch.rows
-            )
+            call = self._channel.begin(ReplayServer.add_batch, self._client, batch.first, outbox.oldest, batch.rows)
             call.add_done_callback(partial(self._queue_answer, batch))
 
     def _queue_answer(self, batch: NumberedBatch, call: "Future[Ack]") -> None:
@@ -338,7 +334,7 @@ class BatchSender:
         wait_s = LIMITER_WAIT_S if self._outbox.is_held_up else 0.0
         count = self._outbox.next_size
         try:
-            call = self._channel.begin(ReplayServer.await_insert, self._table, self._client, count, wait_s)
+            call = self._channel.begin(ReplayServer.await_insert, self._client, count, wait_s)
             ack = call.result(ANSWER_TIMEOUT_S)
         except ConnectionError as error:
             self._wait_longer(str(error))
@@ -361,7 +357,7 @@ class BatchSender:
         if self._outbox.num_gone > self._num_gone_reported:
             self._num_gone_reported = self._outbox.num_gone
             say(
-                f"table {self._table!r} of {self._channel.name!r} lost {self._num_gone_reported} rows of this writer "
+                f"replay {self._channel.name!r} lost {self._num_gone_reported} rows of this writer "
                 "when its process died: no snapshot contained them, and the writer no longer kept them; raise "
                 "keep_bytes or lower snapshot_every_s"
             )

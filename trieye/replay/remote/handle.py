@@ -1,4 +1,4 @@
-"""RemoteReplay and RemoteFragments: user handles of replay actors for tables and for fragments."""
+"""RemoteReplay and RemoteFragments: user handles of replay actors for rows and for fragments."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,9 +13,9 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Client, Deadline
-from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
-from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
+from trieye.replay.remote.replay_server import ReplayServer
+from trieye.replay.remote.server import FragmentServer, Server
 from trieye.replay.remote.writer import Writer
 from trieye.replay.rows.store import AttachedReplay
 from trieye.snapshot.nodes import StateParts
@@ -68,25 +68,25 @@ class Remote(Client[ServerType]):
 
 
 class RemoteReplay(Remote[ReplayServer]):
-    """Tables in a separate process, with writers and readers anywhere."""
+    """A `ReplayBuffer` in a separate process, with writers and readers anywhere."""
 
     @classmethod
-    def start(cls, tables: Mapping[str, Mapping[str, Any]], *, timeout_s: float = 60.0, **options: Any) -> Self:
+    def start(cls, buffer: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any) -> Self:
         """Start a replay actor on this node; Ray must be initialized.
 
         Args:
-            tables: The arguments of a `ReplayBuffer` for each table, by name; the storage defaults to `shm`.
+            buffer: The arguments of the `ReplayBuffer`; its storage defaults to `shm`.
             timeout_s: Maximum wait for a response in seconds.
             **options: Options of `trieye.replay.remote.actor.start_server`.
         """
         from trieye.replay.remote.actor import ReplayActor, start_server
 
-        shared = {table: {"storage": "shm", **spec} for table, spec in tables.items()}
-        return cls(start_server(ReplayActor, {"tables": shared}, **options), timeout_s=timeout_s)
+        arguments = {"buffer": {"storage": "shm", **buffer}}
+        return cls(start_server(ReplayActor, arguments, **options), timeout_s=timeout_s)
 
     @classmethod
     def from_config(cls, config: ReplayConfig, *, seed: int = 0, **options: Any) -> Self:
-        """Start a replay actor with the single table that the `replay` group of a config describes.
+        """Start a replay actor with the buffer that the `replay` group of a config describes.
 
         `ram` storage becomes `shm`, which readers can access.
 
@@ -98,60 +98,59 @@ class RemoteReplay(Remote[ReplayServer]):
         Raises:
             ConfigurationError: The kind is `fragment`.
         """
-        return cls.start({DEFAULT_TABLE: table_of(config, seed=seed)}, **options)
+        return cls.start(shared_arguments(config, seed=seed), **options)
 
-    def writer(self, table: str = DEFAULT_TABLE, **options: Any) -> Writer:
+    def writer(self, **options: Any) -> Writer:
         """Create a writer; see `Writer`."""
-        return Writer(self.channel, table, **options)
+        return Writer(self.channel, **options)
 
-    def reader(self, table: str = DEFAULT_TABLE, **options: Any) -> Reader:
+    def reader(self, **options: Any) -> Reader:
         """Create a reader; see `Reader`."""
-        return Reader(self.channel, table, **options)
+        return Reader(self.channel, **options)
 
-    def attach(self, table: str = DEFAULT_TABLE) -> AttachedReplay:
-        """Return a read-only view of a table's rows on this machine, valid until the server dies.
+    def attach(self) -> AttachedReplay:
+        """Return a read-only view of the rows on this machine, valid until the server dies.
 
         Raises:
-            ConfigurationError: The server is on another machine, or the table has no rows or no shared memory.
+            ConfigurationError: The server is on another machine, or the replay has no rows or no shared memory.
         """
-        memory = self.ask(ReplayServer.memory, table)
+        memory = self.ask(ReplayServer.memory)
         if memory.handle is None:
             raise ConfigurationError(
-                f"cannot attach to table {table!r}: it has no rows yet, or is not in shared memory"
+                f"cannot attach to replay {self.channel.name!r}: it has no rows yet, or is not in shared memory"
             )
         return AttachedReplay(memory.handle)
 
-    def stats(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
-        """Return counts of a table as plain numbers."""
-        return self.ask(ReplayServer.stats, table)
+    def stats(self) -> dict[str, float]:
+        """Return counts as plain numbers."""
+        return self.ask(ReplayServer.stats)
 
-    def metrics(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
-        """Return the metrics of a table, ready for logging."""
-        return self.ask(ReplayServer.metrics, table)
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics, ready for logging."""
+        return self.ask(ReplayServer.metrics)
 
-    def set_version(self, version: int, table: str = DEFAULT_TABLE) -> None:
+    def set_version(self, version: int) -> None:
         """Set the model version of rows added from now on; return once the server has applied it."""
-        self.ask(ReplayServer.set_version, table, version)
+        self.ask(ReplayServer.set_version, version)
 
-    def leave(self, client: str, table: str = DEFAULT_TABLE) -> None:
+    def leave(self, client: str) -> None:
         """Unregister the writer `client` of a dead process, without waiting for the server."""
-        self.channel.begin(ReplayServer.leave, table, client)
+        self.channel.begin(ReplayServer.leave, client)
 
 
-def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
-    """Return the arguments of the table that a config describes.
+def shared_arguments(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
+    """Return the arguments of the buffer that a config describes, in memory that other processes can read.
 
     Raises:
         ConfigurationError: It describes fragments.
     """
     if config.kind == "fragment":
         raise ConfigurationError(
-            "replay.kind=fragment does not describe a table; use RemoteFragments.start(config.fragment_rules)"
+            "replay.kind=fragment does not describe rows; use RemoteFragments.start(config.fragment_rules)"
         )
-    table = {**config.buffer_arguments, "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
-    if config.limiter.samples_per_insert is not None:
-        table["limiter"] = config.limiter.model_dump()
-    return table
+    storage = "shm" if config.storage == "ram" else config.storage
+    limiter = None if config.limiter.samples_per_insert is None else config.limiter.model_dump()
+    return {**config.buffer_arguments, "storage": storage, "seed": seed, "limiter": limiter}
 
 
 class RemoteFragments(Remote[FragmentServer]):

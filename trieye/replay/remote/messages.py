@@ -12,21 +12,19 @@ from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
 from trieye.replay.samplers.base import Ids, SampledIds
 
-DEFAULT_TABLE = "default"
-
 INTERRUPTION = 1 << 32
 """Added to a writer's environment numbers by each interruption, so that later rows start new episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows sent to a table.
+    """Rows sent to a server.
 
     Attributes:
         columns: Arrays `[n, ...]` by key, or one array `[n]` of records whose fields are the keys.
         env_ids: int64 `[n]`, the writer's number of each row's environment; None if the writer has only one.
         priorities: float64 `[n]`, NaN for rows with the default priority; None if all rows have it.
-        versions: int64 `[n]`, the model version of each row, -1 for the table's version; None if all rows have that.
+        versions: int64 `[n]`, the model version of each row, -1 for the server's version; None if all rows have that.
     """
 
     columns: Mapping[str, NDArray[Any]] | NDArray[Any]
@@ -48,7 +46,7 @@ class RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A table's progress with the rows of one writer.
+    """A server's progress with the rows of one writer.
 
     Attributes:
         end: Number of its rows added to the buffer so far.
@@ -105,10 +103,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLocation:
-    """Location of a table's rows.
+    """Location of a server's rows.
 
     Attributes:
-        generation: Changes when the table gets new memory, as after its process died.
+        generation: Changes when the server gets new memory, as after its process died.
         handle: The argument of `ReplayBuffer.attach`; None if other processes cannot read the rows.
     """
 

@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
-from trieye.replay.remote.channel import Deadline, ReplayChannel, TableClient, poll_s
-from trieye.replay.remote.messages import DEFAULT_TABLE, Plan
-from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.channel import Deadline, ReplayChannel, ReplayUser, poll_s
+from trieye.replay.remote.messages import Plan
+from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
 from trieye.replay.samplers.base import Ids, SampledIds, paired, spliced
 
@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 SentBatch = tuple[str, Batch]
 
 
-class Reader(TableClient[ReplayServer]):
+class Reader(ReplayUser[ReplayServer]):
     """Draws like a `ReplayBuffer`, from a buffer that other processes fill.
 
     On the server's machine, the reader copies rows directly from shared memory; the server only chooses them, for
@@ -42,7 +42,6 @@ class Reader(TableClient[ReplayServer]):
     def __init__(
         self,
         channel: ReplayChannel[ReplayServer],
-        table: str = DEFAULT_TABLE,
         *,
         ahead: int = 8,
         timeout_s: float = 60.0,
@@ -52,7 +51,6 @@ class Reader(TableClient[ReplayServer]):
 
         Args:
             channel: Connection to the server.
-            table: Name of the table.
             ahead: Batches drawn per call. Later priorities and rows affect only the next call, and a limiter counts all
                 of these batches as drawn. With 1, each batch is drawn when it is requested.
             timeout_s: Maximum wait for rows or for the server, in seconds.
@@ -63,9 +61,9 @@ class Reader(TableClient[ReplayServer]):
         """
         if ahead < 1:
             raise ConfigurationError(f"reader: ahead is {ahead}; it must be at least 1 batch")
-        super().__init__(channel, table, timeout_s=timeout_s, ahead=ahead, attach=attach)
-        self._rows: RowSource = (NearRows if attach else FarRows)(channel, table, ahead, timeout_s)
-        self._updates = Updates(channel, table, timeout_s)
+        super().__init__(channel, timeout_s=timeout_s, ahead=ahead, attach=attach)
+        self._rows: RowSource = (NearRows if attach else FarRows)(channel, ahead, timeout_s)
+        self._updates = Updates(channel, timeout_s)
         self._num_sampled = 0
         self._on_devices = DeviceBatches()
         self._lock = threading.Lock()  # guards `_rows`, the count, `_on_devices`: `iter_batches` draws in a thread
@@ -75,7 +73,7 @@ class Reader(TableClient[ReplayServer]):
     def sample(
         self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None, device: str | None = None
     ) -> Batch:
-        """Draw `n` rows; wait until the table has rows and its limiter permits the draw.
+        """Draw `n` rows; wait until the replay has rows and its limiter permits the draw.
 
         Args:
             n: Number of rows or sequences.
@@ -139,33 +137,31 @@ class Reader(TableClient[ReplayServer]):
             self._updates.flush()
 
     def wait(self, min_size: int, timeout_s: float | None = None) -> None:
-        """Wait until the table has `min_size` rows.
+        """Wait until the replay has `min_size` rows.
 
         Raises:
             ReplayTimeoutError: It has fewer rows after the timeout.
         """
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         size = 0
-        deadline = Deadline(
-            wait_s, lambda: f"table {self.table!r} of {self.channel.name!r} reached {size} of {min_size} rows"
-        )
+        deadline = Deadline(wait_s, lambda: f"replay {self.channel.name!r} reached {size} of {min_size} rows")
         while True:
-            size = deadline.answer(self.channel, ReplayServer.await_rows, self.table, min_size, poll_s(wait_s))
+            size = deadline.answer(self.channel, ReplayServer.await_rows, min_size, poll_s(wait_s))
             if size >= min_size:
                 return
             deadline.check()
 
     def set_version(self, version: int) -> None:
         """Set the model version of rows added from now on."""
-        self.ask(ReplayServer.set_version, self.table, version)
+        self.ask(ReplayServer.set_version, version)
 
     def stats(self) -> dict[str, float]:
-        """Return the counts of the table and of this reader, as plain numbers.
+        """Return the counts of the replay and of this reader, as plain numbers.
 
         `reader_attached` is 1 if the reader copies rows from the server's shared memory.
         """
         return {
-            **self.ask(ReplayServer.stats, self.table),
+            **self.ask(ReplayServer.stats),
             "reader_sampled": self._num_sampled,
             "reader_attached": isinstance(self._rows, NearRows) and self._rows.generation != "",
             "reader_redrawn": self._rows.num_redrawn,
@@ -180,23 +176,23 @@ class Reader(TableClient[ReplayServer]):
             self.flush()
         finally:
             self._is_closed = True
-            self._rows = FarRows(self.channel, self.table, 1, 1.0)  # releases the memory
+            self._rows = FarRows(self.channel, 1, 1.0)  # releases the memory
 
     def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         deadline = Deadline(self.timeout_s, lambda: self._describe(n))
         batch = self._rows.sample(n, out, keys, deadline)
         if batch is None:
-            self._rows = FarRows(self.channel, self.table, self._options["ahead"], self.timeout_s)
+            self._rows = FarRows(self.channel, self._options["ahead"], self.timeout_s)
             batch = self._rows.sample(n, out, keys, deadline)
         self._num_sampled += n
         return batch
 
     def _describe(self, n: int) -> str:
-        return f"table {self.table!r} of {self.channel.name!r} had nothing to draw for sample({n})"
+        return f"replay {self.channel.name!r} had nothing to draw for sample({n})"
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ReplayClosedError(f"the reader of table {self.table!r} is closed; create a new one")
+            raise ReplayClosedError(f"the reader of replay {self.channel.name!r} is closed; create a new one")
 
 
 class Updates:
@@ -204,16 +200,15 @@ class Updates:
 
     Args:
         channel: Connection to the server.
-        table: Name of the table.
         timeout_s: Maximum wait in seconds when too many have been collected.
 
     Attributes:
         num_lost: Rows whose priorities were lost because the server was unreachable.
     """
 
-    def __init__(self, channel: ReplayChannel[ReplayServer], table: str, timeout_s: float) -> None:
+    def __init__(self, channel: ReplayChannel[ReplayServer], timeout_s: float) -> None:
         self.num_lost = 0
-        self._channel, self._table, self._timeout_s = channel, table, timeout_s
+        self._channel, self._timeout_s = channel, timeout_s
         self._waiting: list[tuple[Ids, NDArray[np.float64]]] = []
         self._generation = ""
         self._calls: deque[tuple[int, Future[None]]] = deque()
@@ -245,7 +240,7 @@ class Updates:
     def _send(self) -> None:
         ids, priorities = (np.concatenate(arrays) for arrays in zip(*self._waiting, strict=True))
         self._waiting = []
-        call = self._channel.begin(ReplayServer.update_priorities, self._table, self._generation, ids, priorities)
+        call = self._channel.begin(ReplayServer.update_priorities, self._generation, ids, priorities)
         self._calls.append((len(ids), call))
 
     def _finish_completed(self) -> None:
@@ -316,11 +311,10 @@ class ReadAheadQueue(Generic[CallResult, Item]):
 
 
 class RowSource(ABC):
-    """Draws rows of a table, several batches per call.
+    """Draws rows, several batches per call.
 
     Args:
         channel: Connection to the server.
-        table: Name of the table.
         ahead: Batches drawn per call.
         timeout_s: Maximum wait of the reader in seconds.
 
@@ -329,9 +323,9 @@ class RowSource(ABC):
         num_redrawn: Rows that were overwritten before they were copied, and redrawn.
     """
 
-    def __init__(self, channel: ReplayChannel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
+    def __init__(self, channel: ReplayChannel[ReplayServer], ahead: int, timeout_s: float) -> None:
         self.generation, self.num_redrawn = "", 0
-        self._channel, self._table, self._num_ahead, self._poll_s = channel, table, ahead, poll_s(timeout_s)
+        self._channel, self._num_ahead, self._poll_s = channel, ahead, poll_s(timeout_s)
         self._low = ahead // 2 if ahead > 1 else -1  # with -1, each batch is drawn on request
         self._queues: dict[Any, ReadAheadQueue[Any, Any]] = {}
 
@@ -380,15 +374,13 @@ class NearRows(RowSource):
     def _next(self, n: int, deadline: Deadline) -> tuple[str, SampledIds]:
         if not self.generation:  # a single draw, in case it cannot be copied from here
             return _draws(self._plan(n, deadline))[0]
-        plans = self._ahead(
-            n, lambda: self._channel.begin(ReplayServer.plan, self._table, self._num_ahead, n, self._poll_s), _draws
-        )
+        plans = self._ahead(n, lambda: self._channel.begin(ReplayServer.plan, self._num_ahead, n, self._poll_s), _draws)
         return plans.next(deadline)
 
     def _attach(self, generation: str, deadline: Deadline) -> bool | None:
         """Attach the memory of a generation; return False if it is gone, and None if it is not accessible from here."""
         for _ in range(2):  # the second attempt distinguishes a server that just died from one on another machine
-            memory = deadline.answer(self._channel, ReplayServer.memory, self._table)
+            memory = deadline.answer(self._channel, ReplayServer.memory)
             if memory.generation != generation:
                 return False
             if memory.handle is None:
@@ -419,7 +411,7 @@ class NearRows(RowSource):
     def _plan(self, n: int, deadline: Deadline, *, again: bool = False) -> Plan:
         """Return one draw, made now."""
         while True:
-            plan = deadline.answer(self._channel, ReplayServer.plan, self._table, 1, n, self._poll_s, again)
+            plan = deadline.answer(self._channel, ReplayServer.plan, 1, n, self._poll_s, again)
             if isinstance(plan, Plan):
                 return plan
             deadline.check(plan)
@@ -437,9 +429,7 @@ class FarRows(RowSource):
         selected_keys = None if keys is None else tuple(keys)
         batches: ReadAheadQueue[list[SentBatch] | str, SentBatch] = self._ahead(
             (n, selected_keys),
-            lambda: self._channel.begin(
-                ReplayServer.batches, self._table, self._num_ahead, n, selected_keys, self._poll_s
-            ),
+            lambda: self._channel.begin(ReplayServer.batches, self._num_ahead, n, selected_keys, self._poll_s),
             lambda result: result,
         )
         self.generation, batch = batches.next(deadline)

@@ -1,23 +1,18 @@
-"""Replay servers without Ray: tables or fragments in one process, and their snapshots."""
+"""Server: the base class of replay servers, without Ray: snapshots and restarts; FragmentServer serves fragments."""
 
 import functools
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from trieye.checkpoints.directory import has_parts, load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
-from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.limiter import RateLimiter
-from trieye.replay.remote.channel import Group, operation
-from trieye.replay.remote.table import ReplayTable
-from trieye.replay.rows.schema import check_known
+from trieye.replay.remote.channel import operation
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -50,7 +45,7 @@ class Server(ABC):
         self.name = name
         self.num_written = self.num_failed = 0
         self._directory = directory
-        self._writing = threading.Lock()  # saved while a snapshot is written; the locks of tables are taken inside it
+        self._writing = threading.Lock()  # saved while a snapshot is written; the lock of the buffer is taken inside it
         self._is_closing = threading.Event()
         self._timer: threading.Thread | None = None
         if directory is not None and has_parts(directory):
@@ -88,7 +83,7 @@ class Server(ABC):
 
         Raises:
             CheckpointError: The snapshot does not exist or is damaged.
-            ConfigurationError: It contains other tables, rows of another schema, or chunks of another length.
+            ConfigurationError: It contains several tables, rows of another schema, or chunks of another length.
             SerializationError: It is incomplete, or the server's own snapshot could not be written.
         """
         self.load_state_dict(load_parts(directory))
@@ -154,101 +149,6 @@ class _StateRecorder:
 
     def load_state_dict(self, state: Any) -> None:
         self._server.load_state_dict(state)
-
-
-def _table_operation(
-    act: Callable[Concatenate[ReplayTable, Values], Result], group: Group | None = None
-) -> "Callable[Concatenate[ReplayServer, str, Values], Result]":
-    """Return a server operation that forwards to a table; its first argument is the table's name."""
-
-    @operation(group)
-    @functools.wraps(act)
-    def forward(server: "ReplayServer", table: str, /, *values: Values.args, **options: Values.kwargs) -> Result:
-        return act(server.table(table), *values, **options)
-
-    return forward
-
-
-class ReplayServer(Server):
-    """Serves named tables; its attributes are the remote operations of a replay actor with their thread groups.
-
-    Args:
-        tables: The arguments of a `ReplayBuffer` for each table by name, optionally with `limiter`, a
-            dict of `RateLimiter` arguments.
-        name: As in `Server`, which validates the arguments.
-        directory: As in `Server`; shared by all tables.
-        snapshot_every_s: As in `Server`.
-    """
-
-    def __init__(
-        self,
-        tables: Mapping[str, Mapping[str, Any]],
-        *,
-        name: str = "replay",
-        directory: Path | None = None,
-        snapshot_every_s: float | None = None,
-    ) -> None:
-        self._tables = {table: _make_table(table, **spec) for table, spec in tables.items()}
-        super().__init__(name, directory, snapshot_every_s)
-
-    add_batch = _table_operation(ReplayTable.add_batch, "ingest")
-    await_insert = _table_operation(ReplayTable.await_insert, "wait")
-    await_rows = _table_operation(ReplayTable.await_rows, "wait")
-    plan = _table_operation(ReplayTable.plan, "draw")
-    batches = _table_operation(ReplayTable.batches, "draw")
-    update_priorities = _table_operation(ReplayTable.update_priorities, "update")
-    set_version = _table_operation(ReplayTable.set_version, "update")
-    leave = _table_operation(ReplayTable.leave)
-    memory = _table_operation(ReplayTable.memory)
-    metrics = _table_operation(ReplayTable.metrics)
-
-    @operation()
-    def stats(self, table: str) -> dict[str, float]:
-        """Return the counts of a table and of the snapshots, and the process id."""
-        return {
-            **self.table(table).stats(),
-            "snapshots": self.num_written,
-            "failed_snapshots": self.num_failed,
-            "pid": os.getpid(),
-        }
-
-    def _parts(self, known_parts: Collection[str]) -> StateParts:
-        snapshots = {name: table.state_parts(known_parts) for name, table in self._tables.items()}
-        state = {name: {"state": parts.state, "parts": [*parts.kept, *parts.new]} for name, parts in snapshots.items()}
-        reused = tuple(part for parts in snapshots.values() for part in parts.kept)
-        new_parts = {part: arrays for parts in snapshots.values() for part, arrays in parts.new.items()}
-        return StateParts(state, reused, new_parts)
-
-    def table(self, name: str) -> ReplayTable:
-        """Return a table.
-
-        Raises:
-            ConfigurationError: There is no table of that name.
-        """
-        if name not in self._tables:
-            check_known(f"replay table {name!r}", name, self._tables)
-        return self._tables[name]
-
-    def _restore(self, saved: SavedParts) -> None:
-        for name in saved.state:
-            self.table(name)
-        for name, entry in saved.state.items():
-            self._tables[name].load_state_dict(replace(saved, state=entry["state"], names=tuple(entry["parts"])))
-
-    def _is_saved(self, state: Any) -> None:
-        for name, entry in state.items():
-            self._tables[name].are_saved(entry["state"]["receipts"]["ends"])
-
-    def _release_memory(self) -> None:
-        for table in self._tables.values():
-            table.close()
-
-
-def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer: Any) -> ReplayTable:
-    # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
-    is_shared = buffer.get("her") is None
-    rate_limiter = None if limiter is None else RateLimiter(**limiter)
-    return ReplayTable(name, ReplayBuffer(limiter=rate_limiter, **buffer), is_shared=is_shared)
 
 
 def _buffer_operation(

@@ -1,4 +1,4 @@
-"""Writer: collects rows and sends them to a table of a replay server, exactly once."""
+"""Writer: collects rows and sends them to a replay server, exactly once."""
 
 import math
 import os
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.replay.remote.channel import ReplayChannel, TableClient
+from trieye.replay.remote.channel import ReplayChannel, ReplayUser
 from trieye.replay.remote.courier import BatchSender
-from trieye.replay.remote.messages import DEFAULT_TABLE, INTERRUPTION, Block
-from trieye.replay.remote.server import ReplayServer
+from trieye.replay.remote.messages import INTERRUPTION, Block
+from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
 
@@ -22,7 +22,7 @@ MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept in memory."""
 
 
-class Writer(TableClient[ReplayServer]):
+class Writer(ReplayUser[ReplayServer]):
     """Accepts rows like a `ReplayBuffer`, and sends them in batches from a background thread.
 
     `add` returns immediately; a later return of `flush` means that the row is *acknowledged*: it is in the buffer. A
@@ -32,15 +32,14 @@ class Writer(TableClient[ReplayServer]):
     flushed nor closed may be lost at exit.
 
     Attributes:
-        table: Name of the table.
         client: Unique name of this writer.
         timeout_s: Maximum wait of `add` and `flush` in seconds.
-        version: Version of the model that makes rows from now on, for tables with `max_staleness`; None: the table's
-            version when the rows arrive.
+        version: Version of the model that makes rows from now on, for `max_staleness`; None: the server's version when
+            the rows arrive.
 
     Example:
         >>> from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
-        >>> replay = RemoteReplay(LocalChannel(ReplayServer({"default": {"capacity": 1000}})))
+        >>> replay = RemoteReplay(LocalChannel(ReplayServer({"capacity": 1000})))
         >>> with replay.writer() as writer:
         ...     for step in range(100):
         ...         writer.add(obs=np.full(1, step, np.float32), action=1, reward=0.5, terminated=False)
@@ -51,7 +50,6 @@ class Writer(TableClient[ReplayServer]):
     def __init__(
         self,
         channel: ReplayChannel[ReplayServer],
-        table: str = DEFAULT_TABLE,
         *,
         flush_rows: int = 256,
         flush_ms: float = 50.0,
@@ -63,7 +61,6 @@ class Writer(TableClient[ReplayServer]):
 
         Args:
             channel: Connection to the server.
-            table: Name of the table.
             flush_rows: Rows per batch; fewer if they would exceed 4 MiB.
             flush_ms: Time in milliseconds after which an incomplete batch is sent.
             max_inflight: Maximum number of unacknowledged batches; `add` waits when it is reached.
@@ -79,7 +76,7 @@ class Writer(TableClient[ReplayServer]):
         options = {
             "flush_rows": flush_rows, "flush_ms": flush_ms, "max_inflight": max_inflight, "keep_bytes": keep_bytes
         }  # fmt: skip
-        super().__init__(channel, table, timeout_s=timeout_s, **options)
+        super().__init__(channel, timeout_s=timeout_s, **options)
         self.client = uuid.uuid4().hex
         self.version: int | None = None
         self._flush_rows = flush_rows
@@ -91,7 +88,6 @@ class Writer(TableClient[ReplayServer]):
         self._is_closed = False
         self._sender = BatchSender(
             channel,
-            table,
             self.client,
             max_inflight=max_inflight,
             keep_bytes=keep_bytes,
@@ -130,7 +126,7 @@ class Writer(TableClient[ReplayServer]):
         Args:
             batch: An array per key.
             env_ids: int64 `[n]`, as in `add`.
-            priorities: float `[n]`, for prioritized tables.
+            priorities: float `[n]`, for prioritized replays.
         """
         arrays: Mapping[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         count, is_valid = row_count(arrays), False
@@ -205,7 +201,7 @@ class Writer(TableClient[ReplayServer]):
         """Start a block; return None if there is no room for one."""
         self._check_process()
         if self._is_closed:
-            raise ReplayClosedError(f"the writer of table {self.table!r} is closed; create a new one")
+            raise ReplayClosedError(f"the writer of replay {self.channel.name!r} is closed; create a new one")
         columns = self._columns or [Column.from_value(name, value, rows=rows) for name, value in row.items()]
         self._block = self._sender.new_block(lambda: Block(rows_of_a_block(self._flush_rows, columns), columns))
         return self._block
@@ -231,7 +227,7 @@ class Writer(TableClient[ReplayServer]):
 
     def _overdue(self, call: str, wait_s: float) -> ReplayTimeoutError:
         return ReplayTimeoutError(
-            f"table {self.table!r} of {self.channel.name!r}: {call} waited {wait_s:g} s, and "
+            f"replay {self.channel.name!r}: {call} waited {wait_s:g} s, and "
             f"{self._num_rows - self._sender.num_acknowledged} rows are not acknowledged: "
             f"{self._sender.trouble or 'it does not answer'}"
         )

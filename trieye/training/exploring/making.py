@@ -12,8 +12,7 @@ from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import ReplayChannel
-from trieye.replay.remote.handle import table_of
-from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.replay.remote.handle import shared_arguments
 from trieye.training.config import project_class
 from trieye.training.exploring.experience import RemoteExperience
 from trieye.training.exploring.explorer import Task
@@ -137,7 +136,7 @@ def _make_collective(config: Any, policy: Policy) -> Transport:
 def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> RemoteExperience:
     directory: Path | None = None
     if in_threads:
-        server = ReplayServer({DEFAULT_TABLE: table_of(replay, seed=config.seed)}, name=config.run_name)
+        server = ReplayServer(shared_arguments(replay, seed=config.seed), name=config.run_name)
         channel: ReplayChannel[ReplayServer] = LocalChannel(server)
     else:
         every_s = config.explorer.replay_snapshot_interval_s

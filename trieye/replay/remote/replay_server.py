@@ -1,11 +1,13 @@
-"""ReplayTable: a replay buffer shared by many writers and readers, with acknowledged row counts per writer."""
+"""ReplayServer: a replay buffer shared by many writers and readers, with acknowledged row counts per writer."""
 
+import os
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +16,10 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
+from trieye.replay.limiter import RateLimiter
+from trieye.replay.remote.channel import operation
 from trieye.replay.remote.messages import INTERRUPTION, Ack, MemoryLocation, Plan, RowBatch
+from trieye.replay.remote.server import Server
 from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -25,35 +30,50 @@ NUM_CALLS = 4
 MAX_SHARE = 10
 """At most one row in `MAX_SHARE` is saved back."""
 
-
 MAX_CLIENTS = 10_000
 """Maximum number of remembered writers; the longest silent ones are forgotten first."""
 
+TABLE = "default"
+"""Key of the content in a snapshot, from the time when a server had several tables."""
 
-class ReplayTable:
-    """One buffer of a replay server. Thread-safe.
+
+class ReplayServer(Server):
+    """Serves a replay buffer; the operations of a replay actor, with their thread groups.
 
     Rows of different writers are interleaved; the rows of one writer arrive in order. Callers that wait for rows or
     for room do not block others.
 
     Args:
-        name: Name of the table in messages.
-        buffer: The buffer; the table must be its only user.
-        is_shared: Whether other processes may copy the rows themselves.
+        buffer: The arguments of a `ReplayBuffer`, optionally with `limiter`, a dict of `RateLimiter` arguments.
+        name: As in `Server`, which validates the arguments.
+        directory: As in `Server`.
+        snapshot_every_s: As in `Server`.
     """
 
-    def __init__(self, name: str, buffer: ReplayBuffer, *, is_shared: bool = True) -> None:
-        self.name = name
+    def __init__(
+        self,
+        buffer: Mapping[str, Any],
+        *,
+        name: str = "replay",
+        directory: Path | None = None,
+        snapshot_every_s: float | None = None,
+    ) -> None:
+        limiter = buffer.get("limiter")
+        rate_limiter = None if limiter is None else RateLimiter(**limiter)
+        self._buffer = ReplayBuffer(**{**buffer, "limiter": rate_limiter})
+        # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
+        self._is_shared = buffer.get("her") is None
         self.generation = uuid.uuid4().hex
-        self._buffer, self._is_shared = buffer, is_shared
-        self._overwrites = OverwriteEstimate(buffer.capacity)
+        self._overwrites = OverwriteEstimate(self._buffer.capacity)
         self._end = 0  # id of the next row
         self._version = 0
         self._changed = threading.Condition()  # guards all fields, the buffer and the limiter included
         self._counts = AcknowledgedCounts()
         self._env_codes: dict[str, dict[int, int]] = {}
         self._num_envs = self._num_duplicates = self._num_late = 0
+        super().__init__(name, directory, snapshot_every_s)
 
+    @operation("ingest")
     def add_batch(self, client: str, first: int, oldest: int, rows: RowBatch) -> Ack:
         """Add a batch, unless it is a duplicate or earlier batches are missing.
 
@@ -64,7 +84,7 @@ class ReplayTable:
             rows: The rows.
 
         Raises:
-            ConfigurationError: The rows do not match the schema of the table.
+            ConfigurationError: The rows do not match the schema of the buffer.
         """
         with self._changed:
             verdict, refused = self._counts.judge(client, first, oldest), ""
@@ -79,18 +99,21 @@ class ReplayTable:
                     self._changed.notify_all()
             return self._counts.ack(client, refused)
 
+    @operation("wait")
     def await_insert(self, client: str, count: int, timeout_s: float) -> Ack:
         """Return a writer's progress once there is room for `count` more rows, or after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: not self._refusal(count), timeout_s)
             return self._counts.ack(client, self._refusal(count))
 
+    @operation()
     def leave(self, client: str) -> None:
         """Unregister a writer."""
         with self._changed:
             self._counts.forget(client)
             self._interrupt(client)  # these episodes do not continue
 
+    @operation("draw")
     def plan(self, k: int, n: int, timeout_s: float, again: bool = False) -> Plan | str:
         """Draw up to `k` times `n` rows, for a reader that copies them from shared memory.
 
@@ -115,6 +138,7 @@ class ReplayTable:
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return hindrance
 
+    @operation("draw")
     def batches(self, k: int, n: int, keys: Sequence[str] | None, timeout_s: float) -> list[tuple[str, Batch]] | str:
         """Draw like `plan` and copy the rows, for a reader on another machine; return batches with their generation."""
         with self._changed:
@@ -123,12 +147,14 @@ class ReplayTable:
                 return plan
             return [(plan.generation, self._buffer.rows(draw, keys=keys)) for draw in plan.draws()]
 
+    @operation("wait")
     def await_rows(self, min_size: int, timeout_s: float) -> int:
         """Return the number of rows once it reaches `min_size`, or after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._buffer) >= min_size, timeout_s)
             return len(self._buffer)
 
+    @operation("update")
     def update_priorities(self, generation: str, ids: Ids, priorities: ArrayLike) -> None:
         """Set priorities; count updates of removed rows and ignore them otherwise."""
         with self._changed:
@@ -137,12 +163,14 @@ class ReplayTable:
             else:  # the ids may refer to other rows now
                 self._num_late += len(ids)
 
+    @operation("update")
     def set_version(self, version: int) -> None:
         """Set the model version of rows added from now on."""
         with self._changed:
             self._buffer.set_version(version)
             self._version = version
 
+    @operation()
     def memory(self) -> MemoryLocation:
         """Return the location of the rows."""
         with self._changed:
@@ -151,8 +179,9 @@ class ReplayTable:
             except ConfigurationError:  # not in shared memory
                 return MemoryLocation(self.generation)
 
+    @operation()
     def stats(self) -> dict[str, float]:
-        """Return counts as plain numbers, ready for logging."""
+        """Return counts of the buffer and the snapshots, and the process id, as plain numbers."""
         with self._changed:
             counts, stats = self._counts, self._buffer.stats()
             return {
@@ -161,17 +190,21 @@ class ReplayTable:
                 "writers": len(counts),
                 "duplicate_batches": self._num_duplicates,
                 "lost_rows": counts.num_lost,
+                "snapshots": self.num_written,
+                "failed_snapshots": self.num_failed,
+                "pid": os.getpid(),
             }
 
+    @operation()
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the buffer."""
         with self._changed:
             return self._buffer.metrics()
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot of rows and acknowledged counts while other calls wait; see `StateParts`."""
+    def _parts(self, known_parts: Collection[str]) -> StateParts:
+        """Return a snapshot of rows and acknowledged counts while other calls wait."""
         with self._changed:
-            parts = self._buffer.state_parts(known)
+            parts = self._buffer.state_parts(known_parts)
             envs = [(client, env, code) for client, codes in self._env_codes.items() for env, code in codes.items()]
             state = {
                 "buffer": parts.state,
@@ -182,10 +215,15 @@ class ReplayTable:
                 "edge": self._overwrites.state_dict(),
                 "version": self._version,
             }
-            return replace(parts, state=state)
+            return replace(parts, state={TABLE: {"state": state, "parts": [*parts.kept, *parts.new]}})
 
-    def load_state_dict(self, saved: SavedParts) -> None:
+    def _restore(self, saved: SavedParts) -> None:
         """Restore a snapshot; earlier draws become invalid."""
+        if len(saved.state) != 1:
+            tables = ", ".join(saved.state)
+            raise ConfigurationError(f"replay {self.name!r} has one buffer; the snapshot has several tables: {tables}")
+        (entry,) = saved.state.values()
+        saved = replace(saved, state=entry["state"], names=tuple(entry["parts"]))
         with self._changed:
             state = saved.state
             self._buffer.load_state_dict(replace(saved, state=state["buffer"]))
@@ -201,17 +239,11 @@ class ReplayTable:
             self.generation = uuid.uuid4().hex
             self._changed.notify_all()
 
-    def are_saved(self, ends: Mapping[str, int]) -> None:
-        """Record that the result of `state_parts` is saved, so that writers may discard those rows.
+    def _is_saved(self, state: Any) -> None:
+        with self._changed:  # writers may discard the saved rows
+            self._counts.are_saved(state[TABLE]["state"]["receipts"]["ends"])
 
-        Args:
-            ends: Number of saved rows of each writer.
-        """
-        with self._changed:
-            self._counts.are_saved(ends)
-
-    def close(self) -> None:
-        """Release the memory."""
+    def _release_memory(self) -> None:
         with self._changed:
             self._buffer.close()
             self._changed.notify_all()
@@ -252,7 +284,7 @@ class ReplayTable:
         """Return why `count` rows cannot be added now; empty if they can."""
         if self._buffer.limiter is None or self._buffer.limiter.can_insert(count):
             return ""
-        return f"the limiter of table {self.name!r} requires more draws first"
+        return f"the limiter of replay {self.name!r} requires more draws first"
 
     def _draws(self, k: int, n: int, *, again: bool) -> tuple[list[SampledIds], str]:
         """Return as many of `k` draws as are possible now, and what prevents the next one."""
@@ -274,7 +306,7 @@ class ReplayTable:
 class OverwriteEstimate:
     """Estimates from recent calls how many rows will be overwritten before drawn rows are copied.
 
-    It uses no clock, so that a restored table makes the same draws.
+    It uses no clock, so that a restored server makes the same draws.
 
     Args:
         capacity: Capacity of the buffer in rows.
@@ -289,7 +321,7 @@ class OverwriteEstimate:
 
         Args:
             end: Id of the next row.
-            size: Number of rows in the table.
+            size: Number of rows in the buffer.
         """
         if not self._ends:
             return 0
