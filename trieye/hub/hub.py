@@ -13,6 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
+from trieye.process.worker import settle
 from trieye.sinks.base import Sink
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
@@ -93,16 +94,6 @@ class Hub(EventChannel):
     @abstractmethod
     def close(self, status: RunStatus) -> None:
         """Log the remaining events, record how the run ended, and release the hub."""
-
-
-def settle(outcome: "Future[T]", call: Callable[[], T]) -> None:
-    """Call a function, and set its result or exception on a future."""
-    try:
-        result = call()
-    except BaseException as error:  # noqa: BLE001 - `result()` raises it
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)
 
 
 class SaveThread:

@@ -13,7 +13,7 @@ import numpy as np
 
 from trieye.checkpoints.directory import damaged_parts
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, JournalFullError, RunClosedError, noted
+from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.fold import PendingEvents
@@ -23,9 +23,9 @@ from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import RestoredCheckpoint, SavedCheckpoint
 from trieye.hub.status import HubStatus
 from trieye.hub.supersession import after_restore, with_opening
-from trieye.hub.ticker import Ticker
 from trieye.hub.tracking import Tracking, close_timeout_s
 from trieye.process.progress import say
+from trieye.process.worker import Ticker
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.snapshot.encode import EncodedState
@@ -109,7 +109,7 @@ class HubLogic:
         journal.forget_repair()
         self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.hub_metrics_interval_s, **clocks)
         self.parts = owners(self, self._ledger, self.tracking, self.status)
-        self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
+        self._ticker = Ticker("trieye-ticker", self.tick, stats.processing_interval_seconds)
 
     def _make_sinks(self) -> list[Sink]:
         return make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, own=self._own_sinks)
@@ -162,7 +162,14 @@ class HubLogic:
             self._ledger.ingest()
         else:
             self._pass(step=complete_step)
-        self._ticker.report()
+        self._raise_failed_tick()
+
+    def _raise_failed_tick(self) -> None:
+        if (failure := self._ticker.take_failure()) is not None:
+            raise ProcessingError(
+                f"run {self.config.run_name!r}: the hub could not process logged values: {failure!r}; accepted values "
+                "are stored in the journal, and the log has the traceback"
+            ) from failure
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
         if not self._closed:
@@ -328,7 +335,7 @@ class HubLogic:
             try:
                 self._finish(status)
                 self._closed = True
-                self._ticker.report()
+                self._raise_failed_tick()
             except BaseException as error:
                 self._closed = True
                 with noted(error, "closing the run"):

@@ -1,10 +1,15 @@
-"""Worker: a thread that works in rounds, and a way for other threads to wait for its progress."""
+"""Threads that work in rounds: RoundWorker, whose progress others can await, and Ticker; futures of calls."""
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1.0
 """Seconds to wait for the thread to exit; it may be in a call that never returns."""
@@ -12,6 +17,7 @@ JOIN_TIMEOUT_S = 1.0
 _SLICE_S = 0.5
 
 _Bell = SimpleQueue[None]
+T = TypeVar("T")
 
 
 class RoundWorker:
@@ -132,3 +138,49 @@ def _rings(bell: _Bell, until: float | None) -> bool:
                 return False
         else:
             return True
+
+
+class Ticker:
+    """Calls a function at a fixed interval in a daemon thread, until it is stopped; errors do not end the thread.
+
+    Args:
+        name: Name of the thread.
+        tick: Function to call.
+        interval_s: Seconds between two calls.
+    """
+
+    def __init__(self, name: str, tick: Callable[[], None], interval_s: float) -> None:
+        self._tick = tick
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, after waiting for a call in progress."""
+        self._stop.set()
+        self._thread.join()
+
+    def take_failure(self) -> Exception | None:
+        """Return the last exception since the previous call of this method."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._tick()
+            except Exception as error:  # no caller waits: `take_failure` returns it, and the next tick may succeed
+                logger.exception("%s failed", self._thread.name)
+                self._failure = error
+
+
+def settle(outcome: "Future[T]", call: Callable[[], T]) -> None:
+    """Call a function, and set its result or exception on a future."""
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - `result()` raises it
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)

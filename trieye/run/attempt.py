@@ -36,7 +36,7 @@ from trieye.files.atomic import relink
 from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
-from trieye.hub.hub import Hub, LocalHub, settle
+from trieye.hub.hub import Hub, LocalHub
 from trieye.hub.logic import HubLogic
 from trieye.hub.saved_states import RestoredCheckpoint, SavedStates
 from trieye.process.lock import RunLock
@@ -44,6 +44,7 @@ from trieye.process.output import OutputLog
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
+from trieye.process.worker import settle
 from trieye.run.application import check_start, completed
 from trieye.run.flusher import flusher_of
 from trieye.run.provenance import ProvenanceRecorder, command_line, commit_of_program, tags_of

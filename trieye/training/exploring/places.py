@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
+from trieye.process.worker import settle
 from trieye.training.exploring.explorer import Explorer, Task
 
 _EXIT_PATIENCE_S = 0.5
@@ -97,23 +98,14 @@ class ThreadWorker:
                 self._object.result().cancel()
 
     def _serve(self, make: Callable[[], Any]) -> None:
-        _resolve(self._object, make)
+        settle(self._object, make)
         while (item := self._calls.get()) is not None:
             call, method, values = item
             if call.set_running_or_notify_cancel():
-                _resolve(call, partial(self._call, method, values))
+                settle(call, partial(self._call, method, values))
 
     def _call(self, method: str, values: tuple[Any, ...]) -> Any:
         return getattr(self._object.result(), method)(*values)
-
-
-def _resolve(call: "Future[Any]", work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001 - the border of the thread: the future passes the error on
-        call.set_exception(error)
-    else:
-        call.set_result(result)
 
 
 _threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
