@@ -90,26 +90,6 @@ def this_job() -> str:
     return str(ray.get_runtime_context().get_job_id())
 
 
-class Drivers:
-    """Drivers that use the hub of this process; the first one is the driver that started it."""
-
-    def __init__(self) -> None:
-        self._jobs = {this_job()}
-
-    def add(self, job_id: str) -> None:
-        """Register another driver of the hub."""
-        self._jobs.add(job_id)
-
-    def living(self) -> list[str]:
-        """Return process and machine of each living driver, for messages."""
-        table = ray._private.state.jobs()  # noqa: SLF001 - docs/private_apis.md
-        return [
-            f"process {job['DriverPid']} on {job['DriverIPAddress']}"
-            for job in table
-            if job["JobID"] in self._jobs and not job["IsDead"]
-        ]
-
-
 def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]:
     """Return a method of the actor that forwards a request to its logic."""
     has_key = "key" in inspect.signature(request).parameters
@@ -172,7 +152,7 @@ class HubActor:
         outlive_signals()
         limit_niceness(at_most=SERVICE_NICENESS)
         describe_hub()
-        self._drivers = Drivers()
+        self._jobs = {this_job()}  # of the drivers that use this hub; the first one started it
         self._logic = logic.open(owns_run=owns_run, is_restart=_is_restart(), extra_config=extra_config)
 
     @in_group("save")
@@ -194,11 +174,16 @@ class HubActor:
 
     def add_driver(self, job_id: str) -> None:
         """Register another driver of this hub."""
-        self._drivers.add(job_id)
+        self._jobs.add(job_id)
 
     def living_drivers(self) -> list[str]:
-        """Return the living processes that started this hub or called `get_or_create`, for messages."""
-        return self._drivers.living()
+        """Return process and machine of each living driver that started this hub or called `get_or_create`."""
+        table = ray._private.state.jobs()  # noqa: SLF001 - docs/private_apis.md
+        return [
+            f"process {job['DriverPid']} on {job['DriverIPAddress']}"
+            for job in table
+            if job["JobID"] in self._jobs and not job["IsDead"]
+        ]
 
 
 RemoteHub: Any = ray.remote(**ACTOR_OPTIONS)(HubActor)

@@ -30,25 +30,22 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     return Grid(axes, without, Conditions.of(options.when or {}))
 
 
-def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:
+def with_seeds(axes: Iterable[Axis], num: int) -> tuple[Axis, ...]:
     """Prepend a seed axis, the slowest axis, so that adding seeds later renumbers nothing.
 
     Args:
         axes: The other axes.
         num: Number of seeds, from 0.
-        key: Config key of the seed.
 
     Raises:
-        ConfigurationError: The number is not positive, or the key has an axis already.
+        ConfigurationError: The number is not positive, or `seed` has an axis already.
     """
     axes = tuple(axes)
     if num < 1:
         raise ConfigurationError(f"seeds={num}: expected 1 or more")
-    if any(key in map(bare, axis.keys) for axis in axes):
-        raise ConfigurationError(
-            f"{key} is already an axis of the sweep; remove either the axis or the number of seeds"
-        )
-    return (Axis((key,), tuple((str(seed),) for seed in range(num))), *axes)
+    if any("seed" in map(bare, axis.keys) for axis in axes):
+        raise ConfigurationError("seed is already an axis of the sweep; remove either the axis or the number of seeds")
+    return (Axis(("seed",), tuple((str(seed),) for seed in range(num))), *axes)
 
 
 def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis, ...]:
