@@ -291,7 +291,7 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["table", "--by", "alg"], "did you mean 'algo'?"),
         (["table", "--by", "seed"], "seed=0 is 2 configs, which differ in agent.algo"),
         (["table", "--where", "algo"], "--where algo: expected KEY=VALUE"),
-        (["table", "--where", "algo=sac"], "none of 6 runs match"),
+        (["table", "--where", "algo=sac"], "none of 6 runs match (agent.algo is dqn, ppo)"),
         (["table", "--last", "0%"], "--last 0%: expected a percentage, such as 10%"),
         (["table", "--last", "many"], "--last many: expected a percentage, such as 10%"),
         (["table", "--range", "a=1"], "--range a=1: expected TASK=LOW:HIGH"),

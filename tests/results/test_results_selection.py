@@ -51,6 +51,24 @@ def test_conditions_compare_parameters_seed_name_and_status(results):
     assert names(results.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
 
 
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"width": 64}, ["narrow"]),
+        ({"width": "64"}, ["narrow"]),
+        ({"width__ge": 100}, ["wide"]),
+        ({"width__ne": 64}, ["wide"]),
+        ({"width__in": [64, 128]}, ["narrow", "wide"]),
+        ({"width__in": ["64"]}, ["narrow"]),
+        ({"width": True}, []),
+    ],
+)
+def test_tags_are_compared_as_texts_and_as_numbers(tmp_path, conditions, expected):
+    for name, width in (("narrow", "64"), ("wide", "128")):
+        make_run(tmp_path, name, [1.0], tags={"width": width})
+    assert names(load(tmp_path).where(conditions)) == expected
+
+
 def test_a_run_without_the_parameter_matches_unless_strict(results):
     assert names(results.where(clip=0.1)) == ["dqn-0", "ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
     assert names(results.where(clip__ge=0.2)) == ["dqn-0"]

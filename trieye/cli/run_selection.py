@@ -17,7 +17,7 @@ from trieye.results.hyperparameters import Mode
 from trieye.results.loading import load
 from trieye.results.results import Results
 from trieye.results.runs import typed
-from trieye.results.selection import NOT_COUNTED
+from trieye.results.selection import NOT_COUNTED, distinct
 from trieye.runs.finding import resolve, roots_of
 
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
@@ -247,7 +247,8 @@ def select_runs(results: Results, conditions: Sequence[str], *, strict: bool) ->
         raise ConfigurationError(f"no runs to show{_empty_sweeps(results)}{reasons}")
     selected = results.where(operands, strict=strict) if operands else results
     if not len(selected):
-        raise ConfigurationError(f"--where {' '.join(conditions)}: none of {len(results)} runs match")
+        values = "; ".join(dict.fromkeys(distinct(name.rpartition("__")[0], results.runs) for name in operands))
+        raise ConfigurationError(f"--where {' '.join(conditions)}: none of {len(results)} runs match ({values})")
     return selected
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.renames import KEYS
-from trieye.results.runs import LoadedRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed, typed
 
 MISSING = object()
 """Value of a parameter that a run lacks."""
@@ -56,16 +56,29 @@ def condition(name: str, allowed: Any, runs: Sequence[LoadedRun], *, strict: boo
     if suffix == "in" and stem and (isinstance(allowed, str) or not isinstance(allowed, Collection)):
         raise ConfigurationError(f"{name}={allowed!r}: expected a list of allowed values")
 
-    def test(run: LoadedRun) -> bool:
-        value = value_of(run, key)
-        if value is MISSING:
-            return not strict
+    def meets(value: Any) -> bool:
         try:
             return bool(fits(value, allowed))
         except TypeError:  # such as None >= 1e-4
             return False
 
+    def test(run: LoadedRun) -> bool:
+        value = value_of(run, key)
+        if value is MISSING:
+            return not strict
+        if isinstance(allowed, str) or not isinstance(value, str):
+            return meets(value)
+        each = meets(value), meets(typed(value))  # tags are texts, also where they look like numbers
+        return all(each) if fits is operator.ne else any(each)
+
     return test
+
+
+def distinct(name: str, runs: Sequence[LoadedRun]) -> str:
+    """Return the key of a name with its values, for messages: `agent.lr is 0.001, 0.01`."""
+    key = resolve(name, runs)
+    values = dict.fromkeys(str(value) for run in runs if (value := value_of(run, key)) is not MISSING)
+    return f"{key} is {', '.join(list(values)[:_MAX_SHOWN])}{', ...' if len(values) > _MAX_SHOWN else ''}"
 
 
 def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
