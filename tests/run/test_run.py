@@ -430,6 +430,16 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
         assert [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g")] == [2.0, 1.0, 4.0, 5.0, 6.0]
 
 
+def test_a_list_is_logged_as_one_event_per_item_or_not_at_all(make_config):
+    metrics = [{"name": kind, "raw_event_name": "return", "aggregation": kind} for kind in ("count", "max", "mean")]
+    with trieye.Run(make_config(stats={"metrics": metrics})) as run:
+        run.log({"return": [1.0, 6.0, np.float32(2.0)], "none": []}, step=1)
+        with pytest.raises(TypeError, match=r"log\('return', \[5\]\): the value must be one number"):
+            run.log("return", [100.0, [5]], step=1)
+        run.step = 1
+        assert [run.best(kind, "max") for kind in ("count", "max", "mean")] == [3.0, 6.0, 3.0]
+
+
 def test_saved_plain_data_is_in_restored(make_config):
     with trieye.Run(make_config()) as run:
         run.save(counter=5, agent=Agent())

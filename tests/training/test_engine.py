@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
 from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
+from trieye.runs import points
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.environments import make_env, spaces_of
@@ -162,6 +164,28 @@ class TwoRates(PPO):
         super().setup(config)
         groups = [{"params": self.policy.pi.parameters()}, {"params": self.policy.v.parameters(), "lr": 0.5}]
         self.critic_optimizer = torch.optim.SGD(groups, lr=0.25)
+
+
+def test_each_episode_is_one_event(train_config):
+    config = train_config(
+        env={"num": 4},
+        agent={"rollout_steps": 64},
+        loop={"steps": 512},
+        stats={
+            "metrics": [
+                {"name": kind, "raw_event_name": "episode/length", "aggregation": kind, "log_frequency_steps": 10_000}
+                for kind in ("each", "max", "mean", "count")
+            ]
+        },
+    )
+    run_dir = config.persistence.get_run_base_dir()
+    run_experiment(PPO, config)
+    shown = {name: series.values.tolist() for name, series in points(run_dir).items()}
+    lengths = shown["each"]
+    assert len(lengths) > 8
+    assert shown["max"] == [max(lengths)]
+    assert shown["count"] == [len(lengths)]
+    assert shown["mean"] == pytest.approx([np.mean(lengths)])
 
 
 def test_the_learning_rate_of_each_optimizer_is_a_metric(train_config):

@@ -425,7 +425,7 @@ def test_a_cut_episode_reports_no_return():
     collector._on_nonfinite.leaves_out = True
     for _ in range(40):
         collector.collect(1)
-    metrics = collector.take_ended()
+    metrics = collector.metrics()
     assert "episode/return" not in metrics
     assert metrics["episode/interrupted"] == [20.0]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
@@ -12,6 +12,7 @@ from trieye.exceptions import ConfigurationError, RunClosedError
 from trieye.run.run import Run
 
 ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
+StepValues: TypeAlias = Mapping[str, float | Sequence[float] | None]
 
 
 class Experiment(Generic[ConfigT]):
@@ -60,16 +61,17 @@ class Experiment(Generic[ConfigT]):
     def setup(self, config: ConfigT) -> None:
         """Create models, optimizers and environments."""
 
-    def step(self) -> Mapping[str, float | None]:
+    def step(self) -> StepValues:
         """Run one iteration of the training.
 
         Returns:
-            Values to log; None values are skipped. `env_steps` and `updates` are the numbers of environment steps and
-            updates in this iteration; they are summed for `loop.axis` and `loop.env_steps`.
+            Values to log; None values are skipped, and a list is logged as one event per item, such as the returns of
+            episodes. `env_steps` and `updates` are the numbers of environment steps and updates in this iteration;
+            they are summed for `loop.axis` and `loop.env_steps`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
-    def advance(self) -> Mapping[str, float | None]:
+    def advance(self) -> StepValues:
         """Run `step` and return its values; a base class may add values. Called by the loop."""
         return self.step()
 

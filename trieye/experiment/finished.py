@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trieye.checkpoints.directory import peek
 from trieye.checkpoints.store import CheckpointStore
@@ -61,7 +62,7 @@ class TrainingProgress:
     owes_evaluation: bool = False
     """Whether a signal interrupted the evaluation of this step; the next start repeats it first."""
 
-    def count(self, values: Mapping[str, float | None]) -> None:
+    def count(self, values: Mapping[str, Any]) -> None:
         """Count an iteration, and the environment steps and updates among its values."""
         self.iterations += 1
         self.env_steps += int(values.get("env_steps") or 0)

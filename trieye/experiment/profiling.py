@@ -22,7 +22,7 @@ class Profile:
         self._left, self._directory, self._recorded = steps, directory, 0
         self._profiler: Any = None
 
-    def after_step(self, values: Mapping[str, float | None]) -> None:
+    def after_step(self, values: Mapping[str, Any]) -> None:
         """Start recording, count a recorded step, or write the files, after a step that returned `values`."""
         if not self._left:
             return

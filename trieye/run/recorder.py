@@ -44,12 +44,12 @@ class Recorder:
         context: Mapping[str, Any] | None = None,
         wall_time: float | None = None,
     ) -> None:
-        """Log one value, or a dict of values; returns immediately, and a background thread sends them to the hub.
+        """Log values; returns immediately, and a background thread sends them to the hub.
 
         Args:
             name: Name of the event, or {name: value}; None values are skipped, and nested dicts are logged as
                 `name/key`.
-            value: A number, NumPy scalar or tensor with one element.
+            value: A number, NumPy scalar or tensor with one element; a list or tuple is logged as one event per item.
             step: Global step; None selects `self.step`, which in a run is the current step.
             context: Further values of the event, for metrics with a `context_key` or `x_axis=episode`.
             wall_time: Unix time of the event in seconds; None selects the current time.
@@ -65,6 +65,10 @@ class Recorder:
         if name.__class__ is not str or not name:
             name = name_of(name)
         if value.__class__ is not float:
+            if isinstance(value, list | tuple):
+                for number in [number_of(name, item) for item in value]:
+                    self.log(name, number, step=step, context=context, wall_time=wall_time)
+                return
             value = number_of(name, value)
         if step.__class__ is not int:
             step = self.step if step is None else step_of(name, step)

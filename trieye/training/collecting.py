@@ -340,14 +340,10 @@ class Collector:
             for name, value in self._policy.on_episode(member_of(info, n)).items():
                 self._ended[f"episode/{name}"].append(number_of(f"episode/{name}", value))
 
-    def take_ended(self) -> dict[str, list[float]]:
-        """Return the values of the episodes that ended since the last call, by metric."""
+    def metrics(self) -> dict[str, list[float]]:
+        """Return the values of the episodes that ended since the last call, and the count of cut ones if it changed."""
         values, self._ended = dict(self._ended), defaultdict(list)
         return values
-
-    def metrics(self) -> dict[str, float]:
-        """Return means over the episodes that ended since the last call, and the count of cut ones if it changed."""
-        return {name: float(np.mean(values)) for name, values in self.take_ended().items()}
 
     @property
     def num_open(self) -> int:

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.experiment.experiment import Experiment
+from trieye.experiment.experiment import Experiment, StepValues
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
@@ -275,7 +275,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
-    def advance(self) -> Mapping[str, float | None]:
+    def advance(self) -> StepValues:
         """Run `step`, and add metrics of learning rates, collection, episodes and the replay.
 
         Raises:
@@ -291,12 +291,12 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         except StepInterrupted as interruption:
             interruption.made = self._take_progress()
             raise
-        metrics = self._take_progress()
-        metrics |= self._row_source.metrics() | self._on_nonfinite.metrics()
+        progress = self._take_progress()
+        metrics = {**self._row_source.metrics(), **self._on_nonfinite.metrics()}
         if self.replay is not None:
             metrics |= self.replay.metrics()
-        self._show_sample({"step": 1, "env_steps": metrics["env_steps"] or 0, "updates": metrics["updates"] or 0})
-        return {**metrics, **self._learning_rates(), **values}
+        self._show_sample({"step": 1, **progress})
+        return {**progress, **metrics, **self._learning_rates(), **values}
 
     def _learning_rates(self) -> dict[str, float]:
         """Return the learning rate of each optimizer: `train/lr` of `optimizer`, `train/lr_actor` of `actor_optimizer`.
@@ -313,7 +313,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
                     rates[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
         return rates
 
-    def _take_progress(self) -> dict[str, float | None]:
+    def _take_progress(self) -> dict[str, float]:
         """Return the environment steps and updates since the last call."""
         before, self._reported_counts = self._reported_counts, (self.env_steps, self.updates)
         return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}

@@ -208,7 +208,7 @@ class Explorer:
             version_min=min(self._versions),
             version_max=max(self._versions),
             env_steps=len(rows),
-            ended=self._collector.take_ended(),
+            ended=self._collector.metrics(),
             moments=[moments.cpu() for moments in self._collector.take_moments()],
             payload=payload,
             interrupted=cut,
@@ -297,7 +297,7 @@ class Explorer:
         """Restore a state that `state_dict` returned; return the number of cut episodes."""
         before = self._collector.interrupted = int(state["interrupted"])
         self._collector.load_state_dict(state)
-        self._collector.take_ended()  # the learner reports the cut episodes of all explorers together
+        self._collector.metrics()  # the learner reports the cut episodes of all explorers together
         cut, self._collector.interrupted = self._collector.interrupted - before, 0
         return cut
 

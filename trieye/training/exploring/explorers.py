@@ -296,9 +296,9 @@ class Explorers:
             if slot.is_ready and not slot.assignments and not waiting[slot.index]:
                 self._assign(slot, published)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float | list[float]]:
         """Return metrics of episodes, versions, explorers and fragments since the last call."""
-        metrics = {name: float(np.mean(values)) for name, values in self._ended.items()}
+        metrics: dict[str, float | list[float]] = dict(self._ended)
         self._ended.clear()
         with self._group.lock:
             if self.interrupted != self._last_interrupted:

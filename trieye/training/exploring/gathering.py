@@ -154,7 +154,7 @@ def _collect_here(
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
             steps = min(collected.steps, math.ceil((collected.limit - collected.num) / num))
-            collected.add(collector.collect(steps), collector.take_ended(), first_env=0)
+            collected.add(collector.collect(steps), collector.metrics(), first_env=0)
             collector.take_moments()  # discard: there is no learner
     finally:
         collector.close()
