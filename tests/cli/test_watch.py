@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import pty
 import re
@@ -7,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+
+import pytest
 
 from tests.waiting import wait_until
 from trieye.cli import main
@@ -82,10 +85,9 @@ def test_a_closed_run_shows_its_final_status(run, make_config, capsys):
     assert ["tensorboard", "0", "0", "s"] in [line.split() for line in text.splitlines()]
 
 
-def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
-    log(run, 9)
-    record = run.dir / "run.json"
-    hidden = record.rename(record.with_name("hidden.json"))  # as before the start
+@contextlib.contextmanager
+def live_view(run):
+    """Yield the process of the live view, and a function that reads its output until a text has occurred so often."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "trieye.cli", "watch", str(run.dir), "--interval", "0.1"],
@@ -95,21 +97,74 @@ def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
     )
     os.close(follower)
     output = b""
-    deadline = time.monotonic() + 30
-    while output.count(b"loss") < 3:  # it keeps refreshing
-        if b"waiting for the start" in output and hidden.exists():
-            hidden.rename(record)
-        assert time.monotonic() < deadline, output
-        if select.select([leader], [], [], 1.0)[0]:
-            output += os.read(leader, 65536)
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while rest := os.read(leader, 65536):
-            output += rest
-    os.close(leader)
-    assert process.wait(30) == 0
+
+    def read(text, count=1):
+        nonlocal output
+        deadline = time.monotonic() + 30
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while output.count(text) < count:
+                assert time.monotonic() < deadline, output
+                if select.select([leader], [], [], 1.0)[0]:
+                    output += os.read(leader, 65536)
+        return output
+
+    try:
+        yield process, read
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
+    log(run, 9)
+    record = run.dir / "run.json"
+    hidden = record.rename(record.with_name("hidden.json"))  # as before the start
+    with live_view(run) as (process, read):
+        read(b"waiting for the start")
+        hidden.rename(record)
+        read(b"loss", 3)  # it keeps refreshing
+        process.send_signal(signal.SIGINT)
+        output = read(b"never", 1)
+        assert process.wait(30) == 0
     assert output.count(b"waiting for the start") == 1
     assert b"Traceback" not in output
+
+
+def test_the_live_view_ends_with_the_run_after_its_final_state(run):
+    log(run, 9)
+    with live_view(run) as (process, read):
+        read(b"RUNNING")
+        run.close()
+        assert b"FINISHED" in read(b"never")
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_wait_prints_the_first_status_of_the_run_or_its_end(has_ended, run, capsys, monkeypatch):
+    statuses = []
+
+    def unpublished_twice(run_dir):
+        statuses.append(read_status(run_dir))
+        if len(statuses) == 3 and has_ended:
+            run.close()
+        return {} if has_ended or len(statuses) < 3 else statuses[-1]
+
+    log(run, 9)
+    monkeypatch.setattr("trieye.cli.views.read_status", unpublished_twice)
+    assert main(["watch", str(run.dir), "--wait", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["hub"]["accepted"] == 9
+    assert document["status"] == ("FINISHED" if has_ended else "RUNNING")
+
+
+@pytest.mark.parametrize("has_runs", [False, True])
+def test_the_error_for_a_missing_run_offers_wait(has_runs, tmp_path, capsys):
+    if has_runs:
+        (tmp_path / "root" / "app" / "runs" / "first").mkdir(parents=True)
+        (tmp_path / "root" / "app" / "runs" / "first" / "run.json").write_text("{}")
+    assert main(["watch", "early", "--root", str(tmp_path / "root")]) == 2
+    assert "; to wait for its start, add --wait\n" in capsys.readouterr().err
 
 
 def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, capsys):

@@ -3,7 +3,7 @@
 Show metrics, rates, the last checkpoint and the sinks of a run, live.
 
 The command reads the status that the run publishes once a second, and changes nothing. It works from any process on the
-machine. Ctrl-C stops it.
+machine. It ends with the run, after the final state, or at Ctrl-C; a LOST run is watched further, since it may resume.
 
 Examples:
   trieye watch first
@@ -27,42 +27,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
-    parser.add_argument("--wait", action="store_true", help="wait until the run exists, instead of failing")
+    parser.add_argument("--wait", action="store_true", help="wait for the first status of the run, instead of failing")
     parser.add_argument("--once", action="store_true", help="print the state once and exit (default in a pipe)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the run until Ctrl-C."""
+    """Show the run until it ends or Ctrl-C."""
     from rich.live import Live
 
     from trieye.cli.output import print_json
     from trieye.cli.views import document_of, read_view, render_run
     from trieye.process.terminal import Terminal
-    from trieye.runs import run_directory
 
     console = Terminal(soft_wrap=False)
     is_live = not (options.once or options.json) and sys.stdout.isatty()
-    waits = is_live or options.wait
-    run_dir = _started(options) if waits else run_directory(options.run_name, root=options.root)
+    run_dir = _started(options, is_live=is_live)
+    view = read_view(run_dir, None)
     if not is_live:
-        view = read_view(run_dir, None)
+        while options.wait and view.run.is_alive and not view.status:
+            time.sleep(_STARTING_POLL_S)
+            view = read_view(run_dir, None)
         if options.json:
             print_json("watch", document_of(view))
         else:
             console.print(render_run(view))
         return 0
-    with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop
-        view = read_view(run_dir, None)
-        with Live(render_run(view, console), console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(max(options.interval, MIN_INTERVAL_S))
-                view = read_view(run_dir, view)
-                live.update(render_run(view, console), refresh=True)
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the usual way to stop
+        Live(render_run(view, console), console=console, auto_refresh=False) as live,
+    ):
+        while view.run.status in {"RUNNING", "LOST"}:
+            time.sleep(max(options.interval, MIN_INTERVAL_S))
+            view = read_view(run_dir, view)
+            live.update(render_run(view, console), refresh=True)
     return 0
 
 
-def _started(options: argparse.Namespace) -> Path:
-    """Return the directory of the run, after its start."""
+def _started(options: argparse.Namespace, *, is_live: bool) -> Path:
+    """Return the directory of the run; wait for its start with --wait, or if it is starting and the view is live."""
     from trieye.process.progress import say
     from trieye.runs import run_directory
     from trieye.runs.finding import RunMissingError, RunStartingError
@@ -72,8 +74,8 @@ def _started(options: argparse.Namespace) -> Path:
         try:
             return run_directory(options.run_name, root=options.root)
         except RunMissingError as error:
-            if not (options.wait or isinstance(error, RunStartingError)):
-                raise
+            if not (options.wait or (is_live and isinstance(error, RunStartingError))):
+                raise RunMissingError(f"{error}; to wait for its start, add --wait") from None
             if not is_reported:
                 say(f"waiting for the start of run {options.run_name!r}; Ctrl-C stops")
             is_reported = True
