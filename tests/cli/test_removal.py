@@ -142,7 +142,7 @@ def test_prune_lists_the_objective_of_each_run_and_why_it_keeps_others(make_run,
     for kept in (
         "agents/fresh (2): used recently",
         "agents/second (1.5): the best",
-        "agents/first (4.5): it is running",
+        "agents/first (4.5): running",
     ):
         assert f"keeping {kept}" in output
 
@@ -254,6 +254,33 @@ def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tm
     arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
     code, output = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"first"}), output
+
+
+def test_prune_keeps_the_last_used_of_equally_good_runs(make_run, tmp_path, trieye_command):
+    for days, name in enumerate(("newest", "middle", "oldest")):
+        make_run(name, 1.0, age_s=days * 86_400 + 60)
+    arguments = ("--older-than", "0s", "--keep", "best:2", "--metric", "loss", "--mode", "min", "--yes")
+    code, output = trieye_command("prune", "agents", *arguments)
+    assert (code, remaining_runs(tmp_path)) == (0, {"newest", "middle"}), output
+    assert "agents/newest (1)" in output
+    assert ": among the 2 best\n" in output
+
+
+def test_prune_lists_all_kept_runs_and_the_sweeps_of_deleted_jobs(make_run, trieye_command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for number, sweep in enumerate(("lr", "lr", "seeds", None)):
+        run_dir = make_run(f"old{number}", age_s=1e6)
+        record = RunRecord.read(run_dir / "run.json")
+        record.group = None if sweep is None else f"{tmp_path}/multirun/{sweep}"
+        record.save(run_dir / "run.json")
+    for number in range(12):
+        shutil.copytree(run_dir, run_dir.with_name(f"copy{number}"))
+    code, output = trieye_command("prune", "agents", "--older-than", "0s", "--keep", "newest:13", "--dry-run")
+    assert code == 0, output
+    assert "2 of these runs are jobs of the sweep multirun/lr\n" in output
+    assert "1 of these runs is a job of the sweep multirun/seeds\n" in output
+    (line,) = (line for line in output.splitlines() if line.startswith("keeping "))
+    assert (line.count("agents/copy"), line.endswith(": among the 13 newest")) == (12, True)
 
 
 def test_prune_never_prefers_a_diverged_run_to_a_finite_one(make_run, make_config, tmp_path, trieye_command):

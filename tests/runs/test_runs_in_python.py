@@ -204,7 +204,7 @@ def test_prune_removes_old_runs_except_the_best_and_the_newest(make_run):
     plan = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1, dry_run=True)
     assert [removal.run_dir.name for removal in plan.removals] == ["run1", "run2"]
     reasons = {run_dir.name: reason for run_dir, reason in plan.retained.items()}
-    assert reasons == {"unrated": "its objective is unknown", "run3": "the newest", "run0": "the best"}
+    assert reasons == {"unrated": "objective unknown", "run3": "the newest", "run0": "the best"}
     pruned = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
     assert [removal.run_dir.name for removal in pruned.removals] == ["run1", "run2"]
     assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]

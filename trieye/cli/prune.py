@@ -4,8 +4,9 @@ Delete runs of an app that ended before a given age, except the best or newest r
 
 The age of a run counts from its end, or, if it was killed, from the last change of its files. The best runs have the
 best objective (loop.objective); --metric selects another metric, and --mode whether higher or lower is better. With
---keep best:N, runs without an objective are kept too. The command lists runs, objectives and sizes, and why it keeps
-the other runs, then asks for confirmation. It never deletes a run that is alive, and never follows a symbolic link.
+--keep best:N, runs without an objective are kept too; of equally good runs, those used last are kept. The command lists
+runs with objectives and sizes, and sweeps whose jobs are deleted, and why it keeps the other runs, then asks for
+confirmation. It never deletes a run that is alive, and never follows a symbolic link.
 
 Examples:
   trieye prune my_agent --older-than 30d --dry-run
@@ -31,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as 30d",
     )
     parser.add_argument(
-        "--keep", action="append", default=[], type=_keep, metavar="WHICH:N", help="keep N runs: best:N or newest:N"
+        "--keep",
+        action="append",
+        default=[],
+        type=_keep,
+        metavar="WHICH:N",
+        help="keep N runs: best:N or newest:N; best prefers those used last among equally good ones",
     )
     parser.add_argument("--metric", metavar="NAME", help="metric that ranks the runs (default: loop.objective)")
     parser.add_argument(

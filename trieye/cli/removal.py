@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -19,7 +20,6 @@ from trieye.runs.removal import Removal
 from trieye.runs.stored_run import StoredRun
 
 EXIT_REFUSED = 1
-_MOST_KEPT = 10
 
 
 def carry_out(
@@ -46,7 +46,7 @@ def carry_out(
     if options.json:
         if removals and not (options.dry_run or options.yes):
             raise ConfigurationError("--json: add --yes to delete the runs, or --dry-run to list them")
-    elif not _is_confirmed(rows, [*_grouped(others), *notes], options):
+    elif not _is_confirmed(rows, [*_sweeps(removals), *_grouped(others), *notes], options):
         return 0 if options.dry_run or not removals else EXIT_REFUSED
     for removal in () if options.dry_run else removals:
         removal.delete()
@@ -94,9 +94,16 @@ def _grouped(retained: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each reason to keep runs."""
     for why in dict.fromkeys(row["reason"] for row in retained):
         rows = [row for row in retained if row["reason"] == why]
-        names = [f"{row['run_dir'].parents[1].name}/{row['run_dir'].name}{_rating(row)}" for row in rows[:_MOST_KEPT]]
-        more = f" and {len(rows) - _MOST_KEPT} more" if rows[_MOST_KEPT:] else ""
-        yield f"keeping {', '.join(names)}{more}: {why}"
+        names = [f"{row['run_dir'].parents[1].name}/{row['run_dir'].name}{_rating(row)}" for row in rows]
+        yield f"keeping {', '.join(names)}: {why}"
+
+
+def _sweeps(removals: Sequence[Removal]) -> Iterator[str]:
+    """Yield a line for each sweep whose jobs are deleted."""
+    sweeps = Counter(removal.record.group for removal in removals if removal.record and removal.record.group)
+    for sweep, num in sweeps.items():
+        jobs = "is a job" if num == 1 else "are jobs"
+        yield f"{num} of these runs {jobs} of the sweep {sweep.removeprefix(f'{Path.cwd()}/')}"
 
 
 def _rating(row: Mapping[str, Any]) -> str:

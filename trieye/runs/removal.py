@@ -97,7 +97,7 @@ def prune(
     retained |= {run.run_dir: _best_of(keep_newest, "newest") for run in runs[::-1][:keep_newest]}
     if keep_best is not None:
         ranked = _best_first(runs, metric, mode)
-        retained |= {run.run_dir: "its objective is unknown" for run in runs if run not in ranked}
+        retained |= {run.run_dir: "objective unknown" for run in runs if run not in ranked}
         retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked[:keep_best]}
     removals = [run for run in runs if run.run_dir not in retained]
     for removal in () if dry_run else removals:
@@ -106,7 +106,7 @@ def prune(
 
 
 def _best_of(num: int, which: str) -> str:
-    return f"the {which}" if num == 1 else f"one of the {num} {which}"
+    return f"the {which}" if num == 1 else f"among the {num} {which}"
 
 
 def _named_directory(run: RunReference, root: Path) -> Path:
@@ -271,13 +271,13 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
         raise ConfigurationError(f"app {app!r}: it has no runs{hint} ({allowed})")
     links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
     retained = {run_dir: f"{run_dir} is a symbolic link to {run_dir.resolve()}" for run_dir in links}
-    retained |= {run_dir: "it is running" for run_dir in runs if run_dir not in links and is_alive(run_dir)}
+    retained |= {run_dir: "running" for run_dir in runs if run_dir not in links and is_alive(run_dir)}
     idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in retained]
     return sorted(idle, key=lambda run: run.last_used), retained
 
 
 def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:
-    """Return the rated runs by their best value; diverged runs come last."""
+    """Return the rated runs by their best value, the last used first among equals; diverged runs come last."""
     if not runs:
         return []
     stored = {run.run_dir: StoredRun.read(run.run_dir) for run in runs}
@@ -300,7 +300,7 @@ def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) 
         best, sign = rated[run.run_dir].best, 1.0 if better == "max" else -1.0
         return not rated[run.run_dir].diverged, math.nan if best is None else sign * best
 
-    return sorted((run for run in runs if not math.isnan(rating(run)[1])), key=rating, reverse=True)
+    return sorted((run for run in reversed(runs) if not math.isnan(rating(run)[1])), key=rating, reverse=True)
 
 
 def _require(metric: str, metrics: Sequence[str]) -> None:
