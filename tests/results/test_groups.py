@@ -151,6 +151,11 @@ def test_a_list_of_metrics_matches_the_name_that_was_logged(results):
     assert [series.values.tolist() for series in matches] == [
         series.values.tolist() for series in results.series("eval/return")
     ]
+    assert results.problems == []
+    results.series(["eval/return", "loss"])
+    assert results.problems == [
+        "loss: not used for runs that also log eval/return; a list of metrics names alternatives"
+    ]
     with pytest.raises(ConfigurationError, match=r"^los or return: no run logged it; did you mean 'loss'"):
         results.series(["los", "return"])
 

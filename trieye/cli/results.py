@@ -82,7 +82,8 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metric",
         metavar="NAME",
-        help="metric to score; A,B if programs name it differently (default: loop.objective, or the returned number)",
+        help="metric to score; A,B if programs name it differently: the first that a run logs counts (default: "
+        "loop.objective, or the returned number)",
     )
     group.add_argument("--by", default="", metavar="KEY,...", help="group runs by these keys (default: all that vary)")
     group.add_argument("--task", metavar="KEY", help="config key that identifies the task, such as env.id")

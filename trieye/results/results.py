@@ -268,10 +268,12 @@ class Results:
         points_of_runs = self._cache.points(self.runs, [*names, *(f"{NON_FINITE_METRIC}{name}" for name in names)])
         read = []
         for points in points_of_runs:
-            name = next((name for name in names if len(points.get(name, NOTHING).steps)), None)
-            markers = [f"{NON_FINITE_METRIC}{one}" for one in ([name] if name else names)]
+            present = [name for name in names if len(points.get(name, NOTHING).steps)]
+            for name in present[1:]:
+                self.note(name, f"not used for runs that also log {present[0]}; a list of metrics names alternatives")
+            markers = [f"{NON_FINITE_METRIC}{name}" for name in present[:1] or names]
             dropped = next((points[one] for one in markers if len(points.get(one, NOTHING).steps)), NOTHING)
-            read.append((points[name] if name else NOTHING, dropped))
+            read.append((points[present[0]] if present else NOTHING, dropped))
         if self.runs and not any(len(series.steps) or len(dropped.steps) for series, dropped in read):
             logged = self.metrics()
             more = ", ..." if len(logged) > _MAX_SHOWN else ""
