@@ -1,12 +1,13 @@
 """`trieye metrics`: print the metrics of a run.
 
-Print the points of some metrics of a run, or the last value and the extremes of all metrics.
+Print the points of some metrics of a run, or the last value and the extremes of all metrics that the program logged.
 
 The command works during the training. The points of its last ten seconds may be missing, for a killed run until
-`trieye close`; superseded points are left out.
+`trieye close`; superseded points are left out. The metrics of trieye itself have
+points, but no summary: -m 'trieye/*', or --csv.
 
 Examples:
-  trieye metrics first                                        summary of all metrics
+  trieye metrics first                                        summary of all logged metrics
   trieye metrics first -m eval/return
   trieye metrics first -m 'loss/*' --since 10000 --csv        columns metric, step, value, time, count
 """

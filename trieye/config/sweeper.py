@@ -72,7 +72,8 @@ class SweeperConfig(StrictModel):
     pruner: Literal["none", "median", "asha"] = Field(
         default="none",
         description="Stops jobs early by the points of loop.objective, for kind=optuna: median = the best value is "
-        "worse than the median of the completed jobs up to that step; asha = not in the best quarter at growing steps.",
+        "worse than the median of the completed jobs, each by its last point up to the newest step of the job; asha = "
+        "not in the best quarter at growing steps.",
     )
     grace_steps: int = Field(
         default=0,
