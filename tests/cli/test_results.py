@@ -217,6 +217,36 @@ def test_a_comparison_names_the_groups_that_where_excludes(results, tmp_path):
     assert (code, text in err) == (2, True), err
 
 
+def test_a_comparison_writes_all_pairs_as_csv_markdown_and_latex(results, tmp_path):
+    for number in range(7):  # 21 pairs; the terminal shows 15
+        for seed in range(5 if number < 2 else 1):
+            make_run(
+                tmp_path / "root", f"{number}-{seed}", [100.0 * number + seed], seed=seed, tags={"name": f"g_{number}"}
+            )
+    arguments = ("compare", "--by", "tags.name", "--last", "1", "-o")
+    code, out, err = results(*arguments, "pairs.csv", run_source=tmp_path / "root")
+    assert (code, "written to pairs.csv" in out, "6 more pairs" in out) == (0, True, True), err
+    for name in ("pairs.md", "pairs.tex"):
+        assert results(*arguments, name, "--where", "tags.name=g_0,g_1", run_source=tmp_path / "root")[0] == 0
+    with (tmp_path / "pairs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 21
+    estimate = difference(np.arange(5.0), 100.0 + np.arange(5.0))
+    numbers = dict.fromkeys(("probability", "probability_low", "probability_high"), 0.0) | {"runs_x": 5, "runs_y": 5}
+    numbers |= {"difference": -100.0, "difference_low": estimate.low, "difference_high": estimate.high}
+    assert {key: float(rows[0][key]) for key in numbers} == numbers
+    assert (rows[0]["x"], rows[0]["y"], rows[0]["verdict"]) == ("g_0", "g_1", "lower")
+    ends = f"[{estimate.low:.3g}, {estimate.high:.3g}]"
+    lines = (tmp_path / "pairs.md").read_text().splitlines()
+    assert lines[0] == "| X | Y | runs | P(X > Y) | 95% CI | iqm, X - Y | 95% CI | verdict |"
+    assert lines[2] == f"| g_0 | g_1 | 5 + 5 | 0 | [0, 0] | -100 | {ends} | lower |"
+    text = (tmp_path / "pairs.tex").read_text()
+    assert "X & Y & runs & P(X \\textgreater{} Y) & 95\\% CI & iqm, X - Y & 95\\% CI & verdict \\\\\n" in text
+    assert f"g\\_0 & g\\_1 & 5 + 5 & 0 & [0, 0] & -100 & {ends} & lower \\\\\n" in text
+    code, _, err = results(*arguments, "pairs.tx", run_source=tmp_path / "root")
+    assert (code, "unknown format 'tx'; did you mean 'tex'?" in err) == (2, True), err
+
+
 def test_two_directories_can_be_compared(scored_runs, tmp_path, capsys):
     for name, algo in (("one", "dqn"), ("other", "ppo")):
         for seed in range(3):

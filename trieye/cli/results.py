@@ -12,7 +12,7 @@ Examples:
   trieye results table multirun/first --metric val_loss --mode min -o scores.tex
   trieye results curve multirun/first --by agent -o curve.png
   trieye results curve multirun/first sb3_logs --metric eval/return,eval/mean_reward --x env_steps -o both.svg
-  trieye results compare multirun/first --by agent
+  trieye results compare multirun/first --by agent -o pairs.tex
   trieye results sensitivity multirun/first --param agent.lr -o lr.png
   trieye results importance multirun/first -o parallel.png
   trieye results select multirun/first --rerun 10     rerun the best config with 10 fresh seeds
@@ -176,7 +176,10 @@ _TEXTS = {
 _OUT = {
     "table": (None, "also write the table to a .csv, .md or .tex file, or plot its intervals to a .png, .svg or .pdf"),
     "curve": (None, "plot to this file: .png, .svg or .pdf (default: plot in the terminal)"),
-    "compare": (None, "also plot performance profiles to this file: .png, .svg or .pdf"),
+    "compare": (
+        None,
+        "also write the pairs to a .csv, .md or .tex file, or plot performance profiles to a .png, .svg or .pdf",
+    ),
     "sensitivity": (None, "also plot to this file: .png, .svg or .pdf"),
     "importance": (None, "also plot the configs as parallel coordinates to this file: .png, .svg or .pdf"),
     "report": (Path("report.html"), "file of the page (default: report.html)"),

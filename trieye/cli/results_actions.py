@@ -32,9 +32,7 @@ _MOST_COLUMNS = 5
 
 def table(options: argparse.Namespace) -> int:
     """Show the aggregate scores of each group."""
-    is_table = options.output is not None and options.output.suffix.lower()[1:] in score_files.FORMATS
-    if options.output is not None and not is_table:
-        _check_picture(options.output)
+    is_table = _is_table(options.output)
     selected = RunSelection(options)
     groups = selected.groups()
     scores = groups.scores(selected.scoring)
@@ -76,16 +74,19 @@ def table(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_picture(path: Path) -> None:
-    """Refuse an output of `table` that is neither a table nor a picture, before any run is read."""
+def _is_table(path: Path | None) -> bool:
+    """Return whether an output is a table; refuse one that is neither that nor a picture, before any run is read."""
+    if path is None:
+        return False
     from trieye.results import plots
 
     suffix, formats = path.suffix.lower()[1:], (*score_files.FORMATS, *plots.FORMATS)
-    if suffix not in plots.FORMATS:
+    if suffix not in formats:
         hint = did_you_mean(suffix, formats)
         raise ConfigurationError(
             f"-o {path}: unknown format {suffix!r}{hint} (choose from: {', '.join(f'.{name}' for name in formats)})"
         )
+    return suffix in score_files.FORMATS
 
 
 def curve(options: argparse.Namespace) -> int:
@@ -127,6 +128,7 @@ def curve(options: argparse.Namespace) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Show which group is better, with probability and difference."""
+    is_table = _is_table(options.output)
     selected = RunSelection(options)
     by_source = len(options.sources) > 1 and not options.by
     by = ["place"] if by_source else selected.by
@@ -142,7 +144,7 @@ def compare(options: argparse.Namespace) -> int:
         groups = groups.marked(selected.scoring)
     numbers = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
     penalties, pairs, verdicts = groups.penalties(selected.scoring), [], []
-    for x, y in numbers[: None if options.json else _MOST_PAIRS]:
+    for x, y in numbers[: None if options.json or is_table else _MOST_PAIRS]:
         sides = (scores[x], scores[y]) if selected.mode == "max" else (-scores[x], -scores[y])
         chance = statistics.probability_of_improvement(*sides, **selected.intervals)
         gap = statistics.difference(scores[x], scores[y], selected.stat, **selected.intervals)
@@ -157,13 +159,18 @@ def compare(options: argparse.Namespace) -> int:
     better = "higher" if selected.mode == "max" else "lower"
     title = f"{selected.title}; {better} is better"
     counts = {label: int(np.isfinite(values).sum()) for label, values in zip(groups.labels, scores, strict=True)}
-    selected.console.print(tables.pairs_table(pairs, counts, selected.stat, title=title))
-    _print_verdicts(selected, pairs, counts, verdicts)
-    if len(numbers) > len(pairs):
-        selected.console.print(f"{len(numbers) - len(pairs)} more pairs; --json lists all")
+    shown = pairs[:_MOST_PAIRS]
+    selected.console.print(tables.pairs_table(shown, counts, selected.stat, title=title))
+    _print_verdicts(selected, shown, counts, verdicts[:_MOST_PAIRS])
+    if len(numbers) > len(shown):
+        selected.console.print(f"{len(numbers) - len(shown)} more pairs; --json and -o pairs.csv list all")
     if len(groups.labels) <= _MOST_COLUMNS and (differences := groups.differences()):
         selected.console.print(tables.differences_table(differences, groups.labels))
-    if options.output is not None:
+    if is_table:
+        words = [word for word, _ in verdicts]
+        score_files.write_pairs(pairs, counts, words, selected.stat, options.output, **selected.intervals)
+        print(f"written to {options.output}")
+    elif options.output is not None:
         from trieye.results import plots
 
         _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.output)

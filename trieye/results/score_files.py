@@ -1,4 +1,4 @@
-"""Files of the table of scores: CSV with all digits, Markdown and LaTeX as shown in the terminal."""
+"""Files of the tables of scores and pairs: CSV with all digits, Markdown and LaTeX as shown in the terminal."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ FORMATS = ("csv", "md", "tex")
 _TEX = str.maketrans(
     {
         "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        "<": r"\textless{}", ">": r"\textgreater{}",
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     }
 )  # fmt: skip
@@ -58,10 +59,56 @@ def write_scores(
         cells = [_shown(row.get(key)) for key in keys]
         cells += [_runs(group[main], num), number(group[main].value), interval(group[main])]
         rows.append([*cells, *(number(group[name].value) for name in others)])
+    _write_text(path, header, rows, len(keys))
+
+
+def write_pairs(
+    pairs: Sequence[tuple[str, str, Estimate, Estimate]],
+    counts: Mapping[str, int],
+    verdicts: Sequence[str],
+    stat: str,
+    path: Path,
+    *,
+    confidence: float,
+) -> None:
+    """Write one row per comparison: X, Y, their numbers of runs, P(X > Y), the difference, and the verdict.
+
+    Args:
+        pairs: The comparisons.
+        counts: Number of runs of each group.
+        verdicts: The verdict of each comparison.
+        stat: The aggregate whose difference is compared.
+        path: The file; its suffix, one of `FORMATS`, sets the format.
+        confidence: Confidence level of the intervals.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    if path.suffix.lower() == ".csv":
+        columns: dict[str, Any] = {"x": [x for x, *_ in pairs], "y": [y for _, y, *_ in pairs]}
+        columns |= {f"runs_{side}": [counts[label] for label in columns[side]] for side in ("x", "y")}
+        for name, position in (("probability", 2), ("difference", 3)):
+            estimates: list[Any] = [pair[position] for pair in pairs]
+            columns[name] = _finite([one.value for one in estimates])
+            columns |= {f"{name}_{end}": [getattr(one, end) for one in estimates] for end in ("low", "high")}
+        write_table(pa.table({**columns, "verdict": verdicts}), path)
+        return
+    level = f"{confidence:.0%} CI"
+    header = ["X", "Y", "runs", "P(X > Y)", level, f"{stat.replace('_', ' ')}, X - Y", level, "verdict"]
+    rows = []
+    for (x, y, chance, gap), verdict in zip(pairs, verdicts, strict=True):
+        sizes = f"{counts[x]} + {counts[y]}{_runs(gap, 0).removeprefix(str(gap.n))}"
+        estimated = [text for one in (chance, gap) for text in (number(one.value), interval(one))]
+        rows.append([x, y, sizes, *estimated, verdict])
+    _write_text(path, header, rows, num_keys=2)
+
+
+def _write_text(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int) -> None:
+    """Write a Markdown or LaTeX table, whose first `num_keys` columns are aligned left."""
     text = _markdown if path.suffix.lower() == ".md" else _latex
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text(header, rows, len(keys)).encode())
+        write_atomic(path, text(header, rows, num_keys).encode())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
 
