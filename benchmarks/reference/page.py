@@ -96,7 +96,7 @@ class Table:
         for task in self.results.split("env.id"):
             path = DOCS / f"{self.name}_{str(task).rpartition('/')[2].lower()}.svg"
             trieye(self.command("curve", "--where", f"env.id={task}", "--x", "env_steps", "-o", str(path)))
-            yield f"![Return of evaluations over environment steps on {task}, with 95 % intervals]({path.name})"
+            yield f"![Return of evaluations over environment steps on {_shown(task)}, with 95 % intervals]({path.name})"
 
     def _comparison(self) -> str:
         lines = [
@@ -110,7 +110,7 @@ class Table:
                 has_both = len(scores) == len(LIBRARIES)
                 chance = _figure(probability_of_improvement(scores["trieye"], scores["sb3"])) if has_both else "-"
                 num = " + ".join(str(len(scores.get(library, ()))) for library in LIBRARIES)
-                lines.append(f"| {task} | {algorithm} | {' | '.join(figures)} | {chance} | {num} |")
+                lines.append(f"| {_shown(task)} | {algorithm} | {' | '.join(figures)} | {chance} | {num} |")
         return "\n".join(lines)
 
     def _provenance(self) -> str:
@@ -132,7 +132,7 @@ class Table:
             commit = "" if provenance is None or provenance.commit is None else provenance.commit.sha[:10]
             machine = "" if provenance is None else f"{provenance.machine.cpu}, {provenance.machine.num_cpus} cores"
             hours = sum(origin.duration_s or 0.0 for origin in origins) / 3600
-            named = (first.params["env.id"], first.tags["tags.algorithm"], LIBRARIES[library])
+            named = (_shown(first.params["env.id"]), first.tags["tags.algorithm"], LIBRARIES[library])
             cells = (*named, f"{hours:.2f}")
             lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
         return "\n".join(
@@ -150,6 +150,11 @@ class Table:
             f"repeats `{cell}`{both} into `.reference/` and replaces its curves in `benchmarks/reference/data/`; "
             f"`{script}/page.py` rebuilds this page from the curves.{more}"
         )
+
+
+def _shown(task: object) -> str:
+    """Return the id of an environment without the module that registers it."""
+    return str(task).rpartition(":")[2]
 
 
 def _figure(estimate: Estimate) -> str:
