@@ -266,6 +266,11 @@ def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "table.md").read_text().splitlines()[2].startswith("| 0.3 ")
     assert (tmp_path / "curve.png").exists()
+    done = run(["python", "learn.py", *shlex.split(first)[2:], "hydra.launcher.backend=local"], tmp_path, warm.LIGHT)
+    assert done.returncode == 0, done.stderr
+    losses = [record["summary"]["loss"]["last"] for record in sorted(records(tmp_path), key=lambda run: run["job"])]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 3
     defaults, *_ = blocks("docs/hydra_sweeps.md", "yaml")
     (tmp_path / "conf/config.yaml").write_text(f"{defaults}lr: 0.1\nepochs: 3\n")
     options = ["hydra.sweep.dir=second", "hydra.launcher.isolate=none"]

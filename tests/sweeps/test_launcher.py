@@ -12,11 +12,13 @@ import psutil
 import pytest
 from hydra.errors import InstantiationException
 
+import trieye
 from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from tests.waiting import wait_until
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.files.run_record import RunRecord
 from trieye.sweeps import orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
 from trieye.sweeps.record import LOCK, SWEEP, SweepRecord, lock_in
@@ -27,6 +29,27 @@ def done(cfg):
     """Be a job that has nothing to do."""
     del cfg
     return 1
+
+
+def trained(root, what, *, fails_at=None, **names):
+    """Take four steps of a run, of which each saves its history, and return the history."""
+    config = trieye.TrieyeConfig(
+        app_name="app", runtime={"kind": "local"}, progress_bar=False, **names,
+        persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 1},
+        sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
+    )  # fmt: skip
+    with trieye.Run(config) as run:
+        run.restore()
+        history = list(run.restored.get("history", []))
+        for step in run.steps(4):
+            if step == fails_at:
+                raise ValueError("the first time")
+            history.append(str(what))
+            run.save(history=history)
+    return "".join(history)
+
+
+RUNS_ALONE = ("hydra.launcher.isolate=none", "hydra.mode=MULTIRUN")
 
 
 def values(returned):
@@ -408,3 +431,36 @@ def test_jobs_that_would_share_an_output_directory_are_rejected(sweep):
         assert not (sweep.directory / SWEEP).exists()
     sweep.search(lambda cfg: cfg.cpus, *words, "hydra.sweep.subdir=${what}_${cpus}")
     assert sweep.states(4) == ["completed"] * 4
+
+
+def test_runs_without_a_name_belong_to_their_job_also_after_a_relaunch(sweep, tmp_path, monkeypatch):
+    def task(cfg):
+        is_first = cfg.what == "b" and not (tmp_path / "failed").exists()
+        if is_first:
+            (tmp_path / "failed").touch()
+        one = trained(tmp_path / "data", cfg.what)
+        return f"{one} {trained(tmp_path / 'data', cfg.what.upper(), fails_at=3 if is_first else None)}"
+
+    monkeypatch.chdir(tmp_path)
+    assert values(sweep.launch(task, ["what=a", "what=b"], *RUNS_ALONE)) == ["aaaa AAAA", "the first time"]
+    names = {f"sweep_{job}{suffix}" for job in (0, 1) for suffix in ("", "_2")}
+    assert {path.name for path in (tmp_path / "data/app/runs").iterdir()} == names
+    assert values(sweep.launch(task, ["what=a", "what=b"], *RUNS_ALONE))[1] == "bbbb BBBB"
+    assert {path.name for path in (tmp_path / "data/app/runs").iterdir()} == names
+    record = RunRecord.read(tmp_path / "data/app/runs/sweep_1_2/run.json")
+    assert (record.attempt, record.job, Path(record.resumed_from).name) == (2, 1, "checkpoint_step_2")
+
+
+def test_a_job_never_resumes_the_run_of_another_job_or_of_no_job(sweep, tmp_path):
+    def task(cfg):
+        return trained(tmp_path / "data", cfg.what, run_name=str(cfg.what))
+
+    returned = values(sweep.launch(task, ["what=a", "what=a", "what=b"], *RUNS_ALONE))
+    assert (returned[0], returned[2]) == ("aaaa", "bbbb")
+    assert f"belongs to job 0 of the sweep {sweep.directory}, and this is job 1; omit run_name" in returned[1]
+    assert 'run_name=f"a_{HydraConfig.get().job.num}"' in returned[1]
+    trained(tmp_path / "data", "c", run_name="c")
+    sweep.directory = tmp_path / "later"
+    outside, other = values(sweep.launch(task, ["what=c", "what=b"], *RUNS_ALONE))
+    assert f"was started outside of a sweep, and this is job 0 of {sweep.directory};" in outside
+    assert f"belongs to job 2 of the sweep {tmp_path / 'sweep'}, and this is job 1 of {sweep.directory};" in other

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from trieye.config.base import Marker
+from trieye.config.hydra.launch import new_run_name
 from trieye.config.loop import LoopConfig
 from trieye.config.mirror import require_packages
 from trieye.config.packages import require
-from trieye.config.persistence import Name, PersistenceConfig, default_run_name
+from trieye.config.persistence import Name, PersistenceConfig
 from trieye.config.redaction import HIDDEN, with_secrets
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
@@ -35,7 +36,7 @@ class TrieyeConfig(ModelOf015):
 
     app_name: Name = Field(default="default_app", description="Name of the app: its runs share an MLflow experiment.")
     run_name: Name = Field(
-        default_factory=default_run_name, description="Name of one training; starting it again resumes it."
+        default_factory=new_run_name, description="Name of one training; starting it again resumes it."
     )
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of all random generators of the run.")
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and MLflow.")

@@ -101,6 +101,7 @@ class RunRecord(BaseModel):
         forked_from: The checkpoint of another run that this run was forked from; None if it started at step 0.
         config_hash: Hash of the config values that must match for a checkpoint to fit.
         group: The sweep of the run.
+        job: Index of its job in the sweep; None if no job of Hydra started the run.
         tags: Tags of the run.
         params: Parameters recorded in addition to the config, as text.
         git_sha: Commit of the code.
@@ -129,6 +130,7 @@ class RunRecord(BaseModel):
     forked_from: ForkPoint | None = None
     config_hash: str | None = None
     group: str | None = None
+    job: int | None = None
     tags: dict[str, str] = Field(default_factory=dict)
     params: dict[str, str] = Field(default_factory=dict)
     git_sha: str | None = None
@@ -190,6 +192,19 @@ class RunRecord(BaseModel):
             return None
         return f"its {RUN_RECORD} names {self.owner.path} on {self.owner.host} as their owner, which cannot be checked"
 
+    def refusal_in(self, group: str | None, job: int | None) -> str | None:
+        """Return why an attempt in a sweep (None: outside) and its job must not resume the run; None if it may."""
+        if self.group in (group, None) and (job is None or (self.group == group and self.job in (None, job))):
+            return None
+        of_job = "" if self.job is None else f"job {self.job} of "
+        owner = "was started outside of a sweep" if self.group is None else f"belongs to {of_job}the sweep {self.group}"
+        if job is None:
+            return f"this run {owner}; choose another run_name"
+        return (
+            f"this run {owner}, and this is job {job}{'' if self.group == group else f' of {group}'}; omit run_name, "
+            f'or add the job to it: run_name=f"{self.run_name}_{{HydraConfig.get().job.num}}"'
+        )
+
     def has_shown(self, tensorboard_dir: Path) -> bool:
         """Return whether an attempt published points: it has an MLflow run, an event file, or a summary of its metrics.
 
@@ -211,8 +226,8 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
         path: The run's `run.json`.
         app_name: Name of the app.
         run_name: Name of the run.
-        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `axis`, `mlflow_run_id`; None leaves a value
-            unchanged.
+        details: `config_hash`, `group`, `job`, `tags`, `resumed_from`, `git_sha`, `axis`, `mlflow_run_id`; None leaves
+            a value unchanged.
 
     Raises:
         ConfigurationError: The directory is a copy of the run, or may be one.

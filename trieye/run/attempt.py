@@ -16,13 +16,7 @@ from typing import Any
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences
-from trieye.config.hydra.launch import (
-    belongs_to_other_sweep,
-    earlier_run_name,
-    launch_info,
-    note_run,
-    publish_records,
-)
+from trieye.config.hydra.launch import is_of_moved_sweep, launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redacted_text, redactor
 from trieye.exceptions import (
     CheckpointError,
@@ -103,6 +97,7 @@ class OpenAttempt:
         self.recorded_config = recorded(config.model_dump(mode="json"))
         self.config_hash = config_hash(type(config), self.recorded_config)
         self.group = group or (str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None)
+        self._job = None if launch is None else launch.job_num
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
         self.has_begun, self._is_refused, self.pid = False, False, os.getpid()
         self._is_delivering = False
@@ -116,6 +111,7 @@ class OpenAttempt:
         self._config, self._sinks = config, sinks
         self._commit = commit_of_program()
         mirror, runtime = config.persistence.mirror, config.runtime
+        self._check_sweep(RunRecord.read(self._paths.run_record_path))  # names the job, which a held lock does not
         self._lock, notice = take_run(
             self._paths, mirror, lambda: _acquired(RunLock(self._paths.lock_path), runtime, self._name)
         )
@@ -180,10 +176,7 @@ class OpenAttempt:
 
     def _checked_record(self, config: TrieyeConfig) -> RunRecord | None:
         previous = RunRecord.read(self._paths.run_record_path)
-        if previous is not None and previous.group not in (None, self.group) and not self._is_of_moved_sweep():
-            raise ConfigurationError(
-                f"run_name={self._name}: this run belongs to the sweep {previous.group}; choose another run_name"
-            )
+        self._check_sweep(previous)
         if previous is not None and previous.axis != config.loop.axis:
             raise ConfigurationError(
                 f"loop.axis={config.loop.axis}: run {self._name!r} has counted its steps in {previous.axis} since its "
@@ -192,6 +185,11 @@ class OpenAttempt:
         check_changes(self._paths, config)
         return previous
 
+    def _check_sweep(self, previous: RunRecord | None) -> None:
+        refusal = None if previous is None else previous.refusal_in(self.group, self._job)
+        if refusal is not None and not is_of_moved_sweep(self._launch, self._paths.run_base_dir):
+            raise ConfigurationError(f"run_name={self._name}: {refusal}")
+
     def _counted(self, config: TrieyeConfig) -> RunRecord:
         return open_run_record(
             self._paths.run_record_path,
@@ -199,6 +197,7 @@ class OpenAttempt:
             run_name=config.run_name,
             config_hash=self.config_hash,
             group=self.group,
+            job=self._job,
             axis=config.loop.axis,
             git_sha=None if self._commit is None else self._commit.sha,
             tags=redacted(config.tags),
@@ -225,12 +224,6 @@ class OpenAttempt:
                 )
             is_reported = True
             time.sleep(_POLL_S)
-
-    def _is_of_moved_sweep(self) -> bool:
-        """Return whether this sweep job created the run before its sweep was moved, or copied with its project."""
-        if self._launch is None or earlier_run_name(self._launch) != self._name:
-            return False
-        return not belongs_to_other_sweep(self._launch, self._paths.run_base_dir)
 
     def _link_from_sweep(self) -> None:
         """Link the run directory from the directory of its sweep job."""

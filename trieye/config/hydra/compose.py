@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 from trieye.config.hydra.hooks import Hooks
+from trieye.config.hydra.launch import new_run_name
 from trieye.config.hydra.registration import OWN_CONFIGS
-from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
@@ -83,7 +83,7 @@ def compose(
         directory = absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - the caller
     name = config_name or ("trieye" if config_path is None else "train")
     try:
-        with opened(ConfigSource(directory, name), model, run_name=default_run_name()) as loader:
+        with opened(ConfigSource(directory, name), model, run_name=new_run_name()) as loader:
             config: Config = Preflight(loader, model).compose(overrides).config
             return config
     except ConfigurationError as error:

@@ -1,14 +1,26 @@
-"""Launch: how Hydra started this process (overrides, sweep, directories), for the provenance of a run."""
+"""Launch: how Hydra started this process (overrides, sweep, directories), for the name and provenance of a run."""
 
+import hashlib
+import itertools
 import json
+import os
+import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trieye.config.persistence import default_run_name
+
 RECORDS = ".hydra"
 """Directory of Hydra's records of a job."""
+
+SWEEPS = "multirun"
+"""Parent directory of new sweeps."""
+
+_STAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
+_MAX_SWEEP_NAME, _DIGEST_CHARS = 100, 6
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,24 @@ class Launch:
     working_dir: Path
     choices: Mapping[str, Any]
     config_dir: Path | None
+    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
+
+    def new_run_name(self) -> str | None:
+        """Return the name of the next run of this job, equal in each attempt of the job; None outside of a sweep."""
+        if self.sweep_dir is None:
+            return None
+        number = next(self._count)
+        name = f"{name_of_sweep(self.sweep_dir, self.working_dir)}_{self.job_num}"
+        return name if number == 1 else f"{name}_{number}"
+
+
+def new_run_name() -> str:
+    """Return the name of a run without `run_name`: in a sweep after the job, which resumes it, else after the time.
+
+    The second config that a job creates has the suffix `_2`.
+    """
+    launch = launch_info()
+    return (None if launch is None else launch.new_run_name()) or default_run_name()
 
 
 def earlier_run_name(launch: Launch) -> str | None:
@@ -55,6 +85,29 @@ def belongs_to_other_sweep(launch: Launch, run_dir: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return link.parents[1] != launch.sweep_dir and link.resolve() == run_dir.resolve()
+
+
+def is_of_moved_sweep(launch: Launch | None, run_dir: Path) -> bool:
+    """Return whether this sweep job created a run before its sweep was moved, or copied with its project."""
+    if launch is None or earlier_run_name(launch) != run_dir.name:
+        return False
+    return not belongs_to_other_sweep(launch, run_dir)
+
+
+def name_of_sweep(directory: Path, working_dir: Path) -> str:
+    """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
+
+    For a directory that trieye named, it is the name of the directory alone, as in the first start of the sweep. For a
+    directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
+    """
+    directory = directory.resolve()
+    path = directory.relative_to(working_dir) if directory.is_relative_to(working_dir) else None
+    if path is None or len(str(path)) > _MAX_SWEEP_NAME:
+        digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:_DIGEST_CHARS]
+        path = Path(f"{directory.name[:_MAX_SWEEP_NAME]}-{digest}")
+    elif path.parent == Path(SWEEPS) and _STAMP.fullmatch(path.name):
+        path = Path(path.name)
+    return re.sub(r"[^\w.=+-]+|\.\.+", "_", str(path), flags=re.ASCII).strip("_.-=+ ")
 
 
 _started_runs: list[str] = []
@@ -96,9 +149,15 @@ _last: tuple[Any, Launch] | None = None
 """The node `hydra` that was read last, and its launch."""
 
 
-def _read(hydra: object) -> Launch | None:
-    from trieye.config.hydra.typed import plain
+def plain(node: Any, key: str) -> Any:
+    """Return the value at a key of a node, resolved and as plain Python values."""
+    from omegaconf import OmegaConf  # with Hydra
 
+    value = OmegaConf.select(node, key)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _read(hydra: object) -> Launch | None:
     global _last
 
     job, mode = plain(hydra, "job"), plain(hydra, "mode")

@@ -2,10 +2,7 @@
 
 import contextlib
 import functools
-import hashlib
 import inspect
-import os
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +22,15 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra.hooks import Hooks
 from trieye.config.hydra.keys import keys_meant, keys_named
-from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_started_runs
+from trieye.config.hydra.launch import (
+    RECORDS,
+    SWEEPS,
+    Launch,
+    earlier_run_name,
+    launch_info,
+    name_of_sweep,
+    num_started_runs,
+)
 from trieye.config.hydra.loader import ConfigSource, Loader, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
 from trieye.config.hydra.records import RedactingTask, reference_of
@@ -41,11 +46,10 @@ from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 
 _FAILED, _INTERRUPTED = 1, 130  # exit codes; errors of trieye have `TrieyeError.exit_code`
-_MAX_SWEEP_NAME, _DIGEST_CHARS = 100, 6
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_LOG_DIR = "${hydra.runtime.output_dir}"
-_SWEEPS, _STAMP_FORMAT, _STAMP = "multirun", "%Y%m%d_%H%M%S", re.compile(r"\d{8}_\d{6}(_\d+)?")
-"""Parent directory and names of new sweeps."""
+_STAMP_FORMAT = "%Y%m%d_%H%M%S"
+"""Names of the directories of new sweeps."""
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
 
@@ -314,27 +318,12 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
             raise ConfigurationError(str(error)) from error
     own_overrides = []
     if _unresolved(checked.composed, "sweep") == _STOCK_SWEEP_DIR:
-        directory = reserved(Path(_SWEEPS), datetime.now().astimezone().strftime(_STAMP_FORMAT))
+        directory = reserved(Path(SWEEPS), datetime.now().astimezone().strftime(_STAMP_FORMAT))
         name, own_overrides = directory.name, [f"hydra.sweep.dir={directory}"]
     else:
-        name = _name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)).resolve()) or default_name
+        name = name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)), Path.cwd()) or default_name
     name_runs(name)
     return _Prepared(own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {})
-
-
-def _name_of_sweep(directory: Path) -> str:
-    """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
-
-    For a directory that trieye named, it is the name of the directory alone, as in the first start of the sweep. For a
-    directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
-    """
-    path = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else None
-    if path is None or len(str(path)) > _MAX_SWEEP_NAME:
-        digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:_DIGEST_CHARS]
-        path = Path(f"{directory.name[:_MAX_SWEEP_NAME]}-{digest}")
-    elif path.parent == Path(_SWEEPS) and _STAMP.fullmatch(path.name):
-        path = Path(path.name)
-    return re.sub(r"[^\w.=+-]+|\.\.+", "_", str(path), flags=re.ASCII).strip("_.-=+ ")
 
 
 def _name_of_job(composed: DictConfig, launch: Launch) -> str:

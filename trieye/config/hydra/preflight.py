@@ -17,12 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.base import did_you_mean, nearest, takes_many
 from trieye.config.hydra.keys import field_at, is_in_variant
+from trieye.config.hydra.launch import plain
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, absent_key, without_parser_words
 from trieye.config.hydra.typed import (
     Config,
     as_in_a_job,
-    plain,
     plugin_options,
     resolved,
     typed,

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from trieye.config.base import StrictModel, models_in
 from trieye.config.hydra.keys import by_tag, is_variant, tag_of
+from trieye.config.hydra.launch import plain
 from trieye.config.hydra.messages import complaints
 from trieye.config.hydra.schema import default_of, defaults_of
 from trieye.config.loop import LoopConfig
@@ -22,12 +23,6 @@ from trieye.exceptions import ConfigurationError
 Config = TypeVar("Config", bound=TrieyeConfig)
 Options = TypeVar("Options", bound=StrictModel)
 _Path = tuple[str, ...]
-
-
-def plain(node: Any, key: str) -> Any:
-    """Return the value at a key of a node, resolved and as plain Python values."""
-    value = OmegaConf.select(node, key)
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
