@@ -14,12 +14,14 @@ import pytest
 import trieye
 from tests import warm
 from tests.json_schemas import validated
-from trieye import runs
+from trieye import results, runs
 from trieye.cli import main
+from trieye.config.redaction import HIDDEN
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
+from trieye.results.runs import seed_in
 from trieye.run.provenance import Provenance
 from trieye.runs import get
 from trieye.runs.comparing import Divergence
@@ -43,6 +45,21 @@ config = trieye.TrieyeConfig(
 )
 with trieye.Run(config) as run:
     run.log({"loss": 1.0}, step=3)
+"""
+OWN_HYDRA = """
+import hydra
+import trieye
+
+@hydra.main(version_base="1.3", config_path=None)
+def train(config):
+    settings = trieye.TrieyeConfig(
+        app_name="agents", run_name=f"own_{config.net.lr}_{config.seed}", runtime={"kind": "local"}, sinks={},
+        persistence={"root_data_dir": ".trieye_data"},
+    )
+    with trieye.Run(settings) as run:
+        run.log({"loss": 1.0}, step=3)
+
+train()
 """
 NEVER_RESTORES = """
 import trieye
@@ -261,6 +278,21 @@ def test_overrides_unknown_to_the_program_are_named_and_can_be_omitted(command, 
         assert "--without agent.lrn: the run has no such override" in err
     finally:
         provenance.write_text(before)
+
+
+def test_the_hydra_config_of_a_program_that_creates_its_config_in_code_is_part_of_the_run(command, project, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_HYDRA)
+    for lr, seed in ((0.5, 1), (0.25, 1), (0.25, 2)):
+        words = [f"+net.lr={lr}", f"+seed={seed}", "+api_token=abcdefgh", f"hydra.run.dir={tmp_path}/{lr}_{seed}"]
+        run_program(project, *words, program=str(tmp_path / "own.py"))
+    assert dict(runs.diff("own_0.5_1", "own_0.25_1").divergence.config) == {"net.lr": (0.5, 0.25)}
+    assert config_of(project, "own_0.5_1")["api_token"] == HIDDEN
+    assert seed_in({"seed": 0, "hydra.seed": 3}) == 3  # of a program that does not pass its seed to TrieyeConfig
+    loaded = results.load([path for path in runs_of(project).iterdir() if path.name != "first"]).runs
+    assert {(run.params["net.lr"], run.seed) for run in loaded} == {(0.5, 1), (0.25, 1), (0.25, 2)}
+    code, _, err = command("rerun", "own_0.5_1")
+    assert code == 2
+    assert "has no key run_name" in err
 
 
 def test_runs_without_hydra_or_provenance_say_why_they_cannot_be_rerun(command, project, tmp_path):

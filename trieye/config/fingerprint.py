@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from trieye.config.hydra.launch import program_config
 from trieye.config.loop import LoopConfig
 from trieye.config.redaction import HIDDEN, redacted
 from trieye.config.replay import ReplayConfig
@@ -34,6 +35,18 @@ def config_hash(config_type: type[TrieyeConfig], recorded_config: Mapping[str, A
         return None
     text = json.dumps({name: recorded_config[name] for name in chosen}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+PROGRAM = "hydra"
+"""Section of a stored config: values of the program's Hydra config that differ from the keys of the same name."""
+
+
+def with_program(config: TrieyeConfig) -> dict[str, Any]:
+    """Return the values of a config, and those of the Hydra config of a program that creates its config in code."""
+    own, program = config.model_dump(mode="json"), program_config(TrieyeConfig.model_fields)
+    added = {key: value for key, value in program.items() if key not in own}
+    clashing = {key: value for key, value in program.items() if key in own and own[key] != value}
+    return {**own, **added, **({PROGRAM: clashing} if clashing else {})}
 
 
 MAX_DEPTH = 100
@@ -122,7 +135,7 @@ def differences(stored: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
 
     Added and removed keys are included, except for added keys with their default value.
     """
-    now = redacted(config.model_dump(mode="json", exclude=_UNTRAINED))
+    now = redacted({key: value for key, value in with_program(config).items() if key not in _UNTRAINED})
     before = {key: value for key, value in redacted(stored).items() if key not in {*_UNTRAINED, HIDDEN}}
     return list(_differences(before, now, config))
 

@@ -142,8 +142,9 @@ def typed(text: str) -> Any:
 
 
 def seed_in(params: Mapping[str, Any]) -> int | None:
-    """Return the seed among parameters: `seed`, else the only key that ends with `.seed`."""
-    seeds = [params["seed"]] if "seed" in params else [value for key, value in params.items() if is_seed(key)]
+    """Return the seed among parameters: `hydra.seed`, `seed`, else the only key that ends with `.seed`."""
+    own = [params[key] for key in ("hydra.seed", "seed") if key in params]
+    seeds = own[:1] or [value for key, value in params.items() if is_seed(key)]
     is_unique = len(seeds) == 1 and isinstance(seeds[0], int) and not isinstance(seeds[0], bool)
     return int(seeds[0]) if is_unique else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences
+from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences, with_program
 from trieye.config.hydra.launch import is_of_moved_sweep, launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redacted_text, redactor
 from trieye.exceptions import (
@@ -94,7 +94,7 @@ class OpenAttempt:
         launch = self._launch = launch_info()
         config = completed(config)
         check_start(config)
-        self.recorded_config = recorded(config.model_dump(mode="json"))
+        self.recorded_config = recorded(with_program(config))
         self.config_hash = config_hash(type(config), self.recorded_config)
         self.group = group or (str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None)
         self._job = None if launch is None else launch.job_num

@@ -20,9 +20,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trieye.config.hydra.launch import launch_info
+from trieye.config.hydra.launch import launch_info, program_config
 from trieye.config.packages import import_directories
 from trieye.config.redaction import redacted, redacted_text
+from trieye.config.root import TrieyeConfig
 from trieye.files.atomic import write_atomic
 from trieye.process.progress import say
 from trieye.snapshot.signing import is_own_command, sign_command
@@ -89,6 +90,7 @@ class Provenance(BaseModel):
     Attributes:
         command: The program and its arguments.
         overrides: Hydra overrides of the command; empty if Hydra did not start the program.
+        program_keys: Keys of the Hydra config of a program that creates its `TrieyeConfig` in code; else empty.
         directory: Working directory of the command.
         user: Name of the user who started the program.
         commit: State of the program's git repository; None without one.
@@ -104,6 +106,7 @@ class Provenance(BaseModel):
 
     command: list[str]
     overrides: list[str]
+    program_keys: list[str] = []
     directory: str
     user: str
     commit: Commit | None
@@ -150,6 +153,7 @@ class Provenance(BaseModel):
         return cls(
             command=_command(),
             overrides=[] if launch is None else [_without_secrets(word) for word in launch.overrides],
+            program_keys=list(program_config(TrieyeConfig.model_fields)),
             directory=str(Path.cwd() if launch is None else launch.working_dir),
             user=_user(),
             commit=commit,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from trieye.config.fingerprint import config_hash
+from trieye.config.fingerprint import config_hash, with_program
 from trieye.config.redaction import recorded
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
@@ -48,7 +48,7 @@ def exit_if_dry_run(stage: Stage, config: TrieyeConfig, *, misfit: str = "") -> 
     """
     if not is_dry_run(stage):
         return
-    shown = recorded(config.model_dump(mode="json"))
+    shown = recorded(with_program(config))
     report = Rehearsed(
         config=shown,
         config_hash=config_hash(type(config), shown),

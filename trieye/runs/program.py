@@ -76,7 +76,14 @@ class Program:
                 f"start its program yourself, with the values of {run.run_dir / CONFIGS}"
             )
         sweep = _sweep_of(run.record)
-        if not (provenance.overrides or (run.run_dir / ".hydra").is_dir() or sweep is not None):
+        if provenance.program_keys and RUN_NAME not in provenance.program_keys:
+            raise ConfigurationError(
+                f"{cannot}: the Hydra config of {shlex.join(provenance.command)} has no key {RUN_NAME}, so no override "
+                "can name the new run; add the key and pass it to TrieyeConfig, or start it yourself"
+            )
+        if not (
+            provenance.program_keys or provenance.overrides or (run.run_dir / ".hydra").is_dir() or sweep is not None
+        ):
             raise ConfigurationError(
                 f"{cannot}: {shlex.join(provenance.command)} made its config without Hydra, so no override reaches it; "
                 "put @trieye.main above its function, or start it yourself"

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,13 +125,36 @@ def num_started_runs() -> int:
 
 def launch_info() -> Launch | None:
     """Return how the running task was started; None outside of Hydra tasks. Does not import Hydra."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    if module is None or not module.HydraConfig.initialized():
+    hydra = _hydra()
+    if hydra is None:
         return None
-    hydra = module.HydraConfig.get()
     if _last is not None and _last[0] is hydra and str(_last[1].output_dir) == hydra.runtime.get("output_dir"):
         return _last[1]
     return _read(hydra)
+
+
+def program_config(own: Collection[str]) -> dict[str, Any]:
+    """Return the composed config of a program that creates its `TrieyeConfig` in code, with interpolations as written.
+
+    Args:
+        own: Keys of `TrieyeConfig`; if the config contains all of them, or outside of Hydra tasks, the result is empty.
+    """
+    hydra = _hydra()
+    if hydra is None:
+        return {}
+    from omegaconf import OmegaConf  # with Hydra
+
+    composed = OmegaConf.select(hydra, "..")  # HydraConfig holds the node in the composed config
+    if composed is None or all(key in composed for key in own):
+        return {}
+    parts = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+    values: dict[str, Any] = json.loads(json.dumps(OmegaConf.to_container(parts, enum_to_str=True), default=str))
+    return values
+
+
+def _hydra() -> Any:
+    module = sys.modules.get("hydra.core.hydra_config")
+    return module.HydraConfig.get() if module is not None and module.HydraConfig.initialized() else None
 
 
 def publish_records(output_dir: Path, run_dir: Path, log_dir: Path) -> None:
