@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -23,11 +24,12 @@ class SynchronizerActor:
     """A synchronizer in a separate process; waiting calls do not block others."""
 
     def __init__(self) -> None:
-        self._board = Synchronizer()
+        self._board, self._identity = Synchronizer(), uuid.uuid4().hex
 
-    async def publish(self, published: Published) -> None:
-        """Announce weights; see `Synchronizer`."""
+    async def publish(self, published: Published) -> str:
+        """Announce weights, and return the identity of this actor, by which a restart is recognized."""
         self._board.publish(published)
+        return self._identity
 
     async def latest(self) -> Published | None:
         """Return the newest announcement."""
@@ -56,6 +58,7 @@ class RayBoard:
         self._sent: Published | None = None
         self._sent_at, self._is_silent = 0.0, False
         self._fault: BaseException | None = None
+        self._identity: str | None = None
         self._is_delivered = threading.Event()
         self._is_delivered.set()
 
@@ -97,12 +100,17 @@ class RayBoard:
         error = done.exception()
         with self._lock:
             if isinstance(error, ray.exceptions.RayActorError) and not is_again:
+                self._identity = None
                 say("the version registry died; Ray restarts it, and explorers get new weights with each fragment only")
                 self._send(is_again=True)
                 return
             if error is not None and not is_again:  # a repeated call may have arrived the first time
                 cause = getattr(error, "as_instanceof_cause", lambda: error)
                 self._fault = cause()
+            if error is None:
+                before, self._identity = self._identity, done.result()
+                if before not in {None, self._identity}:  # a call during a restart may wait for it instead of failing
+                    say("the version registry died, and Ray restarted it")
             if self._is_silent:
                 self._is_silent = False
                 say(f"the version registry answers again, after {time.monotonic() - self._sent_at:.0f} s")
