@@ -271,6 +271,9 @@ def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
     losses = [record["summary"]["loss"]["last"] for record in sorted(records(tmp_path), key=lambda run: run["job"])]
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == 3
+    table = run(["trieye", "results", "table", ".trieye_data", "--by", "lr", "-o", "learned.md"], tmp_path, warm.HEAVY)
+    assert table.returncode == 0, table.stderr
+    assert (tmp_path / "learned.md").read_text().splitlines()[2].startswith("| 0.3 ")  # the lowest loss
     defaults, *_ = blocks("docs/hydra_sweeps.md", "yaml")
     (tmp_path / "conf/config.yaml").write_text(f"{defaults}lr: 0.1\nepochs: 3\n")
     options = ["hydra.sweep.dir=second", "hydra.launcher.isolate=none"]

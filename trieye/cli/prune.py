@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_keep,
         metavar="WHICH:N",
-        help="keep N runs: best:N or newest:N; best prefers those used last among equally good ones",
+        help="keep N of all runs of the app: best:N or newest:N; best prefers those used last among equally good ones",
     )
     parser.add_argument("--metric", metavar="NAME", help="metric that ranks the runs (default: loop.objective)")
     parser.add_argument(

@@ -3,7 +3,8 @@
 Show metrics, rates, the last checkpoint and the sinks of a run, live.
 
 The command reads the status that the run publishes once a second, and changes nothing. It works from any process on the
-machine. It ends with the run, after the final state, or at Ctrl-C; a LOST run is watched further, since it may resume.
+machine. On a terminal, it ends with the run, after the final state, or at Ctrl-C; a LOST run is watched further, since
+it may resume. In a pipe or with --json, it prints the state once.
 
 Examples:
   trieye watch first

@@ -200,9 +200,13 @@ class RunRecord(BaseModel):
         owner = "was started outside of a sweep" if self.group is None else f"belongs to {of_job}the sweep {self.group}"
         if job is None:
             return f"this run {owner}; choose another run_name"
+        if self.group != group:
+            return (
+                f"this run {owner}, and this is job {job} of {group}; omit run_name, or choose another for each sweep"
+            )
         return (
-            f"this run {owner}, and this is job {job}{'' if self.group == group else f' of {group}'}; omit run_name, "
-            f'or add the job to it: run_name=f"{self.run_name}_{{HydraConfig.get().job.num}}"'
+            f"this run {owner}, and this is job {job}; omit run_name, or add the job to it: "
+            f'run_name=f"{self.run_name}_{{HydraConfig.get().job.num}}"'
         )
 
     def has_shown(self, tensorboard_dir: Path) -> bool:
