@@ -414,6 +414,15 @@ def test_a_save_succeeds_even_if_the_journal_is_full(open_logic, monkeypatch):
     assert logic.load_initial_state().checkpoint_data.global_step == 1
 
 
+@pytest.mark.parametrize("error", [JournalFullError, JournalError])
+def test_a_status_that_cannot_be_published_prevents_no_checkpoint(open_logic, monkeypatch, error):
+    logic = open_logic(**CALM)
+    with monkeypatch.context() as patch:
+        fails(patch, "set_meta", error=error)
+        logic.save_training_state(**training_state(1))
+    assert logic.load_initial_state().checkpoint_data.global_step == 1
+
+
 def test_a_failed_save_is_reported_even_if_the_journal_is_full(open_logic, monkeypatch):
     logic = open_logic(**CALM)
     with monkeypatch.context() as patch:

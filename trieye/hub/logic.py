@@ -13,7 +13,7 @@ import numpy as np
 
 from trieye.checkpoints.directory import damaged_parts
 from trieye.config import TrieyeConfig
-from trieye.exceptions import CheckpointError, JournalFullError, ProcessingError, RunClosedError, noted
+from trieye.exceptions import CheckpointError, JournalError, JournalFullError, ProcessingError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.fold import PendingEvents
@@ -209,7 +209,8 @@ class HubLogic:
 
     def _saved(self, step: Any, write: Callable[[], Path], *, is_tracked: bool = True) -> Path:
         self._check_open()
-        with suppress(JournalFullError):  # the status of a run that is killed now is no older than its checkpoint
+        # the status of a run that is killed now is no older than its checkpoint; no status prevents a checkpoint
+        with suppress(JournalError):
             self.status.publish()
         try:
             with self.status.doing(f"saving step {step}"):

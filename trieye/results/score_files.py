@@ -89,8 +89,9 @@ def write_pairs(
         columns |= {f"runs_{side}": [counts[label] for label in columns[side]] for side in ("x", "y")}
         for name, position in (("probability", 2), ("difference", 3)):
             estimates: list[Any] = [pair[position] for pair in pairs]
-            columns[name] = _finite([one.value for one in estimates])
-            columns |= {f"{name}_{end}": [getattr(one, end) for one in estimates] for end in ("low", "high")}
+            columns[name] = _finite([estimate.value for estimate in estimates])
+            for end in ("low", "high"):
+                columns[f"{name}_{end}"] = [getattr(estimate, end) for estimate in estimates]
         write_table(pa.table({**columns, "verdict": verdicts}), path)
         return
     level = f"{confidence:.0%} CI"
@@ -98,7 +99,7 @@ def write_pairs(
     rows = []
     for (x, y, chance, gap), verdict in zip(pairs, verdicts, strict=True):
         sizes = f"{counts[x]} + {counts[y]}{_runs(gap, 0).removeprefix(str(gap.n))}"
-        estimated = [text for one in (chance, gap) for text in (number(one.value), interval(one))]
+        estimated = [number(chance.value), interval(chance), number(gap.value), interval(gap)]
         rows.append([x, y, sizes, *estimated, verdict])
     _write_text(path, header, rows, num_keys=2)
 
