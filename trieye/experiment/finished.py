@@ -120,8 +120,8 @@ def finished(config: TrieyeConfig) -> Result | None:
 
 def _is_delivered(paths: RunFiles, sinks: SinksConfig) -> bool:
     """Return whether each enabled sink has all data of the run."""
-    recorded_sinks = last_status(paths.run_base_dir).get("sinks", ())
-    complete = {sink["name"] for sink in recorded_sinks if not sink["backlog"]}
+    sink_statuses = last_status(paths.run_base_dir).get("sinks", ())
+    complete = {sink["name"] for sink in sink_statuses if not sink["backlog"]}
     return complete.issuperset(sinks.enabled)
 
 

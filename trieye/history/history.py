@@ -222,8 +222,8 @@ class History:
         items, end = self._read(start, limit)
         if items and overlapping(start, end, self._superseded):
             hidden = mask(start, end, self._superseded).tolist()
-            shown = zip(items, hidden, strict=True)
-            items = [item for item, is_hidden in shown if not is_hidden or isinstance(item, _RUN_OPERATIONS)]
+            flagged = zip(items, hidden, strict=True)
+            items = [item for item, is_hidden in flagged if not is_hidden or isinstance(item, _RUN_OPERATIONS)]
         return items, end
 
     def _read(self, start: int, limit: int) -> tuple[list[Item], int]:

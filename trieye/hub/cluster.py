@@ -142,10 +142,11 @@ def incompatibilities(node: Node, here: Node) -> list[str]:
             f"Python {node.python} there, {here.python} here: pickles differ; install the same minor version"
         )
     for name in _MUST_AGREE:
-        remote, local = node.versions.get(name), here.versions.get(name)
-        if remote != local and not (name == "trieye" and node.import_error is not None):
+        remote_version, local_version = node.versions.get(name), here.versions.get(name)
+        if remote_version != local_version and not (name == "trieye" and node.import_error is not None):
             reasons.append(
-                f"{name} {remote or 'is not installed'} there, {local} here; install the same version on both"
+                f"{name} {remote_version or 'is not installed'} there, {local_version} here; install the same version "
+                "on both"
             )
     return reasons
 
@@ -161,9 +162,11 @@ def _full_disks(node: Node) -> list[str]:
 def _notes_of(node: Node, here: Node, root: str) -> list[str]:
     notes = []
     for name in PACKAGES:
-        remote, local = node.versions.get(name), here.versions.get(name)
-        if name not in _MUST_AGREE and remote != local:
-            notes.append(f"{name} {remote or 'is not installed'} there, {local or 'not installed'} here")
+        remote_version, local_version = node.versions.get(name), here.versions.get(name)
+        if name not in _MUST_AGREE and remote_version != local_version:
+            notes.append(
+                f"{name} {remote_version or 'is not installed'} there, {local_version or 'not installed'} here"
+            )
     if not node.can_write:
         notes.append(f"{root} cannot be written there: jobs of a sweep fail there; explorers need no directory")
     elif not node.sees_root:

@@ -164,8 +164,8 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     Raises:
         JournalError: The journal cannot be read.
     """
-    published = read_meta(run_dir / JOURNAL, STATUS_KEY)
-    status: dict[str, Any] = {} if published is None else json.loads(published)
+    status_json = read_meta(run_dir / JOURNAL, STATUS_KEY)
+    status: dict[str, Any] = {} if status_json is None else json.loads(status_json)
     return status
 
 

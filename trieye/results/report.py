@@ -256,10 +256,10 @@ class Report:
     def pictures(self) -> Iterator[Picture]:
         """Yield learning curves, intervals and performance profiles of the plotted groups."""
         labels = [self.groups.labels[group] for group in self.drawn]
-        name, figure_name = self.scoring.name, f"{self.comparison.stat}, {self.comparison.confidence:.0%} CI"
+        name, stat_label = self.scoring.name, f"{self.comparison.stat}, {self.comparison.confidence:.0%} CI"
         bands, x = self._bands()
         if bands:
-            figure = plots.curves(bands, name, x, what=figure_name)
+            figure = plots.curves(bands, name, x, what=stat_label)
             yield self._picture("Learning curves", figure, f"{name} over {x}: a line with its band for each of", bands)
         if not self.drawn:
             return
@@ -272,7 +272,7 @@ class Report:
         seen = f"fraction of runs with more than each value of {name}: a line with its band for each of"
         yield self._picture("Performance profiles", plots.profiles(profiles, name), seen, profiles)
         rows = {self.groups.labels[group]: self._mains[group] for group in self.ranked if group in self.drawn}
-        figure = plots.intervals(rows, f"{name} ({figure_name})", labels=labels)
+        figure = plots.intervals(rows, f"{name} ({stat_label})", labels=labels)
         yield self._picture("Figures and intervals", figure, f"{name}: a point with its interval for each of", rows)
 
     def _bands(self) -> tuple[dict[str, Band], str]:

@@ -219,10 +219,10 @@ def _improvement(x: Strata, y: Strata) -> Statistic:
     """Return P(X > Y) as a function of the counts of the runs of X, followed by the runs of Y."""
     tasks = []
     for size_x, start_x, size_y, start_y in zip(x.sizes, x.starts, y.sizes, y.starts, strict=True):
-        rows, columns = slice(start_x, start_x + size_x), slice(start_y, start_y + size_y)
-        pairs = x.scores[rows, np.newaxis], y.scores[columns]
+        runs_x, runs_y = slice(start_x, start_x + size_x), slice(start_y, start_y + size_y)
+        pairs = x.scores[runs_x, np.newaxis], y.scores[runs_y]
         better = np.greater(*pairs) + 0.5 * np.equal(*pairs)
-        tasks.append((rows, slice(x.scores.size + columns.start, x.scores.size + columns.stop), better, better.size))
+        tasks.append((runs_x, slice(x.scores.size + runs_y.start, x.scores.size + runs_y.stop), better, better.size))
 
     def statistic(counts: Counts) -> Floats:
         weights = counts.astype(np.float64)

@@ -221,7 +221,7 @@ def _plan_for(
 
 def _fitted(name: str, own: Any, tree: _StateTree, target: Any, mismatch: StateMismatch) -> Any:
     """Return the current state of an object, updated with the matching saved values; None if none match."""
-    matched: set[str] = set()
+    matched_paths: set[str] = set()
     deferred: list[Callable[[], None]] = []
 
     def fit(path: str, value: Any, put: Callable[[Any], None]) -> None:
@@ -233,7 +233,7 @@ def _fitted(name: str, own: Any, tree: _StateTree, target: Any, mismatch: StateM
         elif path not in tree.nodes:
             mismatch.missing.append(path)
         else:
-            matched.add(path)
+            matched_paths.add(path)
             saved = tree.nodes[path]
             if _is_optimizer_state(value):
                 deferred.append(lambda: _fit_optimizer(path, value, saved, target, mismatch, put))
@@ -244,8 +244,10 @@ def _fitted(name: str, own: Any, tree: _StateTree, target: Any, mismatch: StateM
 
     result = [own]
     fit(name, own, lambda new: result.__setitem__(0, new))
-    inside = tuple(f"{path}." for path in matched)
-    mismatch.unexpected += [path for path in tree.leaves(name) if path not in matched and not path.startswith(inside)]
+    inside = tuple(f"{path}." for path in matched_paths)
+    mismatch.unexpected += [
+        path for path in tree.leaves(name) if path not in matched_paths and not path.startswith(inside)
+    ]
     for fit_optimizer in deferred:  # after all parameters have been matched
         fit_optimizer()
     return None if result[0] is own and mismatch else result[0]

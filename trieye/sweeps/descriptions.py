@@ -178,10 +178,10 @@ class Description:
     def _index_of(self, overrides: Sequence[str], texts: Mapping[str, Sequence[str]]) -> int:
         """Return the index of the job with these overrides in the description."""
         values = dict(word.split("=", 1) for word in overrides)
-        combination = 0
+        combination_index = 0
         for key, choices in texts.items():
-            combination = combination * len(choices) + choices.index(values[key])
-        return combination + self.num_combinations * (int(values["seed"]) if self.runs > 1 else 0)
+            combination_index = combination_index * len(choices) + choices.index(values[key])
+        return combination_index + self.num_combinations * (int(values["seed"]) if self.runs > 1 else 0)
 
     def save_context(self, index: int, base: Path | str = ".") -> "SaveContext":
         """Return the result directory of a job as a `SaveContext`.
@@ -282,7 +282,7 @@ def _leaves(path: Path, value: Any, where: tuple[str, ...], key: tuple[str, ...]
     if not _KEY.fullmatch(".".join(key)):
         raise ConfigurationError(f"{path}: {full_key} is not a valid config key; use letters, digits, _, - and dots")
     texts = [str(item) for item in values]
-    duplicate = next((item for at, item in enumerate(texts) if item in texts[:at]), None)
-    if duplicate is not None:
-        raise ConfigurationError(f"{path}: {full_key} contains {duplicate} twice")
+    duplicate_value = next((item for at, item in enumerate(texts) if item in texts[:at]), None)
+    if duplicate_value is not None:
+        raise ConfigurationError(f"{path}: {full_key} contains {duplicate_value} twice")
     yield ".".join(key), values

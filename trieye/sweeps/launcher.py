@@ -351,8 +351,8 @@ class SweepExecution:
         if record is None:
             return None
         overrides = [redacted_text(word) for word in job.overrides]
-        keys = {bare(word.partition("=")[0]) for word in overrides}
-        if [current_override(word, keys) for word in record.overrides] != overrides:
+        overridden_keys = {bare(word.partition("=")[0]) for word in overrides}
+        if [current_override(word, overridden_keys) for word in record.overrides] != overrides:
             raise ConfigurationError(
                 f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
                 f"{' '.join(overrides)!r}; {OTHER_SWEEP}"

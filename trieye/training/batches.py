@@ -49,9 +49,11 @@ class Experience(ReplayBuffer):
         ids = [np.zeros(0, np.int64)]
         for part, env_id in parts:
             if len(part):
-                selected = (None if each is None else np.asarray(each)[part] for each in (env_ids, versions))
+                part_env_ids, part_versions = (
+                    None if each is None else np.asarray(each)[part] for each in (env_ids, versions)
+                )
                 part_rows = {name: np.asarray(array)[part] for name, array in rows.items()}
-                ids.append(super().extend(part_rows, next(selected), versions=next(selected)))
+                ids.append(super().extend(part_rows, part_env_ids, versions=part_versions))
             self.interrupt(env_id)
         return np.concatenate(ids)
 

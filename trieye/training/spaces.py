@@ -118,8 +118,8 @@ def as_batch(obs: Any, space: Any) -> tuple[Any, bool]:
     if array.shape == shape:
         return array[None], True
     if array.shape[1:] != shape or array.ndim != len(shape) + 1:
-        batch_shape = ", ".join(map(str, ("n", *shape)))
+        batch_shape_text = ", ".join(map(str, ("n", *shape)))
         raise ConfigurationError(
-            f"the observation has shape {list(array.shape)}; expected {list(shape)} or [{batch_shape}]"
+            f"the observation has shape {list(array.shape)}; expected {list(shape)} or [{batch_shape_text}]"
         )
     return array, False

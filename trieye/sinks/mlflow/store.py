@@ -183,8 +183,8 @@ def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: st
         "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid = ? OR (experiment_id = ? AND status != 'RUNNING')",
         (run_id, moved[0] if moved else None),
     ).fetchall()
-    directories = {run: artifacts / run / "artifacts" for run, _ in runs}
-    new = [(directories[run].as_uri(), run) for run, uri in runs if _was_moved(uri, directories[run], 4)]
+    artifact_dirs = {run: artifacts / run / "artifacts" for run, _ in runs}
+    new = [(artifact_dirs[run].as_uri(), run) for run, uri in runs if _was_moved(uri, artifact_dirs[run], 4)]
     connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", new)
     return len(new)
 
