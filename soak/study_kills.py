@@ -33,14 +33,16 @@ OPTIONS = [
 STATUS = {"completed": "FINISHED", "pruned": "KILLED"}
 
 
-def trials_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the processes of trials."""
-    processes = []
-    for process in psutil.Process(driver.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error, IndexError):
-            if "DQNTrainable" in process.cmdline()[0]:
-                processes.append(process)
-    return processes
+def kill_trial(driver: subprocess.Popen[bytes]) -> None:
+    """Kill a process that is training a trial; Tune may keep others for the next trials, whose death concerns none."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        for process in psutil.Process(driver.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error, IndexError):
+                if "DQNTrainable.train" in process.cmdline()[0]:  # Ray names the method that is running
+                    process.kill()
+                    return
+    raise TimeoutError("no trial is training")
 
 
 def await_evaluations(study: Path, driver: subprocess.Popen[bytes], number: int) -> None:
@@ -70,10 +72,7 @@ def soak(root: Path, *, trials: int, scheduler: str, reuse: bool) -> dict[str, A
         driver = subprocess.Popen(command, cwd=project, stdout=log, stderr=log, start_new_session=True)
         try:
             await_evaluations(study, driver, 4)
-            if not (running := trials_of(driver)):
-                problems.append("no trial process is running")
-            for process in running[:1]:
-                process.kill()
+            kill_trial(driver)
             await_evaluations(study, driver, 3 * trials)
         finally:
             kill_with_jobs(driver)

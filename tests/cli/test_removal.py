@@ -1,3 +1,4 @@
+import re
 import shutil
 import time
 
@@ -251,6 +252,7 @@ def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tm
     killed_run("", directory="root")
     for name in ("second", "third"):
         make_run(name, loss=1.0, age_s=1e6)
+    assert re.search(r"agents/first +LOST ", trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")[1])
     arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
     code, output = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"first"}), output

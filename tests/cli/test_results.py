@@ -25,6 +25,7 @@ from trieye.integrations.opening import adopted_config
 from trieye.results import load
 from trieye.results.aggregates import Aggregate
 from trieye.results.statistics import aggregate, difference, probability_of_improvement
+from trieye.results.tables import SEPARATE
 from trieye.sweeps.record import SWEEP
 
 SCORES = {"dqn": [5.0, 9.0, 6.0], "ppo": [10.0, 14.0, 11.0]}
@@ -239,10 +240,14 @@ def test_a_comparison_writes_all_pairs_as_csv_markdown_and_latex(results, tmp_pa
     ends = f"[{estimate.low:.3g}, {estimate.high:.3g}]"
     lines = (tmp_path / "pairs.md").read_text().splitlines()
     assert lines[0] == "| X | Y | runs | P(X > Y) | 95% CI | iqm, X - Y | 95% CI | verdict |"
-    assert lines[2] == f"| g_0 | g_1 | 5 + 5 | 0 | [0, 0] | -100 | {ends} | lower |"
+    assert lines[2] == f"| g_0 | g_1 | 5 + 5 | 0* | [0, 0] | -100 | {ends} | lower |"
+    assert lines[4] == "eval/return; higher is better"
+    assert lines[6] == f"\\* {SEPARATE}"
     text = (tmp_path / "pairs.tex").read_text()
     assert "X & Y & runs & P(X \\textgreater{} Y) & 95\\% CI & iqm, X - Y & 95\\% CI & verdict \\\\\n" in text
-    assert f"g\\_0 & g\\_1 & 5 + 5 & 0 & [0, 0] & -100 & {ends} & lower \\\\\n" in text
+    ends = ends.replace("-", "$-$")  # LaTeX prints "-" as a hyphen
+    assert f"g\\_0 & g\\_1 & 5 + 5 & 0* & [0, 0] & $-$100 & {ends} & lower \\\\\n" in text
+    assert text.startswith(f"% {lines[4]}\n% * {SEPARATE}\n% requires")
     code, _, err = results(*arguments, "pairs.tx", run_source=tmp_path / "root")
     assert (code, "unknown format 'tx'; did you mean 'tex'?" in err) == (2, True), err
 

@@ -286,6 +286,19 @@ def test_a_run_in_a_sweep_and_in_its_app_counts_once(sweep, root):
     assert len(load([sweep, root])) == 4
 
 
+def test_a_sweep_that_minimizes_is_minimized_whatever_the_default_of_its_runs(sweep, root):
+    record = SweepRecord.of(sweep)
+    record.mode = "min"
+    record.write(sweep)
+    assert {run.mode("eval/return") for run in load(sweep).runs} == {"min"}
+    assert {run.mode("eval/return") for run in load(root).runs} == {"max"}
+
+
+@pytest.mark.parametrize(("condition", "num"), [({"sweep": "sweep"}, 3), ({"sweep__ne": "sweep"}, 1)])
+def test_the_name_of_a_sweep_selects_its_runs(sweep, root, condition, num):
+    assert len(load([sweep, root]).where(**condition)) == num
+
+
 def test_the_status_of_a_damaged_sweep_is_an_error_naming_the_file(sweep):
     (sweep / "sweep.json").write_text("{")
     results = load(sweep)

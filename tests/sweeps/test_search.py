@@ -263,16 +263,10 @@ def test_a_pruned_job_prints_why_it_stops_and_no_advice_to_restart_it(sweep, tmp
         return 9.0
 
     sweep.values = "loop: {objective: eval/return}\n"
-    options = ("kind=optuna", "sampler=random", "pruner=median", "num_trials=5")
-    words = [f"hydra.sweeper.{option}" for option in options]
-    sweep.search(
-        task,
-        "+x=interval(0,1)",
-        *words,
-        "hydra.mode=MULTIRUN",
-        "hydra.launcher.isolate=process",
-        "hydra.launcher.num_jobs=1",
-    )
+    options = ("kind=optuna", "sampler=random", "pruner=median")
+    words = ["+x=interval(0,1)", *(f"hydra.sweeper.{option}" for option in options), "hydra.mode=MULTIRUN"]
+    sweep.search(task, *words, "hydra.sweeper.num_trials=4", "hydra.launcher.isolate=none")
+    sweep.search(task, *words, "hydra.sweeper.num_trials=5", "hydra.launcher.isolate=process")
     assert sweep.record(4).state == "pruned"
     output = (sweep.directory / "4/output.log").read_text()
     assert output.count("pruned: best 1 < 9, the median of 4 jobs") >= 2  # when it is asked to stop, and at its end

@@ -20,6 +20,7 @@ from trieye.runs.removal import Removal
 from trieye.runs.stored_run import StoredRun
 
 EXIT_REFUSED = 1
+_STATUS = {"RUNNING": "LOST"}  # a run that is alive cannot be removed
 
 
 def carry_out(
@@ -116,7 +117,7 @@ def _row(removal: Removal) -> dict[str, Any]:
     return {
         "run_dir": removal.run_dir,
         "name": removal.name,
-        "status": None if record is None else record.status,
+        "status": _STATUS.get(record.status, record.status) if record else None,
         "last_used": removal.last_used,
         "size_bytes": removal.size_bytes,
         "mirrored_bytes": removal.mirrored_bytes,

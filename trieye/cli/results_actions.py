@@ -15,6 +15,7 @@ from trieye.cli.run_selection import RunSelection, select_runs, sources_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
+from trieye.process.terminal import TextTable
 from trieye.results import hyperparameters, score_files, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
@@ -54,14 +55,14 @@ def table(options: argparse.Namespace) -> int:
         return 0
     labels = groups.marked(selected.scoring).labels
     shown = {labels[row]: {**figures[row], "std": _spread(scores[row])} for row in ranked}
-    selected.console.print(
-        tables.scores_table(shown, selected.stat, title=selected.title, confidence=options.confidence)
-    )
+    printed = tables.scores_table(shown, selected.stat, title=selected.title, confidence=options.confidence)
+    selected.console.print(printed)
     if is_table:
         values = [groups.values[row] or {"": groups.labels[row]} for row in ranked]
         diverged = [groups.diverged(selected.scoring)[row] for row in ranked]
         written = list(shown.values())
-        score_files.write_scores(values, written, diverged, selected.stat, options.output, **selected.intervals)
+        extra = {"notes": _notes_of(printed), **selected.intervals}
+        score_files.write_scores(values, written, diverged, selected.stat, options.output, **extra)
         print(f"written to {options.output}")
     elif options.output is not None:
         from trieye.results import plots
@@ -160,7 +161,8 @@ def compare(options: argparse.Namespace) -> int:
     title = f"{selected.title}; {better} is better"
     counts = {label: int(np.isfinite(values).sum()) for label, values in zip(groups.labels, scores, strict=True)}
     shown = pairs[:_MOST_PAIRS]
-    selected.console.print(tables.pairs_table(shown, counts, selected.stat, title=title))
+    printed = tables.pairs_table(shown, counts, selected.stat, title=title)
+    selected.console.print(printed)
     _print_verdicts(selected, shown, counts, verdicts[:_MOST_PAIRS])
     if len(numbers) > len(shown):
         selected.console.print(f"{len(numbers) - len(shown)} more pairs; --json and -o pairs.csv list all")
@@ -168,7 +170,8 @@ def compare(options: argparse.Namespace) -> int:
         selected.console.print(tables.differences_table(differences, groups.labels))
     if is_table:
         words = [word for word, _ in verdicts]
-        score_files.write_pairs(pairs, counts, words, selected.stat, options.output, **selected.intervals)
+        extra = {"notes": _notes_of(printed), **selected.intervals}
+        score_files.write_pairs(pairs, counts, words, selected.stat, options.output, **extra)
         print(f"written to {options.output}")
     elif options.output is not None:
         from trieye.results import plots
@@ -176,6 +179,11 @@ def compare(options: argparse.Namespace) -> int:
         _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.output)
     selected.print_notes()
     return 0
+
+
+def _notes_of(table: TextTable) -> list[str]:
+    """Return the title and the notes of a table as lines of text."""
+    return [line for text in (table.title, table.caption) if text is not None for line in str(text).splitlines()]
 
 
 def _print_verdicts(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
@@ -172,10 +173,8 @@ class _Search:
             if any(other.get(key) != value for other in jobs.values())
         }
 
-    def _add_run(
-        self, directory: Path, home: Path, job: int | None = None, varied: Mapping[str, str] | None = None
-    ) -> None:
-        run = self._directories.run(directory, home, job=job, varied=varied)
+    def _add_run(self, directory: Path, home: Path, **of_job: Any) -> None:
+        run = self._directories.run(directory, home, **of_job)
         if run is not None:
             self._runs.append(run)
 
@@ -199,7 +198,9 @@ class _Search:
             if (link / RUN_RECORD).exists():
                 real = link.resolve()
                 self._seen.add(str(real))
-                self._add_run(real, directory, job=index, varied=varied)
+                # a recorded "max" may be the default of a program whose Hydra config has no `loop`
+                mode = "min" if sweep is not None and sweep.mode == "min" else None
+                self._add_run(real, directory, job=index, varied=varied, mode=mode)
                 continue
             modes = [] if sweep is None else sweep.modes or [sweep.mode]
             job = HydraJob(job_dir, app, f"{directory.name}/{index}", str(directory), index, varied, modes)

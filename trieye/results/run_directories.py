@@ -43,7 +43,13 @@ class RunDirectories:
         self._files: dict[Path, tuple[Compacted | None, list[str]]] = {}  # cache and its up-to-date runs, by home
 
     def run(
-        self, directory: Path, home: Path, *, job: int | None = None, varied: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        home: Path,
+        *,
+        job: int | None = None,
+        varied: Mapping[str, str] | None = None,
+        mode: str | None = None,
     ) -> LoadedRun | None:
         """Return the run in a directory; None, with a note in `problems`, if its record is unreadable.
 
@@ -52,6 +58,7 @@ class RunDirectories:
             home: Directory of its app or sweep.
             job: Index of its job in the sweep.
             varied: Values that vary in the sweep, by key.
+            mode: `max` or `min` of the objective, if the sweep rather than `loop.mode` determines it.
         """
         try:
             run = StoredRun.read(directory)
@@ -85,6 +92,7 @@ class RunDirectories:
             defaults=defaults,
             varied={current_override(key, params): typed(value) for key, value in (varied or {}).items()},
             is_closed=record.status != _UNSETTLED,
+            modes={} if mode is None else {str(params.get("loop.objective")): mode},
             tags={f"tags.{name}": value for name, value in (config.get("tags") or {}).items()},
         )
 

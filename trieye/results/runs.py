@@ -86,7 +86,7 @@ class LoadedRun:
         is_closed: False for a killed run until it is closed; until then, only its journal has the latest points.
         is_named: Whether the run itself was an argument of `load`, rather than a directory of several runs.
         objective: Metric that rates a run without `loop.objective`; empty: none.
-        modes: `max` or `min` for metrics of a run without `loop.mode`.
+        modes: `max` or `min` by objective, from the sweep or the file of the run; they precede `loop.mode`.
         tags: Tags by key, such as `tags.variant`; they distinguish configs only where a selection names them.
     """
 
@@ -115,10 +115,9 @@ class LoadedRun:
 
     def mode(self, metric: str) -> str | None:
         """Return `max` or `min`, whether higher or lower values of a metric are better; None if it is not recorded."""
-        if "loop.mode" in self.params:
-            return str(self.params["loop.mode"])
         modes = set(self.modes.values())
-        return self.modes.get(metric, modes.pop() if len(modes) == 1 else None)
+        default = modes.pop() if len(modes) == 1 else self.params.get("loop.mode")
+        return self.modes.get(metric, default)
 
     @property
     def is_ended(self) -> bool:

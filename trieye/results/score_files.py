@@ -1,5 +1,6 @@
 """Files of the tables of scores and pairs: CSV with all digits, Markdown and LaTeX as shown in the terminal."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.results.conversion import plain, write_table
 from trieye.results.statistics import Estimate
-from trieye.results.tables import interval, number
+from trieye.results.tables import interval, is_separate, number
 
 FORMATS = ("csv", "md", "tex")
 """Suffixes of the files."""
@@ -23,6 +24,8 @@ _TEX = str.maketrans(
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     }
 )  # fmt: skip
+_MINUS = re.compile(r"(?<![^\[ ])-(?=[\d.])")
+"""The sign of a number, which LaTeX would print as a hyphen."""
 
 
 def write_scores(
@@ -33,6 +36,7 @@ def write_scores(
     path: Path,
     *,
     confidence: float,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write one row per group: its parameters, its numbers of runs, and its figures.
 
@@ -43,6 +47,7 @@ def write_scores(
         main: Name of the figure with an interval.
         path: The file; its suffix, one of `FORMATS`, sets the format.
         confidence: Confidence level of the intervals.
+        notes: Lines below a Markdown table, and comments above a LaTeX table.
 
     Raises:
         ConfigurationError: The file cannot be written.
@@ -59,7 +64,7 @@ def write_scores(
         cells = [_shown(row.get(key)) for key in keys]
         cells += [_runs(group[main], num), number(group[main].value), interval(group[main])]
         rows.append([*cells, *(number(group[name].value) for name in others)])
-    _write_text(path, header, rows, len(keys))
+    _write_text(path, header, rows, len(keys), notes)
 
 
 def write_pairs(
@@ -70,6 +75,7 @@ def write_pairs(
     path: Path,
     *,
     confidence: float,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write one row per comparison: X, Y, their numbers of runs, P(X > Y), the difference, and the verdict.
 
@@ -80,6 +86,7 @@ def write_pairs(
         stat: The aggregate whose difference is compared.
         path: The file; its suffix, one of `FORMATS`, sets the format.
         confidence: Confidence level of the intervals.
+        notes: Lines below a Markdown table, and comments above a LaTeX table.
 
     Raises:
         ConfigurationError: The file cannot be written.
@@ -99,17 +106,20 @@ def write_pairs(
     rows = []
     for (x, y, chance, gap), verdict in zip(pairs, verdicts, strict=True):
         sizes = f"{counts[x]} + {counts[y]}{_runs(gap, 0).removeprefix(str(gap.n))}"
-        estimated = [number(chance.value), interval(chance), number(gap.value), interval(gap)]
+        mark = "*" if is_separate(chance) else ""
+        estimated = [number(chance.value) + mark, interval(chance), number(gap.value), interval(gap)]
         rows.append([x, y, sizes, *estimated, verdict])
-    _write_text(path, header, rows, num_keys=2)
+    _write_text(path, header, rows, 2, notes)
 
 
-def _write_text(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int) -> None:
+def _write_text(
+    path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int, notes: Sequence[str]
+) -> None:
     """Write a Markdown or LaTeX table, whose first `num_keys` columns are aligned left."""
     text = _markdown if path.suffix.lower() == ".md" else _latex
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text(header, rows, num_keys).encode())
+        write_atomic(path, text(header, rows, num_keys, notes).encode())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -142,17 +152,19 @@ def _runs(estimate: Estimate, num_diverged: int) -> str:
     return f"{estimate.n} ({notes})" if notes else str(estimate.n)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int) -> str:
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int, notes: Sequence[str]) -> str:
     sides = ["---"] * num_keys + ["---:"] * (len(header) - num_keys)
     lines = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))
+    table = "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))
+    return table + "".join("\n{}\n".format(note.replace("*", r"\*")) for note in notes)
 
 
-def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int) -> str:
-    first, *lines = [" & ".join(cell.translate(_TEX) for cell in row) for row in (header, *rows)]
+def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int, notes: Sequence[str]) -> str:
+    first, *lines = [" & ".join(_MINUS.sub("$-$", cell.translate(_TEX)) for cell in row) for row in (header, *rows)]
+    comments = "".join(f"% {note}\n" for note in (*notes, r"requires \usepackage{booktabs}"))
     sides = "l" * num_keys + "r" * (len(header) - num_keys)
     body = "".join(f"{line} \\\\\n" for line in lines)
     return (
-        f"% requires \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n{first} \\\\\n\\midrule\n"
+        f"{comments}\\begin{{tabular}}{{{sides}}}\n\\toprule\n{first} \\\\\n\\midrule\n"
         f"{body}\\bottomrule\n\\end{{tabular}}\n"
     )

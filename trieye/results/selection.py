@@ -4,6 +4,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from trieye.config.base import did_you_mean
@@ -66,9 +67,12 @@ def condition(name: str, allowed: Any, runs: Sequence[LoadedRun], *, strict: boo
         value = value_of(run, key)
         if value is MISSING:
             return not strict
-        if isinstance(allowed, str) or not isinstance(value, str):
-            return meets(value)
-        each = meets(value), meets(typed(value))  # tags are texts, also where they look like numbers
+        forms = [value]
+        if isinstance(value, str) and not isinstance(allowed, str):
+            forms.append(typed(value))  # tags are texts, also where they look like numbers
+        if value == run.sweep:  # a directory, which its name denotes as well
+            forms.append(PurePath(value).name)
+        each = map(meets, forms)
         return all(each) if fits is operator.ne else any(each)
 
     return test

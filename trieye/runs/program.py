@@ -76,23 +76,22 @@ class Program:
                 f"start its program yourself, with the values of {run.run_dir / CONFIGS}"
             )
         sweep = _sweep_of(run.record)
+        command = shlex.join(provenance.command if sweep is None else sweep.program)  # a job is started by trieye
         if provenance.program_keys and RUN_NAME not in provenance.program_keys:
             raise ConfigurationError(
-                f"{cannot}: the Hydra config of {shlex.join(provenance.command)} has no key {RUN_NAME}, so no override "
-                "can name the new run; add the key and pass it to TrieyeConfig, or start it yourself"
+                f"{cannot}: the Hydra config of {command} has no key {RUN_NAME}, so no override can name the new run; "
+                "add the key and pass it to TrieyeConfig, or start it yourself"
             )
         if not (
             provenance.program_keys or provenance.overrides or (run.run_dir / ".hydra").is_dir() or sweep is not None
         ):
             raise ConfigurationError(
-                f"{cannot}: {shlex.join(provenance.command)} made its config without Hydra, so no override reaches it; "
-                "put @trieye.main above its function, or start it yourself"
+                f"{cannot}: {command} made its config without Hydra, so no override reaches it; put @trieye.main above "
+                "its function, or start it yourself"
             )
         words = sweep.program if sweep is not None else _without_overrides(provenance.command)
         if not words:
-            raise ConfigurationError(
-                f"{cannot}: its command, {shlex.join(provenance.command)}, names no program; start it yourself"
-            )
+            raise ConfigurationError(f"{cannot}: its command, {command}, names no program; start it yourself")
         started_in = Path(sweep.working_dir if sweep is not None else provenance.directory)
         located = located_program(run, words, started_in)
         if located is None:
