@@ -8,6 +8,7 @@ import trieye
 from tests.curves import mlflow_runs
 from tests.damage import contents
 from trieye.cli import main
+from trieye.exceptions import TrieyeError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
 
@@ -256,6 +257,24 @@ def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tm
     arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
     code, output = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"first"}), output
+
+
+def test_prune_accepts_the_directory_of_an_app_outside_the_root(make_run, tmp_path):
+    make_run("old", age_s=1e6)
+    make_run("new")
+    arguments = ["prune", str(tmp_path / "root/agents"), "--root", str(tmp_path / "other"), "--older-than", "1d"]
+    assert main([*arguments, "--yes"]) == 0
+    assert remaining_runs(tmp_path) == {"new"}
+
+
+def test_a_run_that_was_used_since_it_was_listed_is_kept(make_run, make_config, tmp_path):
+    run_dir = make_run("old", age_s=1e6)
+    (removal,) = trieye.runs.prune("agents", older_than_s=1e5, root=tmp_path / "root", dry_run=True).removals
+    with trieye.Run(make_config(app_name="agents", run_name="old")):
+        pass
+    with pytest.raises(TrieyeError, match="run 'agents/old' was used since it was listed, and is kept"):
+        removal.delete()
+    assert run_dir.is_dir()
 
 
 def test_prune_keeps_the_last_used_of_equally_good_runs(make_run, tmp_path, trieye_command):

@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests import warm
 from trieye.cli import main
+from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.sweeps.jobs import STATUS
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
@@ -128,6 +129,32 @@ def test_a_plan_is_never_replaced_by_one_that_renumbers_its_jobs(planned, tmp_pa
     assert planned("show", 17, "-d", "first")[1] == "seed=8 lr=0.5 agent=dqn\n"
 
 
+def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_search(sweep, tmp_path):
+    words = ["train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", HERE, "hydra.sweeper.mode=min"]
+    subprocess.run([sys.executable, *words, "seed=0,1", "hydra.sweep.dir=first"], check=True, capture_output=True)
+    assert sweep("plan", "train.py", "seed=0,1,2", "-o", "first")[0] == 0
+    record = SweepRecord.of(tmp_path / "first")
+    assert (record.mode, record.summary["best"], record.size, record.is_signed) == ("min", 0, 3, True)
+    assert {HERE, "hydra.sweeper.mode=min"} <= set(record.own)
+    code, out, _ = sweep("relaunch", "first")
+    assert (code, "best of 3 jobs (min)" in out) == (0, True), out
+    for program in ("other.py", "train.py"):
+        (tmp_path / program).write_text(PROGRAM)
+        search = SweepRecord(program=[sys.executable, "train.py"], spec=["seed=0,1"], search={"kind": "random"})
+        search.write(tmp_path / program[:-3])
+        code, _, err = sweep("plan", program, "seed=0,1,2", "-o", program[:-3])
+        assert (code, "contains a search, which a plan cannot extend" in err) == (2, True), err
+    code, _, err = sweep("plan", "other.py", "seed=0,1,2", "-o", "first")
+    assert (code, "its jobs are of the program 'train', not 'other'" in err) == (2, True), err
+
+
+def test_many_jobs_are_relaunched_by_ranges(sweep, tmp_path):
+    assert sweep("plan", "train.py", "seed=range(0,30000)", "-o", "first")[0] == 0
+    command = shlex.split(sweep("relaunch", "first", "--dry-run")[1].partition("the command: ")[2])
+    assert command[-1] == "hydra.launcher.only='0-29999'"
+    assert len(LauncherConfig(only="0-29999").selected_jobs) == 30_000
+
+
 def test_show_and_find_translate_between_job_numbers_and_values(planned, tmp_path, monkeypatch):
     assert planned("show", "3", "-d", "first")[:2] == (0, "seed=1 lr=0.5 agent=dqn\n")
     assert planned("find", "lr=5e-1", "-d", "first")[:2] == (0, "1\n3\n5\n")
@@ -169,6 +196,9 @@ def test_a_pyexputils_description_is_planned(sweep, tmp_path):
     assert len((tmp_path / "car/save_paths.jsonl").read_text().splitlines()) == 4
     assert sweep("show", "3", "-d", "car")[1] == "seed=1 lr=0.5 agent=dqn\n"
     assert sweep("relaunch", "car", "--dry-run")[1].count(" lr=0.1,0.5 agent=dqn ") == 1
+    path.write_text('{"save_path": "r/{params}", "metaParameters": {"lr": [0.1, 0.5], "agent": ["a", true]}}')
+    assert sweep("plan", *arguments, "--when", "lr:agent=true", "-o", "conditional")[0] == 0
+    assert (tmp_path / "conditional/save_paths.jsonl").read_text().splitlines()[1] == '"r/agent-True_lr-0.1"'
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
     code, _, err = sweep("plan", *arguments, "--seeds", "2")
     assert (code, "would share a path; it lacks {run}" in err) == (2, True)
@@ -212,7 +242,7 @@ def test_a_relaunch_runs_only_missing_jobs(planned, tmp_path):
     code, out, _ = planned("relaunch", "first", "--only", "failed", "--dry-run")
     assert code == 0
     command = shlex.split(out.partition("the command: ")[2])
-    assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", "hydra.launcher.only=[3]"]
+    assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", "hydra.launcher.only='3'"]
     assert len(started_jobs(tmp_path)) == 2
 
     modification_times = {
@@ -456,7 +486,7 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
     ("arguments", "message"),
     [
         (["show", "6", "-d", "first"], "job 6 does not exist: the sweep has jobs 0 to 5"),
-        (["run", "-i", "6", "-d", "first"], "-i 6: out of range; the sweep has the jobs 0 to 5"),
+        (["run", "-i", "6", "-d", "first"], "6: out of range; the sweep has the jobs 0 to 5"),
         (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: must be at least 1"),
         (["find", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
         (["find", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),
@@ -497,7 +527,7 @@ def test_without_a_directory_the_newest_sweep_is_used(sweep, tmp_path):
 def test_a_plan_without_a_program_asks_for_one(sweep):
     assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; to run it, pass the program first\n")
     code, _, err = sweep("relaunch", "x")
-    assert (code, "planned without a program; plan it again with one" in err) == (2, True)
+    assert (code, "planned without a program; repeat its `trieye sweep plan`" in err) == (2, True)
 
 
 def test_a_secret_that_was_not_recorded_is_requested(sweep):

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+import trieye
 from tests import warm
 from tests.waiting import wait_until
 from trieye.cli import main
+from trieye.cli.sweep_merge import _fetch
+from trieye.exceptions import RunLockedError
+from trieye.files.run_files import RunFiles
+from trieye.mirror.local import LocalRun
 from trieye.sweeps.jobs import JobRecord
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -93,6 +98,25 @@ def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, t
     assert "1 of 2 runs are in .trieye_data" in output
     assert main(["sweep", "merge", "sweep", "--mirror", "/mirror"]) == 2
     assert "a mirror URL needs a scheme" in capfd.readouterr().err
+
+
+def test_a_run_that_is_alive_is_never_replaced_by_its_mirror(make_config, tmp_path):
+    mirror = f"file://{tmp_path}/mirror"
+    config = make_config(persistence={"mirror": mirror, "mirror_interval_s": 1.0})
+    local = LocalRun(RunFiles(config.persistence))
+    link = tmp_path / "run"
+    with trieye.Run(config) as run:
+        for step in (1, 2):
+            run.step = step
+            run.save(x=step)
+            wait_until(lambda step=step: local.record().generation >= step)
+        link.symlink_to(run.dir)
+        inode = run.dir.stat().st_ino
+        # the uploader has published a state, and not recorded it yet
+        local.store_record(local.record().model_copy(update={"generation": 1}))
+        with pytest.raises(RunLockedError):
+            _fetch(link, mirror, config.persistence.get_run_base_dir().parents[2])
+        assert run.dir.stat().st_ino == inode
 
 
 def test_a_link_to_a_missing_run_is_reported_with_its_job(shared, capfd):

@@ -46,6 +46,14 @@ def test_a_link_is_relative_and_replaces_links_and_files(tmp_path):
     assert names(tmp_path) == ["a", "link"]
 
 
+def test_a_link_below_a_linked_directory_leads_to_its_target(tmp_path):
+    for name in ("real/deep/below", "project/runs"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "project/multirun").symlink_to(tmp_path / "real/deep")
+    relink(tmp_path / "project/multirun/below/run", tmp_path / "project/runs")
+    assert (tmp_path / "real/deep/below/run").resolve() == tmp_path / "project/runs"
+
+
 def test_a_new_directory_appears_complete_or_not_at_all(tmp_path):
     with pytest.raises(UnicodeEncodeError), new_directory(tmp_path / "d") as scratch:
         (scratch / "f").write_text("half \ud800", encoding="utf-8")

@@ -19,7 +19,7 @@ from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.files.run_record import RunRecord
-from trieye.sweeps import orphans, timeouts
+from trieye.sweeps import fork_client, orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
 from trieye.sweeps.record import LOCK, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.sweeper import SweepError
@@ -267,6 +267,12 @@ def test_local_jobs_restart_after_their_fork_server_was_killed(sweep):
     assert values(sweep.launch(task, ["what=a", "what=b"], *options)) == ["a", "b"]
     assert [(sweep.record(index).attempt, sweep.record(index).deaths) for index in range(2)] == [(2, 1), (1, 0)]
     assert "its fork server died" in (directory / "0" / "output.log").read_text()
+    for client in fork_client._clients.values():
+        client._process.kill()  # between two sweeps, without a job that reports it
+        client._process.wait()
+    sweep.directory = directory.with_name("later")
+    assert values(sweep.launch(task, ["what=a"], *options)) == ["a"]
+    assert sweep.record(0).deaths == 1
 
 
 def test_a_job_that_interrupts_itself_is_not_reported_as_raised_and_runs_again(sweep):
@@ -449,6 +455,39 @@ def test_runs_without_a_name_belong_to_their_job_also_after_a_relaunch(sweep, tm
     assert {path.name for path in (tmp_path / "data/app/runs").iterdir()} == names
     record = RunRecord.read(tmp_path / "data/app/runs/sweep_1_2/run.json")
     assert (record.attempt, record.job, Path(record.resumed_from).name) == (2, 1, "checkpoint_step_2")
+
+
+class Counting(trieye.Experiment):
+    def setup(self, config):
+        self.value = float(config.seed)
+
+    def step(self):
+        return {}
+
+    def evaluate(self):
+        return {"eval/return": self.value}
+
+    def save_checkpoint(self, checkpoint_dir):
+        return {}
+
+    def load_checkpoint(self, checkpoint):
+        pass
+
+
+def test_a_finished_run_of_another_sweep_is_not_the_result_of_a_job(sweep, tmp_path):
+    def task(cfg):
+        config = trieye.TrieyeConfig(
+            app_name="app", run_name="same", seed=cfg.what, runtime={"kind": "local"}, progress_bar=False,
+            persistence={"root_data_dir": str(tmp_path / "data"), "checkpoint_save_freq_steps": 2}, sinks={},
+            loop={"steps": 2, "evaluate_every_steps": 2},
+        )  # fmt: skip
+        return trieye.run_experiment(Counting, config).objective
+
+    assert values(sweep.launch(task, ["what=1"], *RUNS_ALONE)) == [1.0]
+    assert values(sweep.launch(task, ["what=1"], *RUNS_ALONE)) == [1.0]
+    sweep.directory = tmp_path / "later"
+    (refusal,) = values(sweep.launch(task, ["what=2"], *RUNS_ALONE))
+    assert f"run_name=same: this run belongs to job 0 of the sweep {tmp_path / 'sweep'}, and this is job 0" in refusal
 
 
 def test_a_job_never_resumes_the_run_of_another_job_or_of_no_job(sweep, tmp_path):

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from tests import warm
 from tests.waiting import wait_until
 from trieye.cli import main
-from trieye.config.launcher import LauncherConfig
+from trieye.config.launcher import LauncherConfig, numbers, ranges
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import JobRecord
-from trieye.sweeps.slurm import memory_text, numbers, ranges, script_of, submit_jobs, time_text
+from trieye.sweeps.slurm import memory_text, script_of, submit_jobs, time_text
 from trieye.sweeps.slurm_array import SlurmArray
 from trieye.sweeps.status import status_of
 
@@ -127,13 +127,23 @@ def test_memory_is_formatted_in_whole_units():
 
 @given(st.sets(st.integers(0, 60), min_size=1))
 def test_indices_round_trip_through_ranges(indices):
-    assert numbers(ranges(sorted(indices))) == sorted(indices)
+    assert numbers(ranges(sorted(indices)), 61) == sorted(indices)
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-", "1,,2", "-1"])
-def test_invalid_job_indices_are_rejected(text):
-    with pytest.raises(ConfigurationError, match="expected indices of jobs, such as 7 or 0-9,12"):
-        numbers(text)
+EXPECTED = "expected indices of jobs, such as 7 or 0-9,12"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, EXPECTED) for text in ("", "a", "3-", "1,,2", "-1")),
+        ("5-3", "5-3 is empty; the first index of a range is the lower one"),
+        ("0-99999999999", "out of range; the sweep has the jobs 0 to 8"),
+    ],
+)
+def test_invalid_job_indices_are_rejected(text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        numbers(text, 9)
 
 
 def test_the_script_requests_what_its_jobs_need(tmp_path):

@@ -163,7 +163,9 @@ def _plan(options: argparse.Namespace) -> int:
     grid = grid_of(words, SweeperConfig.model_validate(sweeper))
     with nullcontext() if options.output is None else lock_in(options.output):
         if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
-            grid = before.at(options.output).going_on(grid, words, options.output)
+            before = before.at(options.output)
+            record.extend(before, options.output)
+            grid = before.going_on(grid, words, options.output)
         record.set_grid(grid)
         saving = _saving(descriptions, grid)
         if options.output is not None:
@@ -288,14 +290,12 @@ def _find(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from trieye.sweeps.slurm import numbers
+    from trieye.config.launcher import numbers
 
     directory = sweep_directory(options.dir)
     record = _record_at(directory)
     grid = record.the_grid()
-    indices = numbers(options.index)
-    if max(indices) >= grid.size:
-        raise ConfigurationError(f"-i {options.index}: out of range; the sweep has the jobs 0 to {grid.size - 1}")
+    indices = numbers(options.index, grid.size)
     for name, value in (("stride", options.stride), ("max-concurrent", options.max_concurrent)):
         if value is not None and value < 1:
             raise ConfigurationError(f"--{name} {value}: must be at least 1")

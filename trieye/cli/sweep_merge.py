@@ -115,7 +115,10 @@ def _fetch(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
             raise ConfigurationError(f"{run_dir} is a run that was not copied from a mirror; choose another --root")
         if generation >= newest[0][0]:
             return run_dir, False
-        remove(run_dir)
+        with RunLock(paths.lock_path), RunLock(paths.hub_lock_path):
+            if local.record().generation >= newest[0][0]:  # it was alive, and has uploaded this state itself
+                return run_dir, False
+            remove(run_dir)
     paths.create_run_directories()
     with RunLock(paths.lock_path):
         restore_run(paths, mirror)

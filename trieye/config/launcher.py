@@ -1,15 +1,50 @@
 """LauncherConfig: options of `hydra/launcher=trieye`, which runs the jobs of a sweep in parallel."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from trieye.config.base import StrictModel
 from trieye.config.runtime import RuntimeEnv
+from trieye.exceptions import ConfigurationError
 
 Backend = Literal["ray", "local", "slurm"]
 """Where the processes of jobs run."""
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Format indices as ranges, such as `0-3,7`."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and runs[-1][1] == index - 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def numbers(text: str, size: int | None = None) -> list[int]:
+    """Parse indices of jobs from ranges such as `0-3,7`.
+
+    Args:
+        text: The ranges.
+        size: Number of jobs of the sweep; None: unknown.
+
+    Raises:
+        ConfigurationError: The text has another format, a range is empty, or a job does not exist.
+    """
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise ConfigurationError(f"{text}: expected indices of jobs, such as 7 or 0-9,12")
+    pairs = [[int(number) for number in part.split("-")] for part in text.split(",")]
+    for first, last in ((pair[0], pair[-1]) for pair in pairs):
+        if last < first:
+            raise ConfigurationError(f"{text}: {first}-{last} is empty; the first index of a range is the lower one")
+        if size is not None and last >= size:
+            raise ConfigurationError(f"{text}: out of range; the sweep has the jobs 0 to {size - 1}")
+    return [index for pair in pairs for index in range(pair[0], pair[-1] + 1)]
 
 
 class SlurmConfig(StrictModel):
@@ -122,7 +157,19 @@ class LauncherConfig(StrictModel):
         default=False,
         description="Run only part of the sweep while other processes run other parts, as tasks of a batch system do.",
     )
-    only: list[int] | None = Field(default=None, description="Indices of the jobs to run; null = all.")
+    only: list[int] | None = Field(
+        default=None, description="Indices of the jobs to run, also as ranges such as '0-99,120'; null = all."
+    )
+
+    @field_validator("only", mode="before")
+    @classmethod
+    def _expand_ranges(cls, value: Any) -> Any:
+        return numbers(value) if isinstance(value, str) else value
+
+    @cached_property
+    def selected_jobs(self) -> frozenset[int] | None:
+        """Indices of the jobs to run; None: all."""
+        return None if self.only is None else frozenset(self.only)
 
     @property
     def is_array(self) -> bool:

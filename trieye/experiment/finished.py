@@ -8,6 +8,7 @@ from typing import Any
 from trieye.checkpoints.directory import peek
 from trieye.checkpoints.store import CheckpointStore
 from trieye.config import TrieyeConfig
+from trieye.config.hydra.launch import launch_info
 from trieye.config.loop import LoopConfig
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import TrieyeError
@@ -15,7 +16,7 @@ from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import last_status
 from trieye.process.progress import say
-from trieye.run.attempt import check_changes
+from trieye.run.attempt import check_changes, check_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def finished(config: TrieyeConfig) -> Result | None:
     """Return the result of a run that has nothing left to train or to deliver, otherwise None; only reads files.
 
     Raises:
-        ConfigurationError: The run trains another algorithm.
+        ConfigurationError: The run trains another algorithm, or belongs to another job.
     """
     persistence = config.trieye.persistence
     if persistence.load_checkpoint_path is not None or persistence.mirror is not None:
@@ -112,6 +113,9 @@ def finished(config: TrieyeConfig) -> Result | None:
     reason = progress.reason_to_stop(config.loop, newest.step)
     if reason is None:
         return None
+    launch = launch_info()
+    if launch is not None and launch.sweep_dir is not None:
+        check_job(paths, launch, str(launch.sweep_dir))
     check_changes(paths, config)
     say(finished_sentence(config.run_name, reason))
     best_checkpoint = (store.ranked(config.loop.mode) or [newest])[0].path

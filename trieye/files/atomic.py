@@ -61,9 +61,12 @@ def replacing(path: Path, *, is_lasting: bool = True) -> Iterator[Path]:
 
 
 def relink(link: Path, target: Path) -> None:
-    """Make `link` a relative symbolic link to `target`, and atomically replace a link or file of that name."""
+    """Make `link` a relative symbolic link to `target`, and atomically replace a link or file of that name.
+
+    Directories above either may be symbolic links.
+    """
     scratch = _scratch(link, "tmp")
-    scratch.symlink_to(os.path.relpath(target, link.parent))
+    scratch.symlink_to(os.path.relpath(target.parent.resolve() / target.name, link.parent.resolve()))
     try:
         scratch.replace(link)
     except OSError:

@@ -16,7 +16,7 @@ from typing import Any
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences, with_program
-from trieye.config.hydra.launch import is_of_moved_sweep, launch_info, note_run, publish_records
+from trieye.config.hydra.launch import Launch, is_of_moved_sweep, launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redacted_text, redactor
 from trieye.exceptions import (
     CheckpointError,
@@ -60,6 +60,14 @@ _POLL_S = 0.1
 
 _FIRST_PROGRESS_S = 3.0
 """A run that takes longer than this to close reports its progress."""
+
+
+def check_job(paths: RunFiles, launch: Launch | None, group: str | None) -> None:
+    """Raise `ConfigurationError` if a run belongs to another sweep or job than an attempt in a sweep (None: outside)."""
+    record = RunRecord.read(paths.run_record_path)
+    refusal = None if record is None else record.refusal_in(group, None if launch is None else launch.job_num)
+    if refusal is not None and not is_of_moved_sweep(launch, paths.run_base_dir):
+        raise ConfigurationError(f"run_name={paths.run_base_dir.name}: {refusal}")
 
 
 class OpenAttempt:
@@ -111,7 +119,7 @@ class OpenAttempt:
         self._config, self._sinks = config, sinks
         self._commit = commit_of_program()
         mirror, runtime = config.persistence.mirror, config.runtime
-        self._check_sweep(RunRecord.read(self._paths.run_record_path))  # names the job, which a held lock does not
+        check_job(self._paths, launch, self.group)  # names the job, which a held lock does not
         self._lock, notice = take_run(
             self._paths, mirror, lambda: _acquired(RunLock(self._paths.lock_path), runtime, self._name)
         )
@@ -176,7 +184,7 @@ class OpenAttempt:
 
     def _checked_record(self, config: TrieyeConfig) -> RunRecord | None:
         previous = RunRecord.read(self._paths.run_record_path)
-        self._check_sweep(previous)
+        check_job(self._paths, self._launch, self.group)
         if previous is not None and previous.axis != config.loop.axis:
             raise ConfigurationError(
                 f"loop.axis={config.loop.axis}: run {self._name!r} has counted its steps in {previous.axis} since its "
@@ -184,11 +192,6 @@ class OpenAttempt:
             )
         check_changes(self._paths, config)
         return previous
-
-    def _check_sweep(self, previous: RunRecord | None) -> None:
-        refusal = None if previous is None else previous.refusal_in(self.group, self._job)
-        if refusal is not None and not is_of_moved_sweep(self._launch, self._paths.run_base_dir):
-            raise ConfigurationError(f"run_name={self._name}: {refusal}")
 
     def _counted(self, config: TrieyeConfig) -> RunRecord:
         return open_run_record(

@@ -241,9 +241,12 @@ class Removal:
 
         Raises:
             RunLockedError: Another process has started it.
-            TrieyeError: MLflow or the mirror does not answer; the directory still exists.
+            TrieyeError: It was used since it was listed, or MLflow or the mirror does not answer; the directory still
+                exists.
         """
         with RunLock(self.run_dir / "run.lock"), RunLock(self.run_dir / "hub.lock"), _explained():
+            if _use_of(RunRecord.read(self.run_dir / RUN_RECORD)) != _use_of(self.record):
+                raise TrieyeError(f"run {self.name!r} was used since it was listed, and is kept; repeat the command")
             if self.owns_mlflow_run and self.record is not None and self.config is not None:
                 delete_run(self.config.persistence.MLFLOW_TRACKING_URI, str(self.record.mlflow_run_id))
             for store, objects in self.mirrors:
@@ -255,12 +258,16 @@ class Removal:
             raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
 
 
+def _use_of(record: RunRecord | None) -> tuple[str, int, float | None] | None:
+    return None if record is None else (record.run_id, record.attempt, record.ended)
+
+
 def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
     """Return the runs of an app to choose from, the last used one at the end, and why each other run is kept.
 
     A run that a link above it leads to outside the app's root counts as a link.
     """
-    is_named = (root / app).is_dir()
+    is_named = Path(app).name == app and (root / app).is_dir()
     app_dir, inside = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
     if not runs:

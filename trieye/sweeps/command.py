@@ -8,6 +8,7 @@ from typing import Any
 
 from trieye.config.fingerprint import json_of
 from trieye.config.hydra.axes import quoted
+from trieye.config.launcher import ranges
 from trieye.config.redaction import HIDDEN
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError
@@ -35,8 +36,8 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
     """
     if not record.program:
         raise ConfigurationError(
-            f"{directory}: the sweep was planned without a program; plan it again with one, as in "
-            f"`trieye sweep plan my_agent.train {' '.join(record.spec)} -o {directory}`"
+            f"{directory}: the sweep was planned without a program; repeat its `trieye sweep plan` with the program as "
+            "first word, such as my_agent.train or train.py"
         )
     hidden = next((word for word in [*record.own, *record.spec] if HIDDEN in word), None)
     if hidden is not None:
@@ -52,7 +53,7 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
     is_foreign_launcher = any(word.startswith("hydra/launcher=") and word != _LAUNCHER for word in own)
     if is_foreign_launcher and only is not None:  # other launchers cannot select jobs
         own = [*(word for word in own if not word.startswith(("hydra/launcher=", "hydra.launcher."))), _LAUNCHER]
-    chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]
+    chosen = [] if only is None else [f"hydra.launcher.only={quoted(ranges(only))}"]
     path = str(directory.resolve())
     sweep_dir = f"hydra.sweep.dir={path if _PLAIN_PATH.fullmatch(path) else quoted(path)}"
     return [*record.program, "-m", *own, *spec, sweep_dir, *more, *chosen]

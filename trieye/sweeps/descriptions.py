@@ -16,6 +16,7 @@ from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import typed
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
+from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import Grid, bare
 
 SWEPT = "metaParameters"
@@ -171,16 +172,16 @@ class Description:
         Raises:
             ConfigurationError: See `save_path`.
         """
-        texts = {key: list(map(typed, values)) for key, values in self.axes.items()}
-        paths = (self.save_path(self._index_of(grid[index], texts)) for index in range(grid.size))
+        texts = {bare(key): list(map(typed, values)) for key, values in self.axes.items()}
+        paths = (self.save_path(self._index_of(grid.all_values(index), texts)) for index in range(grid.size))
         write_atomic(sweep / SAVE_PATHS, "".join(f"{json.dumps(path)}\n" for path in paths).encode())
 
-    def _index_of(self, overrides: Sequence[str], texts: Mapping[str, Sequence[str]]) -> int:
-        """Return the index of the job with these overrides in the description."""
-        values = dict(word.split("=", 1) for word in overrides)
+    def _index_of(self, values: Mapping[str, str], texts: Mapping[str, Sequence[str]]) -> int:
+        """Return the index of the job with these values in the description."""
         combination_index = 0
         for key, choices in texts.items():
-            combination_index = combination_index * len(choices) + choices.index(values[key])
+            position = next(at for at, choice in enumerate(choices) if same_value(choice, values[key]))
+            combination_index = combination_index * len(choices) + position
         return combination_index + self.num_combinations * (int(values["seed"]) if self.runs > 1 else 0)
 
     def save_context(self, index: int, base: Path | str = ".") -> "SaveContext":

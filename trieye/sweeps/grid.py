@@ -122,7 +122,7 @@ class Grid:
         """
         self._check(index)
         if self.conditions:
-            values = self.conditions.active(self._all_values(index))
+            values = self.conditions.active(self.all_values(index))
             return tuple(word for word in self._words(index) if bare(word.partition("=")[0]) in values)
         return self._words(index)
 
@@ -152,7 +152,7 @@ class Grid:
         if not 0 <= index < self.size:
             raise IndexError(f"job {index} does not exist: the sweep has jobs 0 to {self.size - 1}")
 
-    def _all_values(self, index: int) -> dict[str, str]:
+    def all_values(self, index: int) -> dict[str, str]:
         """Return the values of a job by key without Hydra's prefixes, including constant and inactive keys."""
         positions = self._numbering.positions(index)
         return {key: self.axes[axis].places[positions[axis]][at] for key, (axis, at) in self._columns.items()}
@@ -161,7 +161,7 @@ class Grid:
         """Return the varying values of a job, by key without Hydra's prefixes."""
         self._check(index)
         varying = {bare(key) for key in self.varying}
-        active = self.conditions.active(self._all_values(index))
+        active = self.conditions.active(self.all_values(index))
         return {key: value for key, value in active.items() if key in varying}
 
     def is_left_out(self, index: int) -> bool:
@@ -169,7 +169,7 @@ class Grid:
         if not (self.without or self.conditions):
             return False
         self._check(index)
-        active = self.conditions.active(self._all_values(index))
+        active = self.conditions.active(self.all_values(index))
         return self._is_excluded(active) or self._is_repetition(index, active)
 
     def _is_excluded(self, active: Mapping[str, str]) -> bool:
@@ -218,7 +218,7 @@ class Grid:
     def _has_keys(self, index: int, keys: Iterable[str]) -> bool:
         if not self.conditions:
             return True
-        active = self.conditions.active(self._all_values(index))
+        active = self.conditions.active(self.all_values(index))
         return all(bare(key) in active for key in keys)
 
     @cached_property

@@ -329,7 +329,7 @@ class SweepExecution:
             job = self._requeued.popleft() if self._requeued else queue.next()
             if job is None:
                 return None
-            if self.options.only is not None and job.index not in self.options.only:
+            if self.options.selected_jobs is not None and job.index not in self.options.selected_jobs:
                 continue
             record = self.record_before(job)
             if record is not None and self._orphans.add(job, record):

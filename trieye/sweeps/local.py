@@ -71,7 +71,7 @@ class LocalPool:
         assignment = self._slots.find(resources)
         assert assignment is not None  # noqa: S101 - `has_room` has found it
         idle = (worker for worker in self._workers if worker.is_idle)
-        environment = assignment.environment
+        environment, server = assignment.environment, None
         worker = next((worker for worker in idle if worker.assignment.environment == environment), None)
         try:
             if worker is None:
@@ -81,6 +81,8 @@ class LocalPool:
                 self._workers.append(worker)
             worker.connection.send((index, tuple(overrides), self._directory / str(index)))
         except OSError as error:
+            if server is not None and not self._workers:  # no process of it is there to report its death
+                discard(server)
             self._ended.append(Died(index, f"no process could be started for it: {error}"))
             return
         worker.index, worker.assignment = index, assignment

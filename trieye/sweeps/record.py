@@ -24,6 +24,8 @@ KEEP_GOING = "hydra.launcher.fail_fast=false"
 """The option without which a relaunch of a fail-fast sweep ends at the job that failed before."""
 
 _SHOWN = 5
+_PLANNED = {"hydra.sweep.dir", *(f"hydra.sweeper.{name}" for name in ("seeds", "zip", "exclude", "when"))}
+"""Options that a plan sets for the whole grid."""
 
 
 def lock_in(directory: Path) -> RunLock:
@@ -172,6 +174,21 @@ class SweepRecord(JsonRecord, kw_only=True):
         if any(word.startswith(ONLY) for word in self.own):
             self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
             self.signature = self.sign().signature if before.is_signed else ""
+
+    def extend(self, before: Self, directory: Path) -> None:
+        """Take over summary, modes and options of a planned or started grid, which a new plan extends.
+
+        Raises:
+            ConfigurationError: The directory has a search, a study, or jobs of another program.
+        """
+        if before.grid is None:
+            kind = "study" if before.is_study else "search"
+            raise ConfigurationError(f"{directory} contains a {kind}, which a plan cannot extend; choose another -o")
+        self.check_program(before, directory)
+        self.created, self.mode, self.modes, self.summary = before.created, before.mode, before.modes, before.summary
+        keys = {word.partition("=")[0] for word in self.own} | _PLANNED
+        self.own += [word for word in before.own if word.partition("=")[0] not in keys]
+        self.signature = self.sign().signature if before.is_signed else ""
 
     def check_program(self, before: Self, directory: Path) -> None:
         """Raise `ConfigurationError` if an earlier start of the sweep ran a program of another name."""

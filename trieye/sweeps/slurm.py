@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trieye.config.launcher import LauncherConfig
+from trieye.config.launcher import LauncherConfig, ranges
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.sweeps.slurm_array import SlurmArray
@@ -92,29 +92,6 @@ def time_text(hours: float) -> str:
 def memory_text(size_bytes: int) -> str:
     """Format an amount of memory for Slurm: 4 GiB are 4G, half a GiB is 512M."""
     return f"{size_bytes // _GIB}G" if size_bytes % _GIB == 0 else f"{math.ceil(size_bytes / _MIB)}M"
-
-
-def ranges(indices: Sequence[int]) -> str:
-    """Format indices as ranges, such as `0-3,7`."""
-    runs: list[list[int]] = []
-    for index in sorted(indices):
-        if runs and runs[-1][1] == index - 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def numbers(text: str) -> list[int]:
-    """Parse indices from ranges such as `0-3,7`.
-
-    Raises:
-        ConfigurationError: The text has another format.
-    """
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise ConfigurationError(f"-i {text}: expected indices of jobs, such as 7 or 0-9,12")
-    pairs = ([int(number) for number in part.split("-")] for part in text.split(","))
-    return [index for first, *last in pairs for index in range(first, (last[0] if last else first) + 1)]
 
 
 def script_of(directory: Path, tasks: Sequence[Sequence[int]], options: LauncherConfig) -> str:

@@ -9,7 +9,9 @@ import yaml
 
 import trieye
 from trieye.cli import main
+from trieye.config.hydra.launch import name_of_sweep
 from trieye.config.hydra.main import reserved
+from trieye.config.names import check_name
 from trieye.process.lock import RunLock
 
 
@@ -51,6 +53,15 @@ def test_jobs_without_a_name_are_named_after_their_sweep(project):
     assert _values_printed(completed.out, "config") == [f"{sweep}_0 0 {runs}/{sweep}_0"]
     grown = project.ran("-m", f"hydra.sweep.dir=multirun/{sweep}", "seed=0,1")
     assert _values_printed(grown.out, "config")[-1] == f"{sweep}_1 1 {runs}/{sweep}_1"
+
+
+def test_each_sweep_directory_has_its_own_run_names(tmp_path):
+    directories = ["a_b", "a b", "学習率", "割引率", "x/学習率", "x/割引率", "_a_b", "a_b.", "multirun/20261128_093000"]
+    names = [name_of_sweep(tmp_path / directory, tmp_path) for directory in directories]
+    assert len(set(names)) == len(names)
+    assert (names[0], names[-1]) == ("a_b", "20261128_093000")
+    for name in names:
+        check_name("run_name", f"{name}_0")
 
 
 def test_a_second_directory_for_a_run_is_rejected(project):
@@ -207,9 +218,10 @@ def test_hydra_mode_multirun_starts_a_sweep_that_reports_objectives(project):
     completed = project.run(*arguments, "seed=5,6")  # Hydra 1.4 warns about third-party callbacks
     assert completed.code == 0, completed.err
     assert _values_printed(completed.out, "objective") == ["5.0", "6.0"]
+    name = name_of_sweep(project.directory / "my sweep!", project.directory)
     assert [printed.split()[:2] for printed in _values_printed(completed.out, "config")] == [
-        ["my_sweep_0", "5"],
-        ["my_sweep_1", "6"],
+        [f"{name}_0", "5"],
+        [f"{name}_1", "6"],
     ]
 
 

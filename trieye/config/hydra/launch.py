@@ -98,16 +98,18 @@ def name_of_sweep(directory: Path, working_dir: Path) -> str:
     """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
 
     For a directory that trieye named, it is the name of the directory alone, as in the first start of the sweep. For a
-    directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
+    directory elsewhere, or with too long a path or unusual characters, it contains a hash of the path.
     """
     directory = directory.resolve()
-    path = directory.relative_to(working_dir) if directory.is_relative_to(working_dir) else None
-    if path is None or len(str(path)) > _MAX_SWEEP_NAME:
-        digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:_DIGEST_CHARS]
-        path = Path(f"{directory.name[:_MAX_SWEEP_NAME]}-{digest}")
-    elif path.parent == Path(SWEEPS) and _STAMP.fullmatch(path.name):
-        path = Path(path.name)
-    return re.sub(r"[^\w.=+-]+|\.\.+", "_", str(path), flags=re.ASCII).strip("_.-=+ ")
+    path = directory.relative_to(working_dir) if directory.is_relative_to(working_dir) else directory
+    is_long = path.is_absolute() or len(str(path)) > _MAX_SWEEP_NAME
+    if is_long or (path.parent == Path(SWEEPS) and _STAMP.fullmatch(path.name)):
+        text = path.name[:_MAX_SWEEP_NAME]
+    else:
+        text = "_".join(path.parts)
+    name = re.sub(r"[^\w.=+-]+|\.\.+", "_", text, flags=re.ASCII).strip("_.-=+ ")
+    digest = hashlib.sha256(os.fsencode(directory if is_long else path)).hexdigest()[:_DIGEST_CHARS]
+    return f"{name}-{digest}".lstrip("-") if is_long or name != text else name
 
 
 _started_runs: list[str] = []
