@@ -63,7 +63,7 @@ _FIRST_PROGRESS_S = 3.0
 
 
 def check_job(paths: RunFiles, launch: Launch | None, group: str | None) -> None:
-    """Raise `ConfigurationError` if a run belongs to another sweep or job than an attempt in a sweep (None: outside)."""
+    """Raise `ConfigurationError` if a run belongs to another sweep or job; `group` is the sweep of this attempt."""
     record = RunRecord.read(paths.run_record_path)
     refusal = None if record is None else record.refusal_in(group, None if launch is None else launch.job_num)
     if refusal is not None and not is_of_moved_sweep(launch, paths.run_base_dir):
