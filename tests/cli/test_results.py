@@ -307,6 +307,21 @@ def test_select_reports_the_best_config_and_those_not_clearly_worse(results, as_
     assert "the selected config is optimistic" in " ".join(out.split())
 
 
+def test_the_lowest_optimality_gap_ranks_first_and_requires_higher_scores_to_be_better(results, as_json, tmp_path):
+    for algo, lowest in (("dqn", 0.1), ("ppo", 0.8)):
+        for seed in range(5):
+            make_run(tmp_path / "root", f"{algo}{seed}", [lowest + seed / 100], seed=seed, agent={"algo": algo})
+    options = {"run_source": tmp_path / "root"}
+    gap = ("--stat", "optimality_gap")
+    assert [group["label"] for group in as_json("table", *gap, **options)["groups"]] == ["ppo", "dqn"]
+    assert as_json("select", *gap, **options)["groups"][0]["best"] == "ppo"
+    out = results("compare", *gap, **options)[1]
+    assert "dqn is lower than ppo with 5 + 5 runs" in out
+    assert "higher is better, with a lower optimality gap" in out
+    code, _, err = results("table", *gap, "--mode", "min", **options)
+    assert (code, "optimality_gap" in err, "--mode max" in err) == (2, True, True), err
+
+
 def test_points_are_exported_as_a_table(results, tmp_path):
     for name in ("points.parquet", "points.csv", "points.feather"):
         code, out, _ = results("export", "--metric", "eval/return", "-o", name)

@@ -74,6 +74,14 @@ def test_min_mode_equals_max_mode_of_negated_scores():
     np.testing.assert_array_equal(maximized.p_best, minimized.p_best)
 
 
+def test_the_best_config_has_the_lowest_optimality_gap():
+    scores = [[0.2, 0.3], [0.8, 0.9]]
+    selection = select(scores, "optimality_gap")
+    assert (selection.best, selection.ranked, selection.p_best.tolist()) == (1, (1, 0), [0, 1])
+    (setting,) = sensitivity(scores, [{"lr": 1}, {"lr": 1}], "lr", "optimality_gap")
+    assert setting.best_config == 1
+
+
 def test_each_value_has_its_best_config_and_the_mean_of_its_configs():
     low, high = sensitivity(SCORES, PARAMS, "lr", "mean")
     assert (low.value, low.best_config, low.best.value, low.mean.value, low.configs) == (0.01, 2, 2, 1, (2, 3))

@@ -42,8 +42,9 @@ def table(options: argparse.Namespace) -> int:
     names: dict[Aggregate, None] = dict.fromkeys([selected.stat, "iqm", median, "mean"])
     figures = [{name: statistics.aggregate(group, name, **selected.intervals) for name in names} for group in scores]
     penalties = groups.penalties(selected.scoring)
+    mode = selected.figure_mode
     ranked = sorted(
-        range(len(figures)), key=lambda row: (penalties[row], _rank(figures[row][selected.stat].value, selected.mode))
+        range(len(figures)), key=lambda row: (penalties[row], _rank(figures[row][selected.stat].value, mode))
     )
     if options.json:
         diverged = groups.diverged(selected.scoring)
@@ -151,14 +152,15 @@ def compare(options: argparse.Namespace) -> int:
         gap = statistics.difference(scores[x], scores[y], selected.stat, **selected.intervals)
         pairs.append((groups.labels[x], groups.labels[y], chance, gap))
         num_runs = min(int(np.isfinite(scores[group]).sum(axis=0).min()) for group in (x, y))
-        verdicts.append(statistics.verdict(gap, num_runs, penalties[x] + penalties[y]))
+        verdicts.append(statistics.verdict(gap, num_runs, penalties[x] + penalties[y], stat=selected.stat))
     if options.json:
         keys = ("x", "y", "probability", "difference", "verdict")
         rows = [dict(zip(keys, (*pair, word), strict=True)) for pair, (word, _) in zip(pairs, verdicts, strict=True)]
         selected.print_json({"pairs": rows})
         return 0
     better = "higher" if selected.mode == "max" else "lower"
-    title = f"{selected.title}; {better} is better"
+    gap_is_lower = ", with a lower optimality gap" if selected.stat == "optimality_gap" else ""
+    title = f"{selected.title}; {better} is better{gap_is_lower}"
     counts = {label: int(np.isfinite(values).sum()) for label, values in zip(groups.labels, scores, strict=True)}
     shown = pairs[:_MOST_PAIRS]
     printed = tables.pairs_table(shown, counts, selected.stat, title=title)
@@ -260,7 +262,7 @@ def importance(options: argparse.Namespace) -> int:
 
         keys = [one.key for one in shares]
         name = f"{selected.scoring.name} ({selected.stat})"
-        _save(plots.parallel(values, figures, keys, name, mode=selected.mode), options.output)
+        _save(plots.parallel(values, figures, keys, name, mode=selected.figure_mode), options.output)
     selected.print_notes()
     return 0
 

@@ -13,7 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results.aggregates import Aggregate
 from trieye.results.groups import RunGroups, ScoreDefinition
-from trieye.results.hyperparameters import Mode
+from trieye.results.hyperparameters import Mode, figure_mode
 from trieye.results.loading import load
 from trieye.results.results import Results
 from trieye.results.runs import typed
@@ -65,10 +65,24 @@ class RunSelection:
 
     @property
     def stat(self) -> Aggregate:
-        """Statistic over the runs of a group; with one task, `median` is the median over runs, not over task means."""
+        """Statistic over the runs of a group; with one task, `median` is the median over runs, not over task means.
+
+        Raises:
+            ConfigurationError: The statistic requires that higher scores are better, and lower scores are better.
+        """
         stat, task = cast("Aggregate", self.options.stat), self.options.task
+        if stat == "optimality_gap" and self.mode == "min":
+            raise ConfigurationError(
+                f"--stat optimality_gap: {self.scoring.name} is minimized, and the gap is a shortfall below a target; "
+                "choose another --stat, or pass --mode max if higher is better"
+            )
         is_one_task = task is None or len(self.results.split(task)) == 1
         return "run_median" if stat == "median" and is_one_task else stat
+
+    @property
+    def figure_mode(self) -> Mode:
+        """Whether higher or lower values of the statistic are better."""
+        return figure_mode(self.stat, self.mode)
 
     @property
     def intervals(self) -> dict[str, Any]:

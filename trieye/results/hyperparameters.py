@@ -21,10 +21,15 @@ Scores = Sequence[ArrayLike] | NDArray[np.float64]
 """For each config `[seed, task]`, or `[seed]` for one task; NaN where a score is missing."""
 
 Mode = Literal["max", "min"]
-"""Whether higher or lower scores are better; use `min` for an optimality gap."""
+"""Whether higher or lower scores are better; see `figure_mode` for their aggregates."""
 
 _SAME = 1e-9
 """Relative tolerance for equal figures, whose sums are rounded differently."""
+
+
+def figure_mode(stat: Aggregate, mode: Mode) -> Mode:
+    """Return whether higher or lower aggregates are better: an optimality gap is a loss, whatever the scores are."""
+    return "min" if stat == "optimality_gap" else mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def select(
     Raises:
         ConfigurationError: No config has a run for each task, the mode is unknown, or `aggregate` raises it.
     """
-    tables = _tables(scores, mode)
+    tables, mode = _tables(scores, mode), figure_mode(stat, mode)
     figure = partial(estimate_of, stat=stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
     estimates = tuple(figure([(1.0, table)]) for table in tables)
     penalties = [0] * len(tables) if diverged is None else list(diverged)
@@ -158,7 +163,7 @@ def sensitivity(
     Raises:
         ConfigurationError: No config has the parameter, or `select` raises it.
     """
-    tables = _tables(scores, mode)
+    tables, mode = _tables(scores, mode), figure_mode(stat, mode)
     if len(params) != len(tables):
         raise ConfigurationError(f"there are scores of {len(tables)} configs, but parameters of {len(params)}")
     figure = partial(estimate_of, stat=stat, confidence=confidence, resamples=resamples, seed=0)

@@ -27,7 +27,7 @@ from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats, XAxis
 from trieye.results.curves import aggregate_curves
 from trieye.results.groups import RunGroups, ScoreDefinition
-from trieye.results.hyperparameters import Mode, Setting
+from trieye.results.hyperparameters import Mode, Setting, figure_mode
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Band, Estimate
@@ -151,7 +151,7 @@ class Report:
         self.scores = groups.scores(scoring)
         self._intervals: dict[str, Any] = {"confidence": comparison.confidence}
         mains = [statistics.aggregate(scores, comparison.stat, **self._intervals) for scores in self.scores]
-        sign = 1 if comparison.mode == "min" or comparison.stat == "optimality_gap" else -1
+        sign = 1 if figure_mode(comparison.stat, comparison.mode) == "min" else -1
         worst_last = [math.inf if math.isnan(main.value) else sign * main.value for main in mains]
         self._mains = mains
         penalties = groups.penalties(scoring)

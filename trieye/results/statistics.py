@@ -189,14 +189,15 @@ def probability_of_improvement(
 
 
 def verdict(
-    gap: Estimate, num_runs: int, num_diverged: int = 0
+    gap: Estimate, num_runs: int, num_diverged: int = 0, *, stat: Aggregate = "iqm"
 ) -> tuple[Literal["higher", "lower", "inconclusive"], str]:
-    """Return whether X is higher or lower than Y, or inconclusive because the difference may be noise, and the reason.
+    """Return whether X scores higher or lower than Y, or inconclusive if the difference may be noise, and the reason.
 
     Args:
         gap: The `difference` X - Y.
         num_runs: Number of runs of the smaller group in a task.
         num_diverged: Number of diverged runs, which have no score, so that the other scores are a biased selection.
+        stat: The aggregate of the difference; a lower optimality gap is a higher score.
     """
     if num_diverged:
         return "inconclusive", "diverged runs have no score"
@@ -204,7 +205,8 @@ def verdict(
         return "inconclusive", f"each group needs {FEW} or more runs per task"
     if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
         return "inconclusive", "the interval of their difference includes 0"
-    return ("higher" if gap.low > 0 else "lower"), "the interval of their difference excludes 0"
+    is_higher = (gap.low > 0) != (stat == "optimality_gap")
+    return ("higher" if is_higher else "lower"), "the interval of their difference excludes 0"
 
 
 def _operands(x: ArrayLike, y: ArrayLike) -> tuple[Strata, Strata]:
