@@ -95,6 +95,25 @@ def test_videos_show_the_selected_episodes(make_config):
     assert (video.step, video.num_frames, video.fps) == (20, 11, 10.0)
 
 
+@pytest.mark.parametrize("kind", ["one", "vector"])
+def test_episodes_of_a_resumed_run_follow_those_before(make_config, kind):
+    def create(run):
+        if kind == "one":
+            return LogEpisodes(Square(), run)
+        return LogVectorEpisodes(gymnasium.vector.SyncVectorEnv([Square]), run)
+
+    for num_episodes in (2, 3):
+        with trieye.Run(make_config()) as run:
+            env = create(run)
+            run.restore()
+            for _ in range(num_episodes):
+                env.reset(seed=0)
+                for _ in range(10):
+                    env.step(np.zeros(1, np.int64))
+            run.save(step=run.step + 10 * num_episodes)
+    assert points(run, "episode/return") == [(10 * (number + 1), 10.0) for number in range(5)]
+
+
 def test_videos_need_an_environment_that_renders(make_config):
     with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match="render_mode='rgb_array'"):
         LogEpisodes(gymnasium.make("CartPole-v1"), run, video=some_episodes)

@@ -26,10 +26,13 @@ def some_episodes(episode: int) -> bool:
 class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Logs `episode/return`, `episode/length` and `episode/seconds` at the last step of each episode.
 
+    Steps count on from the step of the run at the first `reset` or `step`, so restore the run before.
+
     Args:
         env: The environment; videos require `render_mode="rgb_array"`.
         run: A `trieye.Run` or `RunClient`.
-        video: Maps the number of an episode to whether it is recorded, like `some_episodes`; None records none.
+        video: Maps the number of an episode of this process to whether it is recorded, like `some_episodes`; None
+            records none.
         prefix: Prefix of the metric names.
 
     Raises:
@@ -51,7 +54,8 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "render_mode='rgb_array'"
             )
         self._run, self._video, self._prefix = run, video, prefix
-        self._steps = self._episode = 0
+        self._steps: int | None = None
+        self._episode = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -61,6 +65,7 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode; an unfinished episode is not logged."""
         obs_and_info = super().reset(**options)
+        self._steps = _steps_so_far(self._steps, self._run)
         self._begin()
         self._capture_frame()
         return obs_and_info
@@ -68,7 +73,7 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step, and log the episode if it ends."""
         obs, reward, terminated, truncated, info = super().step(action)
-        self._steps += 1
+        self._steps = _steps_so_far(self._steps, self._run) + 1
         self._return += float(reward)
         self._length += 1
         self._capture_frame()
@@ -106,7 +111,8 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         self, env: gymnasium.vector.VectorEnv[Any, Any, Any], run: Recorder, *, prefix: str = "episode"
     ) -> None:
         super().__init__(env)
-        self._run, self._prefix, self._steps = run, prefix, 0
+        self._run, self._prefix = run, prefix
+        self._steps: int | None = None
         mode = self.metadata.get("autoreset_mode", gymnasium.vector.AutoresetMode.NEXT_STEP)
         self._resets_next = mode == gymnasium.vector.AutoresetMode.NEXT_STEP
         self._begin()
@@ -119,6 +125,7 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode in each environment; unfinished episodes are not logged."""
         obs_and_info = super().reset(**options)
+        self._steps = _steps_so_far(self._steps, self._run)
         self._begin()
         return obs_and_info
 
@@ -128,7 +135,7 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         is_step = ~self._is_over  # in the other environments, this call was the automatic reset
         self._returns[is_step] += rewards[is_step]
         self._lengths[is_step] += 1
-        self._steps += int(is_step.sum())
+        self._steps = _steps_so_far(self._steps, self._run) + int(is_step.sum())
         ended = (terminated | truncated) & is_step
         now = time.perf_counter()
         for index in np.flatnonzero(ended):
@@ -138,3 +145,8 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         self._returns[ended], self._lengths[ended], self._began[ended] = 0.0, 0, now
         self._is_over = ended if self._resets_next else np.zeros_like(ended)
         return obs, rewards, terminated, truncated, info
+
+
+def _steps_so_far(steps: int | None, run: Recorder) -> int:
+    """Return the step of a wrapper; None: its run may have been restored after the wrapper was created."""
+    return run.step if steps is None else steps
