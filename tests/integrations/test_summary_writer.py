@@ -259,6 +259,37 @@ def test_run_names_never_leave_the_root():
             assert writer.run.dir.parent == run_dir().parent.resolve()
 
 
+def test_equally_named_log_directories_are_separate_runs(tmp_path):
+    log_dirs = [tmp_path / "exp1/seed0/tb", tmp_path / "exp2/seed0/tb", Path("seed0/tb"), Path("runs/seed0-tb")]
+    dirs = []
+    for attempt in (1, 2):
+        dirs = []
+        for number, log_dir in enumerate(log_dirs):
+            with SummaryWriter(log_dir) as writer:
+                writer.add_scalar("a", float(number), attempt)
+            dirs.append(writer.run.dir)
+    assert [path.name.partition("-tb")[0] for path in dirs] == ["seed0"] * 4
+    assert dirs[0].name == "seed0-tb"
+    for number, path in enumerate(dirs):
+        assert read_history(path)["value"].to_pylist() == [float(number)] * 2
+
+
+def test_a_moved_project_and_a_run_without_a_recorded_log_directory_are_resumed(tmp_path, monkeypatch):
+    for log_dir in ("runs/first", tmp_path / "logs/seed0/tb"):
+        SummaryWriter(log_dir).close()
+    path = run_dir("seed0-tb") / "run.json"
+    record = RunRecord.read(path)
+    record.tags = {}  # as before this tag
+    record.save(path)
+    (tmp_path / "moved").mkdir()
+    moved = Path.cwd().rename(tmp_path / "moved/project")
+    monkeypatch.chdir(moved)
+    for log_dir in ("runs/first", tmp_path / "logs/seed0/tb"):
+        SummaryWriter(log_dir).close()
+    attempts = {path.name: RunRecord.read(path / "run.json").attempt for path in run_dir().parent.iterdir()}
+    assert attempts == {"first": 2, "seed0-tb": 2}
+
+
 def restart_program():
     """Simulate that the next lines run in another process."""
 

@@ -7,6 +7,7 @@ restarted with the same `log_dir` resumes the same run; points logged again repl
 link to the run directory, so `tensorboard --logdir runs` still works.
 """
 
+import hashlib
 import os
 import socket
 from collections.abc import Mapping
@@ -19,12 +20,20 @@ from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.config.packages import load
-from trieye.files.run_record import RunStatus
+from trieye.config.redaction import redacted
+from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations import media
-from trieye.integrations.opening import SHARED, AdoptedRun, AdoptingLogger, safe_name
+from trieye.integrations.opening import SHARED, AdoptedRun, AdoptingLogger, run_dir_of, safe_name
 from trieye.process.progress import say
 from trieye.run.media import array_of
 from trieye.run.run import Run
+
+LOG_DIR = "trieye.log_dir"
+"""Tag of a run: its log directory, relative to the working directory if it is inside."""
+
+_MAX_STEM = 40
+"""Characters of a run name that precede a hash."""
 
 _ONLY_TENSORBOARD = frozenset(
     {
@@ -53,7 +62,8 @@ class SummaryWriter(AdoptingLogger):
     """Logs to a run through the methods and defaults of `torch.utils.tensorboard.SummaryWriter`.
 
     Args:
-        log_dir: Determines the run name: `runs/NAME` is the run NAME. None: `runs/<time>_<host><comment>`.
+        log_dir: Determines the run name: `runs/NAME` is the run NAME, with a hash if the run NAME has another log
+            directory. None: `runs/<time>_<host><comment>`.
         comment: Suffix of the default `log_dir`; ignored if `log_dir` is set.
         purge_step: Points at or after this step are superseded; None: only points logged again are replaced.
         max_queue: Ignored: logging never waits for a queue.
@@ -91,8 +101,11 @@ class SummaryWriter(AdoptingLogger):
     def _open(self) -> AdoptedRun:
         """Return the run; reopen it after `close`."""
         if self._adopted is None:
-            self._adopted = AdoptedRun.join(**SHARED or {"name": _run_name(Path(self.log_dir))})
+            name, tags = _name_and_tags(Path(self.log_dir))
+            self._adopted = AdoptedRun.join(**SHARED or {"name": name})
             self.run = self._adopted.run
+            if not SHARED:
+                self.run.set_tags(tags)
             self._stepless.clear()
             _link(Path(self.log_dir), self.run.dir)
             if self._purge_step is not None:
@@ -284,10 +297,20 @@ class SummaryWriter(AdoptingLogger):
     _end = close
 
 
-def _run_name(log_dir: Path) -> str:
+def _name_and_tags(log_dir: Path) -> tuple[str, dict[str, str]]:
+    """Return the name of the run of a directory, with a hash if another directory has the name, and the run's tags."""
     path = Path(os.path.abspath(log_dir))  # noqa: PTH100 - links stay
-    parts = path.relative_to(Path.cwd()).parts if path.is_relative_to(Path.cwd()) else path.parts[-2:]
-    return safe_name("-".join(parts[1:] if parts[:1] == ("runs",) and len(parts) > 1 else parts))
+    is_inside = path.is_relative_to(Path.cwd())
+    path = path.relative_to(Path.cwd()) if is_inside else path
+    parts = path.parts if is_inside else path.parts[-2:]
+    name = safe_name("-".join(parts[1:] if parts[:1] == ("runs",) and len(parts) > 1 else parts))
+    tags: dict[str, str] = redacted({LOG_DIR: path.as_posix()})
+    run_dir = run_dir_of(name)
+    record = RunRecord.read(run_dir / RUN_RECORD)
+    has_name = record is None or record.tags.get(LOG_DIR, tags[LOG_DIR]) == tags[LOG_DIR]
+    if not has_name and log_dir.resolve() != run_dir.resolve():
+        name = safe_name(f"{name[:_MAX_STEM]}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
+    return name, tags
 
 
 def _link(log_dir: Path, run_dir: Path) -> None:
