@@ -155,6 +155,28 @@ def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(capsys):
     assert second.is_dir()
 
 
+def test_runs_of_two_projects_with_equal_relative_paths_are_both_imported_once(tmp_path, monkeypatch):
+    def directory_of_import(project, path):
+        monkeypatch.chdir(tmp_path / project)
+        ((imported, *_), _) = import_runs("tensorboard", Path(path), root=tmp_path / "all", app="old")
+        return imported.directory.name, imported.is_new
+
+    for number, project in enumerate(("one", "two")):
+        writer = SummaryWriter(tmp_path / project / "runs/PPO_1")
+        writer.add_scalar("charts/return", number, 1, walltime=1.7e9 + number)
+        writer.close()
+    assert directory_of_import("one", "runs") == ("PPO_1", True)
+    path = tmp_path / "all/old/runs/PPO_1/run.json"
+    record = RunRecord.read(path)
+    record.tags["trieye.imported_from"] = "runs/PPO_1"  # as before paths were resolved
+    record.save(path)
+    assert directory_of_import("two", "runs") == ("PPO_1-2", True)
+    assert directory_of_import("one", "runs") == ("PPO_1", False)
+    assert directory_of_import("one", tmp_path / "two/runs") == ("PPO_1-2", False)
+    (tmp_path / "two").rename(tmp_path / "moved")
+    assert directory_of_import("moved", "runs") == ("PPO_1-2", False)
+
+
 def wandb_file(*records, path="wandb/offline-run-20260101_000000-one/run-one.wandb"):
     """Write a file as wandb does, and return its path and the position of each record."""
     content, positions = b":W&B\xe1\xbe\x00", []

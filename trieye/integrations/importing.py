@@ -23,7 +23,9 @@ from trieye.results.runs import LoadedRun, Problems
 from trieye.run.run import Run
 
 ORIGIN, WHOLE = "trieye.imported_from", "trieye.imported_points"
-"""Tags of an imported run: the path of the original, and the number of points once the import is complete."""
+"""Tags of an imported run: the resolved path of the original, and the number of points once the import is complete."""
+
+_SQLITE = "sqlite:///"
 
 
 class Imported(NamedTuple):
@@ -152,7 +154,7 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
         adopted_config(directory.name, own_app, {**settings, "description": f"imported from {foreign.path}"})
     ).open()
     try:
-        run.set_tags({ORIGIN: foreign.path})
+        run.set_tags({ORIGIN: _origin(foreign)})
         run.log_params(foreign.params)
         if record is not None:
             run.supersede(0)
@@ -173,9 +175,25 @@ def _target(foreign: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRec
     for number in count(1):
         directory = run_dir_of(name if number == 1 else f"{name}-{number}", app=app, root=root)
         record = _record(directory)
-        if record is None or record.tags.get(ORIGIN) == foreign.path:
+        if record is None or _is_import(record, foreign):
             return record, directory
     raise AssertionError("unreachable: count() does not end")
+
+
+def _origin(foreign: LoadedRun) -> str:
+    scheme = _SQLITE if foreign.path.startswith(_SQLITE) else ""
+    return f"{scheme}{Path(foreign.path.removeprefix(scheme)).resolve()}"
+
+
+def _is_import(record: RunRecord, foreign: LoadedRun) -> bool:
+    """Return whether a run was imported from `foreign`, perhaps before it was moved or paths were resolved."""
+    origin = record.tags.get(ORIGIN)
+    if origin is None or origin == _origin(foreign):
+        return origin is not None
+    if math.isnan(foreign.created):
+        return origin == foreign.path
+    is_another = Path(origin).is_absolute() and Path(origin).exists()
+    return not is_another and (Path(origin).name, record.created) == (Path(foreign.path).name, foreign.created)
 
 
 def _record(directory: Path) -> RunRecord | None:
