@@ -177,6 +177,17 @@ def test_runs_of_two_projects_with_equal_relative_paths_are_both_imported_once(t
     assert directory_of_import("moved", "runs") == ("PPO_1-2", False)
 
 
+def test_the_seed_in_a_directory_name_is_imported():
+    for seed in (1, 2):
+        writer = SummaryWriter(f"runs/PPO_{seed}")
+        writer.add_scalar("charts/return", 1.0, 1)
+        writer.close()
+    import_runs("tensorboard", Path("runs"), app="old")
+    results = load(".trieye_data/old")
+    assert results.seeds == [1, 2]
+    assert [run.params["seed"] for run in results] == [1, 2]
+
+
 def wandb_file(*records, path="wandb/offline-run-20260101_000000-one/run-one.wandb"):
     """Write a file as wandb does, and return its path and the position of each record."""
     content, positions = b":W&B\xe1\xbe\x00", []

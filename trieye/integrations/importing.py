@@ -19,7 +19,7 @@ from trieye.results.job_directories import JobDirectories
 from trieye.results.loading import load
 from trieye.results.mlflow_files import FileStore
 from trieye.results.mlflow_store import MlflowStore
-from trieye.results.runs import LoadedRun, Problems
+from trieye.results.runs import LoadedRun, Problems, is_seed
 from trieye.run.run import Run
 
 ORIGIN, WHOLE = "trieye.imported_from", "trieye.imported_points"
@@ -155,7 +155,8 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
     ).open()
     try:
         run.set_tags({ORIGIN: _origin(foreign)})
-        run.log_params(foreign.params)
+        has_seed = foreign.seed is None or any(map(is_seed, foreign.params))
+        run.log_params(foreign.params if has_seed else {**foreign.params, "seed": foreign.seed})
         if record is not None:
             run.supersede(0)
         for metric, series in points.items():
