@@ -127,6 +127,15 @@ def test_conditions_select_runs(as_json):
     assert (one["n"], one["low"]) == (1, None)
 
 
+@pytest.mark.parametrize(
+    ("conditions", "num_runs"),
+    [(["seed!=0", "seed!=1"], 1), (["seed!=0,1"], 1), (["seed>=0", "seed>=2"], 1), (["seed=0,1", "seed=1,2"], 1)],
+)
+def test_all_conditions_on_a_key_apply(as_json, conditions, num_runs):
+    arguments = [word for condition in ("algo=ppo", *conditions) for word in ("--where", condition)]
+    assert as_json("table", *arguments)["groups"][0]["iqm"]["n"] == num_runs
+
+
 def test_a_curve_is_drawn_in_the_terminal_or_as_an_image(results, tmp_path):
     code, out, _ = results("curve", "--by", "algo")
     assert code == 0
@@ -341,6 +350,7 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["table", "--by", "alg"], "did you mean 'algo'?"),
         (["table", "--by", "seed"], "seed=0 is 2 configs, which differ in agent.algo"),
         (["table", "--where", "algo"], "--where algo: expected KEY=VALUE"),
+        (["table", "--where", "seed>=0,1"], "--where seed>=0,1: >= takes one value; only = and != take several"),
         (["table", "--where", "algo=sac"], "none of 6 runs match (agent.algo is dqn, ppo)"),
         (["table", "--last", "0%"], "--last 0%: expected a percentage, such as 10%"),
         (["table", "--last", "many"], "--last many: expected a percentage, such as 10%"),

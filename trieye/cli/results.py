@@ -71,8 +71,8 @@ def _add_choice(action: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="select runs by config value: KEY=VALUE, KEY>=VALUE, KEY<=VALUE, KEY!=VALUE or KEY=A,B; keeps runs that "
-        "lack KEY, unless --strict",
+        help="select runs by config value: KEY=VALUE, KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B, or KEY!=A,B for "
+        "neither; repeatable; keeps runs that lack KEY, unless --strict",
     )
     group.add_argument("--strict", action="store_true", help="exclude runs that lack a KEY of --where")
 

@@ -245,25 +245,36 @@ def select_runs(results: Results, conditions: Sequence[str], *, strict: bool) ->
     Raises:
         ConfigurationError: A condition is malformed, or no run matches.
     """
-    operands: dict[str, Any] = {}
-    for text in conditions:
-        sign = next((sign for sign in _OPERATORS if sign in text), None)
-        if sign is None:
-            raise ConfigurationError(
-                f"--where {text}: expected KEY=VALUE, or another operator (choose from: {', '.join(_OPERATORS)})"
-            )
-        key, _, value = text.partition(sign)
-        is_list = sign == "=" and "," in value
-        suffix = "in" if is_list else _OPERATORS[sign]
-        operands[f"{key.strip()}__{suffix}"] = [typed(item) for item in value.split(",")] if is_list else typed(value)
+    operands = [operand for text in conditions for operand in _operands_of(text)]
     if not len(results):
         reasons = "".join(f"; {text}" for text in results.problems[:_MOST_PROBLEMS])
         raise ConfigurationError(f"no runs to show{_empty_sweeps(results)}{reasons}")
-    selected = results.where(operands, strict=strict) if operands else results
+    matching = [{run.path for run in results.where({name: value}, strict=strict)} for name, value in operands]
+    selected = results.only(run for run in results if all(run.path in paths for paths in matching))
     if not len(selected):
-        values = "; ".join(dict.fromkeys(distinct(name.rpartition("__")[0], results.runs) for name in operands))
+        values = "; ".join(dict.fromkeys(distinct(name.rpartition("__")[0], results.runs) for name, _ in operands))
         raise ConfigurationError(f"--where {' '.join(conditions)}: none of {len(results)} runs match ({values})")
     return selected
+
+
+def _operands_of(text: str) -> list[tuple[str, Any]]:
+    """Return the conditions of a --where as names and values for `Results.where`, all of which apply.
+
+    Raises:
+        ConfigurationError: The text has no operator, or an inequality has several values.
+    """
+    sign = next((sign for sign in _OPERATORS if sign in text), None)
+    if sign is None:
+        raise ConfigurationError(
+            f"--where {text}: expected KEY=VALUE, or another operator (choose from: {', '.join(_OPERATORS)})"
+        )
+    key, _, value = text.partition(sign)
+    values = [typed(item) for item in value.split(",")]
+    if sign == "=" and len(values) > 1:
+        return [(f"{key.strip()}__in", values)]
+    if sign != "!=" and len(values) > 1:
+        raise ConfigurationError(f"--where {text}: {sign} takes one value; only = and != take several")
+    return [(f"{key.strip()}__{_OPERATORS[sign]}", value) for value in values]
 
 
 def _empty_sweeps(results: Results) -> str:
