@@ -76,6 +76,13 @@ def test_best_selects_one_config_per_group(results, mode, best):
     assert scores_by_label(groups)["ppo"] == best
 
 
+def test_best_prefers_a_config_with_a_diverged_run_to_one_without_a_score(tmp_path):
+    for lr, seed, values in ((0.1, 0, [1.0, 2.0]), (0.1, 1, [1.0, np.nan]), (0.2, 0, []), (0.2, 1, [])):
+        make_run(tmp_path, f"{lr}-{seed}", values, seed=seed, agent={"lr": lr})
+    (runs,) = RunGroups.of(load(tmp_path), ["algo"]).best(RETURN, "max").runs
+    assert {run.params["agent.lr"] for run in runs} == {0.1}
+
+
 def test_tasks_are_columns_and_can_be_normalized_by_ranges(results):
     groups = RunGroups.of(results, ["algo"], task="lr")
     scoring = ScoreDefinition("eval/return", steps=1, ranges={"0.0001": (0.0, 10.0), "0.001": (4.0, 14.0)})

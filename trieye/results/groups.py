@@ -214,7 +214,7 @@ class RunGroups:
         )
 
     def best(self, scoring: ScoreDefinition, mode: str) -> "RunGroups":
-        """Return the same groups with only the config that has the best mean in each task.
+        """Return the same groups with only the config that has the best mean in each task; configs without come last.
 
         The selection biases scores upwards: the chosen config appears better than it is.
 
@@ -225,10 +225,11 @@ class RunGroups:
         values = self._values(scoring) * sign
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
         diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
-        chosen = [
-            [[max(row, key=lambda number: (-diverged[number], means[number]))] if row else [] for row in tasks]
-            for tasks in self._candidates
-        ]
+
+        def rank(number: int) -> tuple[bool, int, float]:
+            return means[number] > -np.inf, -diverged[number], means[number]
+
+        chosen = [[[max(row, key=rank)] if row else [] for row in tasks] for tasks in self._candidates]
         return RunGroups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
 
     def diverged(self, scoring: ScoreDefinition) -> list[int]:
