@@ -191,6 +191,13 @@ def test_a_sweep_is_grouped_by_its_varied_keys_and_unstarted_jobs_count_as_missi
     assert groups.differences()["agent.lr"] == [1e-4, 1e-3]
 
 
+def test_unselected_seeds_of_a_sweep_are_not_missing(sweep):
+    scores = scores_by_label(RunGroups.of(load(sweep).where(seed__le=0)))
+    np.testing.assert_array_equal(list(scores.values()), [[4, np.nan], [14, np.nan]])  # seed 2 never started
+    scores = scores_by_label(RunGroups.of(load(sweep).where(choice="a")))
+    np.testing.assert_array_equal(list(scores.values()), [[4, 5, np.nan]])
+
+
 def test_a_sweep_without_a_grid_is_grouped_by_the_overrides_of_its_jobs(sweep):
     record = json.loads((sweep / "sweep.json").read_text())
     (sweep / "sweep.json").write_text(json.dumps({**record, "grid": None}))

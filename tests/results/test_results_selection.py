@@ -207,6 +207,16 @@ def test_split_groups_runs_by_the_value_of_a_parameter(results):
     assert len(results.split("seed")) == 3
 
 
+def test_split_loses_no_run_if_distinct_values_are_equal_keys(tmp_path):
+    params = [{"kl": None, "flag": True}, {"flag": 1}, {"kl": 0.1, "flag": 2}]
+    for number, values in enumerate(params):
+        with trieye.Run(config(tmp_path, f"r{number}", seed=0)) as run:
+            run.log_params(values)
+    results = load(tmp_path)
+    assert {key: names(part) for key, part in results.split("kl").items()} == {None: ["r0", "r1"], 0.1: ["r2"]}
+    assert {key: names(part) for key, part in results.split("flag").items()} == {1: ["r0", "r1"], 2: ["r2"]}
+
+
 def test_a_slice_varies_one_parameter_around_a_run(results):
     at = next(run for run in results if run.name == "ppo-a1")
     assert {key: names(part) for key, part in results.slice("lr", at=at).items()} == {

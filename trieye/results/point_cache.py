@@ -1,22 +1,31 @@
 """PointCache: points of jointly loaded runs, read once and shared by all selections."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
+from trieye.results import selection
 from trieye.results.runs import NOTHING, LoadedRun, PointReader, Problems, Series
 
 
 class PointCache:
-    """The points read so far, and the problems and sweeps of one loading.
+    """The points read so far, and the problems, sweeps and runs of one loading.
 
     Args:
         problems: Collects problems of loading and reading.
         sweeps: Seeds of each sweep, by sweep directory.
+        runs: The loaded runs, of which selections are subsets.
     """
 
-    def __init__(self, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> None:
-        self.problems, self.sweeps = problems, sweeps
+    def __init__(self, problems: Problems, sweeps: Mapping[str, Collection[int]], runs: Sequence[LoadedRun]) -> None:
+        self.problems, self.sweeps, self._runs = problems, sweeps, runs
         self._points: dict[str, dict[str, Series]] = {}
         self._whole: set[str] = set()
+
+    @cached_property
+    def configs(self) -> list[list[LoadedRun]]:
+        """The loaded runs of each sweep and config."""
+        keys = [selection.attribute("sweep", self._runs), *selection.varying(self._runs)]
+        return list(selection.grouped(self._runs, keys).values())
 
     def points(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
         """Return the points of each run by metric, and read each metric once; None: all metrics."""

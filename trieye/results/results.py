@@ -45,7 +45,7 @@ class Results:
     @classmethod
     def of(cls, runs: Sequence[LoadedRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
         """Return results for loaded runs, the problems of loading them, and the seeds of each sweep."""
-        return cls(runs, PointCache(problems, sweeps))
+        return cls(runs, PointCache(problems, sweeps, runs))
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -90,14 +90,16 @@ class Results:
         return self.only(run for run in self.runs if all(test(run) for test in tests))
 
     def split(self, key: str) -> dict[Any, Self]:
-        """Split the runs by their value of a parameter, in order of first appearance; None: the run lacks it.
+        """Split the runs by their value of a parameter, in order of first appearance; None: None, or the run lacks it.
 
         Raises:
             ConfigurationError: The parameter is unknown or ambiguous.
         """
         key = selection.resolve(key, self.runs)
-        groups = selection.grouped(self.runs, [key]).values()
-        return {_shown(selection.value_of(runs[0], key)): self.only(runs) for runs in groups}
+        parts: dict[Any, list[LoadedRun]] = {}
+        for runs in selection.grouped(self.runs, [key]).values():
+            parts.setdefault(selection.as_key(selection.value_of(runs[0], key)), []).extend(runs)
+        return {value: self.only(runs) for value, runs in parts.items()}
 
     def slice(self, key: str, *, at: LoadedRun) -> dict[Any, Self]:
         """Return the runs that differ from `at` only in this parameter and the seed, by the parameter's value.
@@ -185,10 +187,11 @@ class Results:
     def seeds_near(self, run: LoadedRun) -> set[int]:
         """Return the expected seeds of this run's config.
 
-        These are all seeds of its sweep, including jobs that never started, or of its app for a run outside of sweeps.
+        These are all seeds of its sweep, including jobs that never started but not runs of this config that are not
+        selected, or the seeds of its app for a run outside of sweeps.
         """
         if run.sweep in self._cache.sweeps:
-            return set(self._cache.sweeps[run.sweep])
+            return set(self._cache.sweeps[run.sweep]) - self._unselected_seeds.get(run.path, set())
         near = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
         return {other.seed for other in near if other.seed is not None}
 
@@ -203,6 +206,10 @@ class Results:
         return self._layout[3]
 
     @cached_property
+    def _unselected_seeds(self) -> Mapping[str, set[int]]:
+        return selection.unselected_seeds(self.runs, self._cache.configs)
+
+    @cached_property
     def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[LoadedRun | None]], list[str]]:
         keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
         attributes = selection.identifying(self.runs, keys)
@@ -212,7 +219,7 @@ class Results:
         num_named = Counter(run.name for run in self.runs)
         configs, table = [], []
         for runs, rows in zip(groups, split, strict=True):
-            values = {key: _shown(selection.value_of(runs[0], key)) for key in (*keys, *attributes)}
+            values = {key: selection.as_key(selection.value_of(runs[0], key)) for key in (*keys, *attributes)}
             for row in rows:
                 present = [run for run in row if run is not None]
                 name = present[0].name if len(rows) > 1 and len(present) == 1 else None
@@ -490,10 +497,3 @@ def _named(metric: Metric) -> str:
 
 def _needs_closing(run: LoadedRun) -> bool:
     return run.status == "KILLED" and not run.is_closed
-
-
-def _shown(value: Any) -> Any:
-    """Convert a value to a dictionary key."""
-    if value is selection.MISSING:
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -143,6 +143,13 @@ def identity(value: Any) -> Any:
     return json.dumps(value, sort_keys=True, default=str)
 
 
+def as_key(value: Any) -> Any:
+    """Return a value as the key of a dictionary; None for `MISSING`."""
+    if value is MISSING:
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
 def is_compared(key: str) -> bool:
     """Return False for seeds and for the keys that name the objective: they do not distinguish configs."""
     return not is_seed(key) and key not in ("loop.objective", "loop.mode")
@@ -168,6 +175,20 @@ def grouped(runs: Iterable[LoadedRun], keys: Sequence[str]) -> dict[tuple[Any, .
     for run in runs:
         groups.setdefault(tuple(identity(value_of(run, key)) for key in keys), []).append(run)
     return groups
+
+
+def unselected_seeds(selected: Iterable[LoadedRun], configs: Iterable[Sequence[LoadedRun]]) -> dict[str, set[int]]:
+    """Return the seeds of the config of each selected run, by path, that are not selected.
+
+    Args:
+        selected: The selected runs.
+        configs: All runs of each config.
+    """
+    paths, seeds = {run.path for run in selected}, dict[str, set[int]]()
+    for runs in configs:
+        unselected = {run.seed for run in runs if run.path not in paths and run.seed is not None}
+        seeds |= {run.path: unselected for run in runs if run.path in paths}
+    return seeds
 
 
 def identifying(runs: Sequence[LoadedRun], keys: Sequence[str]) -> list[str]:
