@@ -167,6 +167,13 @@ def test_calls_without_effect_succeed_and_print_a_note(capsys):
     assert "summary='mean') is not available" in output
 
 
+def test_the_first_column_of_a_table_creates_its_rows():
+    table = wandb.Table(columns=[], data=[])
+    table.add_column("a", [1, 2])
+    table.add_column("b", [3, 4])
+    assert (table.columns, table.data) == (["a", "b"], [[1, 3], [2, 4]])
+
+
 def test_masks_boxes_and_images_in_tables_are_stored():
     box = {"position": {"minX": 0.1, "maxX": 0.2, "minY": 0.3, "maxY": 0.4}, "class_id": 1}
     image = wandb.Image(

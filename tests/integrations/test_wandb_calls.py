@@ -211,6 +211,7 @@ def test_media_are_logged_by_type():
                 "images": [wandb.Image(torch.zeros(3, 4, 5)), wandb.Image(np.zeros((4, 5), np.uint8))],
                 "histogram": wandb.Histogram(torch.randn(100)),
                 "counted": wandb.Histogram(np_histogram=np.histogram([1, 2, 2, 3], 3)),
+                "density": wandb.Histogram(np_histogram=np.histogram([1, 2, 2, 3], 2, density=True)),
                 "video": wandb.Video(np.zeros((4, 3, 8, 8), np.uint8), fps=4),
                 "table": table,
                 "text": "x" * 1_000_000,
@@ -228,14 +229,15 @@ def test_media_are_logged_by_type():
         "images/1": "LogImage",
         "histogram": "LogHistogram",
         "counted": "LogHistogram",
+        "density": "LogHistogram",
         "video": "LogVideo",
         "table": "LogTable",
         "text": "LogText",
         "array": "LogHistogram",
         "figure": "LogImage",
     }
-    counted = next(item for item in logged if item.name == "counted")
-    assert counted.counts == [1.0, 2.0, 1.0]
+    counted, density = (next(item for item in logged if item.name == name) for name in ("counted", "density"))
+    assert (counted.counts, density.counts) == ([1.0, 2.0, 1.0], [0.25, 0.75])
     (rows,) = [item.rows() for item in logged if item.name == "table"]
     assert rows == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
 

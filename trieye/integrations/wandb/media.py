@@ -8,6 +8,7 @@ import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from trieye.config.names import printable
 from trieye.exceptions import ConfigurationError
 from trieye.integrations import media
-from trieye.run.media import array_of, number_of
+from trieye.run.media import MAX_BINS, array_of, header_of, number_of
 from trieye.run.run import Run
+from trieye.stats.operations import LogHistogram
 
 PathLike = str | os.PathLike[str]
 _PATHS = (str, os.PathLike)
@@ -204,14 +206,14 @@ class Histogram(Media):
     def __init__(self, sequence: Any = None, np_histogram: Any = None, num_bins: int = 64) -> None:
         if (sequence is None) == (np_histogram is None):
             raise ConfigurationError("Histogram: give either a sequence or np_histogram")
-        self._bins: Any = num_bins
-        if np_histogram is not None:
-            counts, edges = (np.asarray(part, np.float64) for part in np_histogram)
-            sequence, self._bins = np.repeat((edges[1:] + edges[:-1]) / 2.0, counts.astype(np.int64)), edges.tolist()
-        self._values = array_of("Histogram", sequence).astype(np.float64).reshape(-1)
+        self._bins, self._counted = num_bins, None if np_histogram is None else _counted(*np_histogram)
+        self._values = np.zeros(0) if sequence is None else array_of("Histogram", sequence).astype(np.float64).ravel()
 
     def _log(self, run: Run, name: str, step: int) -> None:
-        if np.isfinite(self._values).any():
+        if self._counted is not None:
+            medium = LogHistogram(*header_of(name, step, time()), *self._counted)
+            run._open_flusher().submit(medium)  # noqa: SLF001 - log_histogram takes no counts
+        elif np.isfinite(self._values).any():
             run.log_histogram(name, self._values, step, self._bins)
 
 
@@ -225,7 +227,7 @@ class Table(Media):
         frame = dataframe if dataframe is not None else data if hasattr(data, "columns") else None
         if frame is not None:
             columns, data = [str(name) for name in frame.columns], frame.to_numpy().tolist()
-        self.columns = list(columns or ["Input", "Output", "Expected"])
+        self.columns = ["Input", "Output", "Expected"] if columns is None else list(columns)
         self.data: list[list[Any]] = [list(row) for row in data] if data is not None else []
 
     def add_data(self, *row: Any) -> None:
@@ -241,10 +243,12 @@ class Table(Media):
     add_row = add_data
 
     def add_column(self, name: str, data: Any, optional: bool = False) -> None:
-        """Add a column."""
+        """Add a column; the first one creates the rows."""
         del optional
+        cells = list(data)
+        self.data = self.data if self.columns else [[] for _ in cells]
         self.columns.append(name)
-        for row, cell in zip(self.data, data, strict=True):
+        for row, cell in zip(self.data, cells, strict=True):
             row.append(cell)
 
     def add_computed_columns(self, fn: Callable[[int, dict[str, Any]], Mapping[str, Any]]) -> None:
@@ -336,6 +340,19 @@ def _colors(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return a uint8 copy; floats range to 1 or to 255."""
     scale = 255.0 if array.dtype.kind == "f" and array.size and float(np.nanmax(array)) <= 1.0 else 1.0
     return np.clip(np.nan_to_num(array.astype(np.float64)) * scale, 0, 255).astype(np.uint8)
+
+
+def _counted(counts: Any, edges: Any) -> tuple[list[float], list[float], float, float]:
+    """Return edges, counts or densities, and the sums of the centers of their bins and of their squares.
+
+    Raises:
+        ConfigurationError: There are too many bins, or a number is not finite.
+    """
+    heights, ends = np.asarray(counts, np.float64), np.asarray(edges, np.float64)
+    if not (1 <= heights.size <= MAX_BINS and np.isfinite(heights).all() and np.isfinite(ends).all()):
+        raise ConfigurationError(f"Histogram: np_histogram needs 1 to {MAX_BINS} finite counts, with finite edges")
+    centers = (ends[1:] + ends[:-1]) / 2.0
+    return ends.tolist(), heights.tolist(), float(heights @ centers), float(heights @ centers**2)
 
 
 def _cell(value: Any) -> Any:
