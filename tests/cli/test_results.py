@@ -293,6 +293,18 @@ def test_sensitivity_names_the_best_config_of_each_group(results, tmp_path):
     assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
 
 
+def test_sensitivity_to_a_tag_separates_its_values(as_json, tmp_path):
+    for number, (variant, lr) in enumerate((variant, lr) for variant in ("new", "old") for lr in (0.1, 0.2)):
+        for seed in (0, 1):
+            name, settings = f"r{number}-{seed}", {"tags": {"variant": variant}, "agent": {"lr": lr}}
+            make_run(tmp_path / "root", name, [number + seed], seed=seed, **settings)
+    for arguments in ((), ("--where", "lr=0.2")):
+        param = ("--param", "tags.variant")
+        (line,) = as_json("sensitivity", *param, *arguments, run_source=tmp_path / "root")["lines"]
+        figures = {setting["value"]: setting["best"]["value"] for setting in line["settings"]}
+        assert figures == {"new": 1.5, "old": 3.5}
+
+
 def test_the_importance_of_parameters_is_printed_and_plotted(results, tmp_path):
     for number in range(8):
         agent, clip = {"lr": number % 4}, number // 4

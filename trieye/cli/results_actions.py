@@ -220,8 +220,9 @@ def sensitivity(options: argparse.Namespace) -> int:
     """Show the scores for each value of a hyperparameter."""
     selected = RunSelection(options)
     key = selection.resolve(options.param, selected.results.runs)
+    results = selected.results.told_apart([key])  # by default, tags do not distinguish configs
     lines, labels = {}, {}
-    for name, groups in RunGroups.by_config(selected.results, selected.by, options.task).items():
+    for name, groups in RunGroups.by_config(results, selected.by, options.task).items():
         if settings := groups.sensitivity(
             key, selected.scoring, selected.stat, mode=selected.mode, **selected.intervals
         ):

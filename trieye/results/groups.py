@@ -113,7 +113,8 @@ class RunGroups:
 
         Args:
             results: The runs.
-            by: Parameters to compare by; empty: the parameters varied in the sweeps, or else all that differ.
+            by: Parameters to compare by; empty: the parameters varied in the sweeps, or else all that differ, and
+                `results.by`.
             task: The parameter that distinguishes environments.
 
         Raises:
@@ -123,9 +124,8 @@ class RunGroups:
             raise ConfigurationError("no runs selected; relax --where")
         runs = results.runs
         task_key = None if task is None else selection.resolve(task, runs)
-        keys = [selection.resolve(key, runs) for key in by] or [
-            key for key in selection.compared_by(runs) if key != task_key
-        ]
+        default = dict.fromkeys([*selection.compared_by(runs), *results.by])
+        keys = [selection.resolve(key, runs) for key in by] or [key for key in default if key != task_key]
         results = results.told_apart([key for key in keys if not is_seed(key)])
         attributes = [] if by else [key for key in results.told_apart_by if key not in keys]
         firsts = [next(run for run in row if run is not None) for row in results.table]

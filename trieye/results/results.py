@@ -36,11 +36,12 @@ class Results:
 
     Attributes:
         runs: The runs.
+        by: Keys that distinguish configs in addition to parameters; see `told_apart`.
     """
 
     def __init__(self, runs: Sequence[LoadedRun], cache: PointCache, by: Sequence[str] = ()) -> None:
         self.runs = list(runs)
-        self._cache, self._by = cache, by
+        self._cache, self.by = cache, by
 
     @classmethod
     def of(cls, runs: Sequence[LoadedRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
@@ -170,7 +171,7 @@ class Results:
 
     def only(self, runs: Iterable[LoadedRun]) -> Self:
         """Return results for a subset of the runs."""
-        return type(self)(list(runs), self._cache, self._by)
+        return type(self)(list(runs), self._cache, self.by)
 
     # layout of arrays
 
@@ -211,7 +212,7 @@ class Results:
 
     @cached_property
     def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[LoadedRun | None]], list[str]]:
-        keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
+        keys = list(dict.fromkeys([*selection.varying(self.runs), *self.by]))
         attributes = selection.identifying(self.runs, keys)
         groups = list(selection.grouped(self.runs, [*keys, *attributes]).values())
         seeds, split = selection.replicates(groups, self.note)
