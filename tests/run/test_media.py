@@ -61,6 +61,14 @@ def test_few_distinct_integers_get_one_bin_each(kind):
     assert (logged.edges, logged.counts) == ([-0.5, 0.5, 1.5], [2, 3])
 
 
+def test_weights_replace_the_counts_of_values():
+    logged = histogram([0.5, 1.5], bins=[0, 1, 2], weights=[0.25, 2])
+    assert (logged.counts, logged.total, logged.sum_squares) == ([0.25, 2], 3.125, 4.5625)
+    for weights in ([1.0], [1.0, np.nan]):
+        with pytest.raises(ValueError, match="weights need the shape of the values"):
+            histogram([0.5, 1.5], weights=weights)
+
+
 def test_many_distinct_integers_share_bins():
     assert len(histogram(np.arange(64)).counts) == 64
     logged = histogram(np.arange(1000))

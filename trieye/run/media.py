@@ -106,7 +106,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - a line of a terminal
 
 
-def histogram(name: str, values: Any, *, bins: int | Sequence[float] = 64, step: int, time: float) -> LogHistogram:
+def histogram(
+    name: str, values: Any, *, bins: int | Sequence[float] = 64, weights: Any = None, step: int, time: float
+) -> LogHistogram:
     """Return a histogram with bins of equal width between the smallest and the largest value, or with given edges.
 
     With a number of bins, integers that span fewer numbers than bins get one bin per number, and (nearly) equal values
@@ -116,12 +118,14 @@ def histogram(name: str, values: Any, *, bins: int | Sequence[float] = 64, step:
         name: Name of the series.
         values: Numbers or booleans of any shape: an array, a tensor on any device, or nested lists.
         bins: Number of bins, at most `MAX_BINS`, or ascending bin edges; values outside the edges are not counted.
+        weights: Contribution of each value to its bin; requires finite values; None: 1.
         step: Global step.
         time: Unix time in seconds.
 
     Raises:
         TypeError: `values` are not real numbers.
-        ValueError: No value is finite, the span of the values exceeds the range of a float, or `bins` is out of range.
+        ValueError: No value is finite, the span of the values exceeds the range of a float, `bins` is out of range, or
+            `weights` has another shape or is not finite.
     """
     title, header = f"histogram {name!r}", header_of(name, step, time)
     num_bins = bins if isinstance(bins, int) else len(bins) - 1
@@ -135,6 +139,13 @@ def histogram(name: str, values: Any, *, bins: int | Sequence[float] = 64, step:
         edges = np.asarray(bins, np.float64)
     if not np.isfinite(edges).all():
         raise ValueError(f"{title}: the span of its values, from {low:g} to {high:g}, exceeds the range of a float")
+    if weights is not None:
+        factors = array_of(title, weights).astype(np.float64)
+        if factors.shape != array.shape or not (np.isfinite(factors).all() and np.isfinite(array).all()):
+            raise ValueError(f"{title}: weights need the shape of the values, {array.shape}, and finite numbers")
+        heights = np.histogram(array, edges, weights=factors)[0]
+        moments = float(np.vdot(factors, array)), float(np.vdot(factors, np.square(array, dtype=np.float64)))
+        return LogHistogram(*header, edges.tolist(), heights.tolist(), *moments)
     counts = np.zeros(len(edges) - 1)
     for block in _blocks(array):
         bins_and_range = (len(counts), (edges[0], edges[-1])) if isinstance(bins, int) else (edges, None)

@@ -92,7 +92,15 @@ class Recorder:
             elif value is not None:
                 self.log(name, value, step=step, context=context, wall_time=wall_time)
 
-    def log_histogram(self, name: str, values: Any, step: int | None = None, bins: int | Sequence[float] = 64) -> None:
+    def log_histogram(
+        self,
+        name: str,
+        values: Any,
+        step: int | None = None,
+        bins: int | Sequence[float] = 64,
+        *,
+        weights: Any = None,
+    ) -> None:
         """Log the distribution of values, such as the weights of a layer, without waiting for the hub.
 
         Args:
@@ -100,12 +108,14 @@ class Recorder:
             values: Numbers of any shape: an array, tensor or list.
             step: Global step; None as in `log`.
             bins: Number of bins of equal width, or ascending bin edges; values outside the edges are not counted.
+            weights: Contribution of each value to its bin, such as a density; None: 1.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: `values` contains no numbers, or `bins` is invalid.
+            TypeError, ValueError: `values` contains no numbers, or `bins` or `weights` is invalid.
         """
-        self._open_flusher().submit(media.histogram(name, values, bins=bins, step=self._step(step), time=time()))
+        step = self._step(step)
+        self._open_flusher().submit(media.histogram(name, values, bins=bins, weights=weights, step=step, time=time()))
 
     def log_image(self, name: str, picture: Any, step: int | None = None) -> None:
         """Log an image, encoded as PNG before this returns; does not wait for the hub.

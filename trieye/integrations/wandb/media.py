@@ -8,7 +8,6 @@ import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from time import time
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from trieye.config.names import printable
 from trieye.exceptions import ConfigurationError
 from trieye.integrations import media
-from trieye.run.media import MAX_BINS, array_of, header_of, number_of
+from trieye.run.media import array_of, number_of
 from trieye.run.run import Run
-from trieye.stats.operations import LogHistogram
 
 PathLike = str | os.PathLike[str]
 _PATHS = (str, os.PathLike)
@@ -206,15 +204,16 @@ class Histogram(Media):
     def __init__(self, sequence: Any = None, np_histogram: Any = None, num_bins: int = 64) -> None:
         if (sequence is None) == (np_histogram is None):
             raise ConfigurationError("Histogram: give either a sequence or np_histogram")
-        self._bins, self._counted = num_bins, None if np_histogram is None else _counted(*np_histogram)
-        self._values = np.zeros(0) if sequence is None else array_of("Histogram", sequence).astype(np.float64).ravel()
+        self._bins: Any = num_bins
+        self._weights: NDArray[np.float64] | None = None
+        if np_histogram is not None:
+            self._weights, edges = (np.asarray(part, np.float64) for part in np_histogram)
+            sequence, self._bins = (edges[1:] + edges[:-1]) / 2.0, edges.tolist()
+        self._values = array_of("Histogram", sequence).astype(np.float64).reshape(-1)
 
     def _log(self, run: Run, name: str, step: int) -> None:
-        if self._counted is not None:
-            medium = LogHistogram(*header_of(name, step, time()), *self._counted)
-            run._open_flusher().submit(medium)  # noqa: SLF001 - log_histogram takes no counts
-        elif np.isfinite(self._values).any():
-            run.log_histogram(name, self._values, step, self._bins)
+        if np.isfinite(self._values).any():
+            run.log_histogram(name, self._values, step, self._bins, weights=self._weights)
 
 
 class Table(Media):
@@ -340,19 +339,6 @@ def _colors(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return a uint8 copy; floats range to 1 or to 255."""
     scale = 255.0 if array.dtype.kind == "f" and array.size and float(np.nanmax(array)) <= 1.0 else 1.0
     return np.clip(np.nan_to_num(array.astype(np.float64)) * scale, 0, 255).astype(np.uint8)
-
-
-def _counted(counts: Any, edges: Any) -> tuple[list[float], list[float], float, float]:
-    """Return edges, counts or densities, and the sums of the centers of their bins and of their squares.
-
-    Raises:
-        ConfigurationError: There are too many bins, or a number is not finite.
-    """
-    heights, ends = np.asarray(counts, np.float64), np.asarray(edges, np.float64)
-    if not (1 <= heights.size <= MAX_BINS and np.isfinite(heights).all() and np.isfinite(ends).all()):
-        raise ConfigurationError(f"Histogram: np_histogram needs 1 to {MAX_BINS} finite counts, with finite edges")
-    centers = (ends[1:] + ends[:-1]) / 2.0
-    return ends.tolist(), heights.tolist(), float(heights @ centers), float(heights @ centers**2)
 
 
 def _cell(value: Any) -> Any:
