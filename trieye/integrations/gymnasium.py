@@ -26,7 +26,7 @@ def some_episodes(episode: int) -> bool:
 class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Logs `episode/return`, `episode/length` and `episode/seconds` at the last step of each episode.
 
-    Steps count on from the step of the run at the first `reset` or `step`, so restore the run before.
+    Steps count on from the checkpoint that the run has restored before the first `reset` or `step`.
 
     Args:
         env: The environment; videos require `render_mode="rgb_array"`.
@@ -148,5 +148,5 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
 
 
 def _steps_so_far(steps: int | None, run: Recorder) -> int:
-    """Return the step of a wrapper; None: its run may have been restored after the wrapper was created."""
-    return run.step if steps is None else steps
+    """Return the step of a wrapper; None: the step of the checkpoint that its run has restored in the meantime."""
+    return max(getattr(run, "saved_step", 0), 0) if steps is None else steps
