@@ -116,10 +116,12 @@ def test_a_later_objective_can_make_a_checkpoint_the_best(store):
         store.rate(9, 1.0)
 
 
-def test_pruning_retains_the_newest_checkpoint_that_awaits_its_objective(store):
+def test_pruning_retains_checkpoints_that_await_their_objective_until_their_attempt_has_died(store):
     for step in range(6):
-        store.save(step, encode(state(step)), metadata={"is_awaited": step in {1, 3}})
-    assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(step) for step in (0, 1, 2, 4)]
+        store.save(step, encode(state(step)), metadata={"is_awaited": step in {1, 3}, "attempt": 1})
+    assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(step) for step in (0, 2, 4)]
+    store.save(6, encode(state(6)), metadata={"attempt": 2})
+    assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(step) for step in (1, 5)]
     store.rate(3, 1.0)
     assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(3)]
 
@@ -313,6 +315,7 @@ class State:
     step: int
     objective: float = 0.0
     is_awaited: bool = False
+    attempt: int = 1
 
 
 STATES = [State(step, -abs(step - 30)) for step in range(10, 101, 10)]

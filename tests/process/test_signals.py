@@ -1,4 +1,5 @@
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -190,6 +191,22 @@ def test_a_signal_outside_a_loop_raises_run_interrupted(number, capsys):
     assert isinstance(raised.value, SystemExit)
     assert raised.value.code == raised.value.exit_code == 75
     assert signal.Signals(number).name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed_first", [0, 1])
+def test_a_signal_leaves_the_runs_that_are_still_open(closed_first):
+    before = signal.getsignal(signal.SIGTERM)
+    runs = [LeaveOnSignal(name) for name in ("first", "second")]
+    for run in runs:
+        run.take()
+    closed = runs.pop(closed_first)
+    closed.give_back()
+    with pytest.raises(RunInterrupted, match=runs[0]._message):
+        signal.raise_signal(signal.SIGTERM)
+    assert closed.asked_at < runs[0].asked_at
+    runs[0].asked_at = -math.inf
+    runs[0].give_back()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first():

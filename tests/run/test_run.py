@@ -354,6 +354,45 @@ def test_the_last_step_is_saved_once(make_config, every, saved):
         assert next(run.steps(9)) == 8
 
 
+def test_a_stop_after_a_rated_save_keeps_its_objective(make_config):
+    with pytest.raises(trieye.RunInterrupted), trieye.Run(make_config()) as run:
+        for _ in run.steps(9):
+            if run.step == 5:
+                run.save(objective=1.0)
+                run.stop_requested = True
+            if run.save_due:
+                run.save()
+    assert [(row.step, row.objective) for row in runs.checkpoints(run.dir).checkpoints] == [(5, 1.0)]
+
+
+def test_values_logged_before_a_restore_belong_to_the_branch_that_it_leaves(make_config):
+    with trieye.Run(make_config()) as run:
+        for _ in run.steps(5):
+            run.log("loss", 1.0)
+        run.save().wait()
+        run.log({"loss": 1000.0, "lost": 1.0}, step=6)
+        assert run.restore()
+        for _ in run.steps(6):
+            run.log("loss", 2.0)
+        assert {name: entry["last"] for name, entry in run.summary().items()} == {"loss": 2.0}
+        run.step = 7
+        run.log("loss", 9.0)
+        assert run.supersede(7)
+        assert run.best("loss", "max") == 2.0
+
+
+def test_the_last_of_several_open_runs_restores_the_log_level(make_config):
+    library = logging.getLogger("trieye")
+    before = library.level
+    first, second = (trieye.Run(make_config(run_name=name)).open() for name in ("first", "second"))
+    for run in (first, second):
+        run.log("loss", 1.0)
+    first.close()
+    assert library.getEffectiveLevel() == logging.INFO
+    second.close()
+    assert library.level == before
+
+
 def test_save_due_stays_true_until_the_save(make_config):
     with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": 5})) as run:
         due = []

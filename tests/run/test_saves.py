@@ -121,6 +121,21 @@ def test_a_rated_save_is_never_replaced(writer):
     assert [step for step, _ in writer.started] == [1, 2, 3]
 
 
+def test_a_request_about_a_waiting_save_begins_after_it(writer):
+    saves = PendingSaves("run", "coalesce")
+    add(saves, writer, 1)
+    add(saves, writer, 2, rated=True)
+    requests = [saves.after(step, writer.begin(f"rate {step}")) for step in (2, 7)]
+    assert [step for step, _ in writer.started] == [1, "rate 7"]
+    writer.end(0)
+    writer.end(2)
+    assert [step for step, _ in writer.started] == [1, "rate 7", 2, "rate 2"]
+    writer.end(3, OSError("disk"))
+    with pytest.raises(OSError, match="disk"):
+        requests[0].result(10)
+    saves.report(wait=True)
+
+
 def test_a_save_added_between_the_end_of_one_and_the_start_of_the_next_replaces_neither(writer):
     saves = PendingSaves("run", "coalesce")
     first = add(saves, writer, 1)

@@ -73,6 +73,11 @@ class CheckpointEntry:
         return float(value) if isinstance(value, int | float) else None
 
     @property
+    def attempt(self) -> int | None:
+        """Number of the attempt that saved it; None: unknown."""
+        return self.metadata.get("attempt")
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the measurement of this state's objective is pending, or was when the run died."""
         return bool(self.metadata.get("is_awaited"))
@@ -100,7 +105,9 @@ class Retention:
     mode: Mode = "max"
 
     def surplus(self, saved: Sequence[CheckpointEntry], ranked: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
-        """Return the states to delete, never the newest one or the newest with a pending objective.
+        """Return the states to delete, never the newest one or one with a pending objective.
+
+        Of states whose attempt died before it measured them, only the newest is retained.
 
         Args:
             saved: All states, the oldest first.
@@ -111,7 +118,8 @@ class Retention:
         best = ranked[: self.keep_best]
         every = self.keep_every_steps
         older = saved[: -self.keep_last]
-        retained = [*best, *[state for state in saved if state.is_awaited][-1:]]
+        awaited = [state for state in saved if state.is_awaited]
+        retained = [*best, *awaited[-1:], *[state for state in awaited if state.attempt == saved[-1].attempt]]
         return [state for state in older if state not in retained and not (every and state.step % every == 0)]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
+from trieye.files.run_record import MetricSummary
 from trieye.history.columns import BLANK, Columns, cut
 from trieye.history.store import Store
 from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for readers of a run
@@ -257,6 +258,22 @@ class History:
             items, index = self._read(first, min(before - first, 1000))
             hidden = mask(first, index, superseded).tolist()
             yield from (item for item, out in zip(items, hidden, strict=False) if out and isinstance(item, Point))
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Return last value, extremes and last step of the visible points of each metric."""
+        summary: dict[str, MetricSummary] = {}
+        for columns in self._columns():
+            keep = ~mask(columns.first, columns.end, self._superseded)
+            keep[list(columns.operations)] = False
+            for code in np.unique(columns.name_codes[keep]).tolist():
+                rows = np.flatnonzero(keep & (columns.name_codes == code))
+                name, values = columns.names[code], columns.values[rows]
+                low, high = float(values.min()), float(values.max())
+                before = summary.get(name, MetricSummary(last=0.0, min=low, max=high, step=0))
+                low, high = min(low, before["min"]), max(high, before["max"])
+                last, step = float(values[-1]), int(columns.steps[rows[-1]])
+                summary[name] = MetricSummary(last=last, min=low, max=high, step=step)
+        return summary
 
     def series(self, *, with_media: bool = False, superseded: bool = False) -> dict[str, NamedItems]:
         """Return steps and indices of the points of each metric.

@@ -95,7 +95,6 @@ class HubFiles:
         self._hub_lock = RunLock(self.paths.hub_lock_path)
         self._record_lock = threading.Lock()  # guards `record` and its file, which sinks and requests change
         self._log_file: logging.FileHandler | None = None
-        self._level_before = logging.NOTSET
 
     def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:
         """Create the directories, open the journal and return the run's record.
@@ -154,8 +153,9 @@ class HubFiles:
         self._log_file.setFormatter(logging.Formatter(LOG_FORMAT))
         library = logging.getLogger("trieye")
         LastResort.add_to(library, logging.WARNING, "trieye: %(levelname)s: %(message)s")
+        if not any(isinstance(handler, _LogFile) for handler in library.handlers):
+            _LogFile.level_before = library.level
         library.addHandler(self._log_file)
-        self._level_before = library.level
         if library.getEffectiveLevel() > logging.INFO:
             library.setLevel(logging.INFO)
 
@@ -262,7 +262,8 @@ class HubFiles:
         if self._log_file is not None:
             library = logging.getLogger("trieye")
             library.removeHandler(self._log_file)
-            library.setLevel(self._level_before)
+            if not any(isinstance(handler, _LogFile) for handler in library.handlers):
+                library.setLevel(_LogFile.level_before)
             self._log_file.close()
             self._log_file = None
         try:
@@ -276,6 +277,9 @@ class _LogFile(logging.FileHandler):
 
     Warnings and errors appear on the terminal, too.
     """
+
+    level_before = logging.NOTSET
+    """Level of the library's logger before the first of the open files."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record without secrets."""

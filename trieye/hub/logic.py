@@ -306,8 +306,15 @@ class HubLogic:
 
     @request("ingest")
     def summary(self) -> dict[str, MetricSummary]:
-        """Return last, min, max and step of the points of each metric, over all attempts."""
-        return self._ledger.read(lambda stats: {name: MetricSummary(**seen) for name, seen in stats.summary.items()})
+        """Return last, min, max and step of the points of each metric, over all attempts, except superseded points."""
+        summary = self._ledger.read(lambda stats: {name: MetricSummary(**of) for name, of in stats.summary.items()})
+        history = self.files.history
+        if not history.superseded_ranges:
+            return summary
+        visible, superseded = history.summary(), history.series(superseded=True)
+        return {
+            name: visible.get(name, of) for name, of in summary.items() if name in visible or name not in superseded
+        }
 
     @request("ingest", is_slow=True)
     def final_summary(self) -> dict[str, MetricSummary]:

@@ -183,20 +183,29 @@ class LeaveOnSignal:
             self.asked_at, self.is_given_back = -math.inf, False
         if threading.current_thread() is threading.main_thread() and not self._before:
             _watch_forks()
-            chosen = [number for number in FROM_OUTSIDE if _is_free(number)]
+            chosen = [number for number in FROM_OUTSIDE if _is_free(number) or _is_to_leave(signal.getsignal(number))]
             self._before = {number: signal.signal(number, self._leave) for number in chosen}
+            _open.append(self)
 
     def give_back(self) -> None:
         """Restore the previous handlers; after a request only once `SAME_WITHIN_S` has passed.
 
         A program that is exiting thus ends with its chosen exit code, and not by a repetition of the signal.
         """
+        _open[:] = [other for other in _open if other is not self]
         for number in [number for number in self._before if signal.getsignal(number) != self._leave]:
-            del self._before[number]
+            before = self._before.pop(number)
+            for later in _open:
+                later.restore_instead(number, self._leave, before)
         self.is_given_back = True
         if not _is_same(self.asked_at):
             for number in list(self._before):
                 self._restore(number)
+
+    def restore_instead(self, number: signal.Signals, closed: Any, before: Any) -> None:
+        """Restore the handler from before another object of this class that was given back first."""
+        if self._before.get(number) == closed:
+            self._before[number] = before
 
     def _restore(self, number: int) -> None:
         signal.signal(number, self._before.pop(signal.Signals(number)))
@@ -216,12 +225,16 @@ class LeaveOnSignal:
             signal.signal(number, signal.SIG_IGN)
         if _is_same(self.asked_at):
             return
-        self.asked_at = time.monotonic()
+        for one in _open:
+            one.asked_at = time.monotonic()
         message = f"{signal.Signals(number).name}: {self._message}"
         interrupt = RunInterrupted(message, exit_code_of(number, self._requeue_exit_code))
         interrupt.tell(say)
         raise interrupt
 
+
+_open: list[LeaveOnSignal] = []
+"""Those that have taken and not given back."""
 
 # Python discards an exception raised in a hook of `os.fork`, and the rest of the hook, such as releasing the lock of
 # `logging`, does not run. Handlers that raise are therefore deferred until all threads have finished forking.
@@ -271,8 +284,12 @@ def _watch_forks() -> None:
 
 
 def _outer_ones(handlers: Mapping[signal.Signals, Any]) -> list[LeaveOnSignal]:
-    owners = [getattr(handler, "__self__", None) for handler in handlers.values()]
-    return [owner for owner in owners if isinstance(owner, LeaveOnSignal) and not owner.is_given_back]
+    owners = [handler.__self__ for handler in handlers.values() if _is_to_leave(handler)]
+    return [owner for owner in owners if not owner.is_given_back]
+
+
+def _is_to_leave(handler: Any) -> bool:
+    return isinstance(getattr(handler, "__self__", None), LeaveOnSignal)
 
 
 def _is_same(asked_at: float) -> bool:

@@ -163,6 +163,11 @@ class OpenAttempt:
         )
         return states.given(path) if path is not None else states.find(group=self.group, config_hash=self.config_hash)
 
+    def flushed(self) -> Hub:
+        """Return the hub after it has accepted all values logged so far."""
+        self.flusher.flush()
+        return self.hub
+
     def begin(self) -> None:
         """Count the attempt, write its records and start the hub; a no-op after the first call.
 

@@ -68,7 +68,7 @@ class Run(Recorder):
         step: The current step, or the last completed one.
         resumed: Whether `restore` loaded a checkpoint.
         resumed_from_another: Whether the loaded checkpoint belongs to another run.
-        restored: Content of the loaded checkpoint by the names passed to `save`: states of objects, and plain data.
+        restored: Content of the loaded checkpoint by the names passed to `save`; restored objects may share its arrays.
         saved_step: Step of the last started save or of the restored checkpoint; -1 before the first.
         last_step: The argument of `steps`; None without a limit.
         stop_requested: Whether a signal requested a stop.
@@ -332,7 +332,7 @@ class Run(Recorder):
         """
         refuse_if_dry_run("run.save()")
         attempt = self._begun_attempt()
-        saves, hub, step, rated = attempt.saves, attempt.hub, step_to_save(self._step(step)), objective is not None
+        saves, step, rated = attempt.saves, step_to_save(self._step(step)), objective is not None
         is_awaited = isinstance(objective, str)
         quality = None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
         saves.make_room(rated=rated)
@@ -341,7 +341,7 @@ class Run(Recorder):
             raise ConfigurationError("save(replay=...): the name 'replay' belongs to run.replay; choose another name")
         content = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
         state = encode(content, known_parts=saves.known_parts)
-        attempt.flusher.flush()
+        hub = attempt.flushed()
         hub_state = hub.ask(HubLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
         metadata |= {"seed": self.config.seed} | ({"is_awaited": True} if is_awaited else {})
@@ -362,8 +362,8 @@ class Run(Recorder):
         Returns:
             A future that completes once the value is stored, with `CheckpointError` if the checkpoint does not exist.
         """
-        hub = self._begun_attempt().hub
-        return hub.begin(HubLogic.rate_checkpoint, step, None if objective is None else float(objective))
+        attempt, value = self._begun_attempt(), None if objective is None else float(objective)
+        return attempt.saves.after(step, partial(attempt.hub.begin, HubLogic.rate_checkpoint, step, value))
 
     def restore(
         self,
@@ -397,7 +397,7 @@ class Run(Recorder):
         """
         checkpoint = self._current_attempt().find(from_checkpoint)
         if checkpoint is None or checkpoint.state is None:
-            (attempt := self._begun_attempt()).hub.ask(HubLogic.resume, None)
+            (attempt := self._begun_attempt()).flushed().ask(HubLogic.resume, None)
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it restarts at step 0")
             return False
@@ -413,7 +413,7 @@ class Run(Recorder):
             say(f"run {self.name!r}: {source} fits in part: {mismatch}")
         exit_if_dry_run("restore", self.config, misfit=str(mismatch))
         attempt = self._begun_attempt()  # the run directory changes from this line on
-        attempt.hub.ask(HubLogic.resume, replace(checkpoint, state=None))
+        attempt.flushed().ask(HubLogic.resume, replace(checkpoint, state=None))
         attempt.saves.restored(origin["parts"])
         self.restored = saved_objects
         if origin["is_own"] or origin["seed"] in {None, self.config.seed}:
@@ -447,12 +447,12 @@ class Run(Recorder):
     def supersede(self, step: int | None) -> bool:
         """Declare where a program that restores its own state resumes; return whether data is superseded.
 
-        Points and media from that step on are superseded; MLflow cannot delete points, so differing ones remain there.
+        Points and media from that step on are superseded, except in MLflow, which cannot delete differing points.
 
         Args:
             step: The first repeated step; None if it is unknown, as in an attempt that restores nothing.
         """
-        return self._begun_attempt().hub.ask(HubLogic.supersede, step)
+        return self._begun_attempt().flushed().ask(HubLogic.supersede, step)
 
     def note_stepless(self, metric: str) -> None:
         """Declare that the program logs a metric without a step: its points at step 0 replace no older points."""
@@ -460,7 +460,7 @@ class Run(Recorder):
 
     def summary(self) -> dict[str, MetricSummary]:
         """Close the open windows, and return last, min, max and step of each metric over all attempts."""
-        return self._begun_attempt().hub.ask(HubLogic.final_summary)
+        return self._begun_attempt().flushed().ask(HubLogic.final_summary)
 
     @property
     def was_interrupted(self) -> bool:

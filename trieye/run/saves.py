@@ -117,6 +117,7 @@ class PendingSaves:
         self._saves: list[SaveHandle] = []
         self._waiting: deque[tuple[SaveHandle, Begin, bool]] = deque()  # two only while the first is being started
         self._parts: frozenset[str] = frozenset()
+        self._requests: list[Future[None]] = []
         # must not be linked; a save that started before the damage was detected may still link them
         self._damaged: set[str] = set()
         # guards `_waiting` and the position of its saves in `_saves`: the writing thread reports the end of a save;
@@ -176,6 +177,29 @@ class PendingSaves:
             raise
         return handle
 
+    def after(self, step: int, begin: "Callable[[], Future[None]]") -> "Future[None]":
+        """Begin a request about a checkpoint once its save is done, and return the outcome of the request."""
+        save = next((save for save in self._saves if save.step == step and not save.done), None)
+        if save is None:
+            return begin()
+        outcome = Future[None]()
+        self._requests.append(outcome)
+
+        def forward(done: "Future[None]") -> None:
+            if (error := done.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+        def start(_: "Future[str]") -> None:
+            try:
+                begin().add_done_callback(forward)
+            except Exception as error:  # noqa: BLE001 - the caller of the request gets it
+                outcome.set_exception(error)
+
+        save._outcome.add_done_callback(start)  # noqa: SLF001 - its own module
+        return outcome
+
     def report(self, *, wait: bool, exclude: SaveHandle | None = None) -> None:
         """Remove the saves that are done, and raise the error of the first failed save.
 
@@ -188,6 +212,9 @@ class PendingSaves:
         """
         for save in self._saves if wait else ():
             save.settle()
+        if wait:
+            futures.wait(self._requests)
+            self._requests.clear()
         for save in [save for save in self._saves if save.done and save is not exclude]:
             self._saves.remove(save)
             save.wait()

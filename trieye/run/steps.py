@@ -92,7 +92,10 @@ def is_save_due(run: SteppedRun) -> bool:
     """Return whether the interval of checkpoints has passed, the loop ends, or a signal requested a stop."""
     every = run.config.persistence.checkpoint_save_freq_steps
     is_at_end = run.step == run.last_step != run.saved_step
-    return run.stop_requested or is_at_end or (every > 0 and run.step // every > max(run.saved_step, 0) // every)
+    is_stopping = (
+        run.stop_requested and run.step != run.saved_step
+    )  # a second save would lose the objective of the first
+    return is_stopping or is_at_end or (every > 0 and run.step // every > max(run.saved_step, 0) // every)
 
 
 def farewell(run: SteppedRun) -> str:
