@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3 import SAC
 
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.replay import ReplayBuffer
@@ -60,6 +62,31 @@ def test_dictionary_observations_keep_their_keys():
     rows = content(buffer)
     assert np.array_equal(rows["next_desired_goal"], rows["desired_goal"] + 20)
     assert np.array_equal(rows["desired_goal"][:, 0], rows["observation"][:, 0] * 2)
+
+
+class Pushes(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(np.float32([[-2], [0]]), np.float32([[2], [8]]))
+
+    def __init__(self):
+        self.received = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.received.append(action.reshape(-1))
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_continuous_actions_are_those_that_the_environment_received(tmp_path):
+    env = Pushes()
+    model = SAC("MlpPolicy", env, learning_starts=10, buffer_size=50, seed=0, device="cpu").learn(15)
+    model.save_replay_buffer(tmp_path / "sac.pkl")
+    buffer = ReplayBuffer(100)
+    import_sb3(buffer, tmp_path / "sac.pkl", allow_pickle=True)
+    np.testing.assert_allclose(content(buffer)["action"], env.received, rtol=1e-5, atol=1e-6)
 
 
 def test_a_pickle_is_read_only_with_allow_pickle():

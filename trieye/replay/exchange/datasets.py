@@ -73,7 +73,8 @@ def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = F
     """Add the rows of a pickled `ReplayBuffer` or `DictReplayBuffer` of stable-baselines3 2.x to a buffer.
 
     The keys are obs, next_obs, action, reward, terminated and truncated. Dictionary observations replace obs and
-    next_obs by their own keys and those keys prefixed with `next_`. stable-baselines3 need not be installed.
+    next_obs by their own keys and those keys prefixed with `next_`. Actions of a bounded `Box` space, which
+    stable-baselines3 stores scaled to [-1, 1], are scaled back to its bounds. stable-baselines3 need not be installed.
 
     Args:
         buffer: The buffer that receives the rows.
@@ -126,8 +127,18 @@ def _sb3_rows(attributes: dict[str, Any], steps: NDArray[np.int64]) -> dict[str,
         after = _flat(array, (steps + 1) % len(array)) if following is None else _flat(following[key], steps)
         rows[PREFIX + key] = after
     done, timeout = (_flat(attributes[name], steps).astype(np.bool_) for name in ("dones", "timeouts"))
-    rows["action"], rows["reward"] = _flat(attributes["actions"], steps), _flat(attributes["rewards"], steps)
+    rows["action"], rows["reward"] = _sb3_actions(attributes, steps), _flat(attributes["rewards"], steps)
     return {**rows, "terminated": done & ~timeout, "truncated": timeout}
+
+
+def _sb3_actions(attributes: dict[str, Any], steps: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the environment's actions: stable-baselines3 scales those of a bounded `Box` to [-1, 1]."""
+    actions, space = _flat(attributes["actions"], steps), vars(attributes["action_space"])
+    if "low" not in space or not (np.isfinite(space["low"]).all() and np.isfinite(space["high"]).all()):
+        return actions
+    low, high = space["low"].reshape(-1), space["high"].reshape(-1)
+    unscaled: NDArray[Any] = np.clip(low + 0.5 * (actions + 1) * (high - low), low, high).astype(actions.dtype)
+    return unscaled
 
 
 def _flat(array: NDArray[Any], steps: NDArray[np.int64]) -> NDArray[Any]:
