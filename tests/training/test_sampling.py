@@ -96,6 +96,16 @@ def test_updates_continue_in_environments_after_offline_training(config, offline
     engine.cleanup()
 
 
+def test_offline_training_normalizes_by_the_observations_of_the_data(config, data):
+    env = {"id": "CartPole-v1", "normalize_observations": True}
+    engine = DQN(config(mode="train", data=data, env=env, loop={"axis": "updates"}))
+    seen = next(engine.replay.iter_rows())[0]["obs"]
+    normalized = engine.policy.normalizer(torch.from_numpy(seen))
+    assert torch.allclose(normalized.mean(0), torch.zeros(4), atol=1e-5)
+    assert torch.allclose(normalized.std(0, unbiased=False), torch.ones(4))
+    engine.cleanup()
+
+
 @pytest.fixture
 def other_data(tmp_path):
     """A file of 6 rows whose rewards are 100."""

@@ -33,7 +33,7 @@ from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
 from trieye.training.finite import OnNonfinite, UpdateGuard
-from trieye.training.policy import AgentT, ConfigT, Policy
+from trieye.training.policy import AgentT, ConfigT, Moments, Policy, merge_moments
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling, replay_config
@@ -162,7 +162,10 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         is_offline = config.mode == "train"
         read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
         make = read if is_offline else Experience.from_config
-        return source, make(replay, seed=config.seed)
+        experience = make(replay, seed=config.seed)
+        if is_offline and config.env.normalize_observations:
+            merge_moments(self.policy, (Moments.of(torch.from_numpy(rows["obs"])) for rows, _ in experience.iter_rows()))
+        return source, experience
 
     def _stop_requested_at(self) -> float | None:
         return None if self._run is None else self._run.stop_requested_at

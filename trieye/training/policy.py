@@ -206,7 +206,7 @@ class Moments(NamedTuple):
 
 
 class Normalizer(nn.Module):
-    """Normalizes observations by the mean and standard deviation of all observations collected so far.
+    """Normalizes observations by the mean and standard deviation of all observations collected so far, or of the data.
 
     The running moments are buffers: they are published, saved and loaded with the policy. Batches are merged by the
     parallel algorithm of Chan, Golub and LeVeque (1979). A deep copy of a policy, such as a target network, shares the
