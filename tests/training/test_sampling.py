@@ -58,6 +58,15 @@ def test_a_mixed_batch_has_the_configured_fraction_of_data_and_marks_it(config, 
     assert ((batch.ids == -1) == batch["is_data"].numpy()).all()
 
 
+@pytest.mark.parametrize(
+    "options", [{"sample": {"kind": "mix"}}, {"mode": "train", "loop": {"axis": "updates"}}], ids=["mix", "train"]
+)
+def test_rewards_of_data_are_clipped_like_collected_ones(config, data, options):
+    env = {"id": "CartPole-v1", "clip_rewards": True}
+    batch = batches_of(config(data=data, env=env, **options))
+    assert (batch["reward"] == 1.0).all()
+
+
 @pytest.mark.parametrize(("updates", "expected"), [(0, 16), (2, 16), (3, 0)])
 def test_warmup_updates_learn_from_data_alone(config, data, updates, expected):
     batch = batches_of(config(data=data, sample={"kind": "warmup", "warmup_updates": 3}), updates)
@@ -157,12 +166,16 @@ def test_a_mixed_run_resumes_exactly(config, data):
         ({"data": "a.npz"}, r"data=a.npz is not used; set mode=train, sample=mix or sample=warmup"),
         ({"data": "a.npz", "mode": "train"}, r"set loop.axis=updates, not env_steps"),
         (
+            {"data": "a.npz", "sample": {"kind": "mix"}, "env": {"id": "CartPole-v1", "normalize_rewards": True}},
+            r"env.normalize_rewards=true .* not those of data=a.npz; set env.normalize_rewards=false",
+        ),
+        (
             {"data": "a.npz", "mode": "train", "agent": {"kind": "ppo"}, "loop": {"axis": "updates"}},
             r"mode=train needs an agent with a replay",
         ),
     ],
 )
-def test_unused_data_and_missing_data_are_rejected(config, overrides, message):
+def test_unused_missing_and_unsupported_data_are_rejected(config, overrides, message):
     with pytest.raises(ValueError, match=message):
         config(**overrides)
 

@@ -86,6 +86,11 @@ class TrainingConfig(TrieyeConfig):
             raise ValueError(f"{use} needs recorded rows: set data=<file>")
         if use is not None and not isinstance(self.agent, ReplayAgentConfig):
             raise ValueError(f"{use} needs an agent with a replay; this agent learns from each rollout only")
+        if self.data is not None and self.env.normalize_rewards:
+            raise ValueError(
+                f"env.normalize_rewards=true scales the rewards of collected rows only, not those of data={self.data}; "
+                "set env.normalize_rewards=false"
+            )
         if self.mode == "train" and self.loop.axis != "updates":
             raise ValueError(f"mode=train makes no environment steps; set loop.axis=updates, not {self.loop.axis}")
         return self

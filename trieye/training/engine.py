@@ -160,11 +160,14 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if not has_replay:
             return source, None
         is_offline = config.mode == "train"
-        read = partial(data_of, config.data or "", spaces, on_nonfinite=self._on_nonfinite)
+        clip_rewards, on_nonfinite = config.env.clip_rewards, self._on_nonfinite
+        read = partial(data_of, config.data or "", spaces, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
         make = read if is_offline else Experience.from_config
         experience = make(replay, seed=config.seed)
         if is_offline and config.env.normalize_observations:
-            merge_moments(self.policy, (Moments.of(torch.from_numpy(rows["obs"])) for rows, _ in experience.iter_rows()))
+            merge_moments(
+                self.policy, (Moments.of(torch.from_numpy(rows["obs"])) for rows, _ in experience.iter_rows())
+            )
         return source, experience
 
     def _stop_requested_at(self) -> float | None:

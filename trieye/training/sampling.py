@@ -134,8 +134,14 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
     if chosen.kind == "default":
         return FromReplay()
     if config.data is not None:
-        uniform, on_nonfinite = replay.model_copy(update={"kind": "uniform"}), OnNonfinite(config.loop.on_nonfinite)
-        data = data_of(config.data, spaces, uniform, seed=config.seed + 1, on_nonfinite=on_nonfinite)
+        data = data_of(
+            config.data,
+            spaces,
+            replay.model_copy(update={"kind": "uniform"}),
+            seed=config.seed + 1,
+            on_nonfinite=OnNonfinite(config.loop.on_nonfinite),
+            clip_rewards=config.env.clip_rewards,
+        )
     if chosen.kind not in {"mix", "warmup"}:
         strategy: Sampling = project_class("sample.kind", chosen.kind)(config, data)
         return strategy
@@ -153,6 +159,7 @@ class _ExternalExperience(Experience):
 
     spaces: Spaces
     stacks: Mapping[str, int]
+    clip_rewards: bool
 
     def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return the rows with the keys, shapes and dtypes of an engine's rows."""
@@ -172,12 +179,19 @@ class _ExternalExperience(Experience):
                 raise _WholeStacksError
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
         own["action"] = own["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
-        own["reward"] = own["reward"].reshape(-1).astype(np.float32, copy=False)
+        reward = own["reward"].reshape(-1).astype(np.float32, copy=False)
+        own["reward"] = np.sign(reward) if self.clip_rewards else reward
         return own
 
 
 def data_of(
-    name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int, on_nonfinite: OnNonfinite | None = None
+    name: str,
+    spaces: Spaces,
+    replay: ReplayConfig,
+    *,
+    seed: int,
+    on_nonfinite: OnNonfinite | None = None,
+    clip_rewards: bool = False,
 ) -> Experience:
     """Return a buffer with external rows, with the keys, shapes and dtypes of an engine's rows.
 
@@ -188,13 +202,15 @@ def data_of(
         replay: Config of the buffer; its capacity must hold all rows. `max_staleness` and `max_reuse` are ignored.
         seed: Seed of its draws.
         on_nonfinite: Handles rows with NaN or infinity; None rejects the data.
+        clip_rewards: Replace rewards by their signs.
 
     Raises:
         ConfigurationError: The data do not exist, exceed the capacity, or are not finite.
     """
     unbounded = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
     buffer = _ExternalExperience.from_config(unbounded, seed=seed)
-    buffer.spaces, buffer.stacks, buffer.on_nonfinite = spaces, replay.frame_stack, on_nonfinite or OnNonfinite()
+    buffer.spaces, buffer.stacks, buffer.clip_rewards = spaces, replay.frame_stack, clip_rewards
+    buffer.on_nonfinite = on_nonfinite or OnNonfinite()
     kind, colon, rest = name.partition(":")
     try:
         if colon and kind == "minari":
@@ -209,7 +225,7 @@ def data_of(
             raise ConfigurationError(f"data={name}: unknown format; choose from {_FORMATS}")
     except _WholeStacksError:
         whole = replay.model_copy(update={"frame_stack": {}, "dedup_next": False})
-        return data_of(name, spaces, whole, seed=seed, on_nonfinite=on_nonfinite)
+        return data_of(name, spaces, whole, seed=seed, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
     except OSError as error:
         raise ConfigurationError(f"data={name} cannot be read: {error}") from error
     except NonFiniteError as error:
