@@ -133,7 +133,7 @@ def resumed(engine, config):
     """Close an engine, and resume a new one from its state."""
     state = decode(encode(engine.save_checkpoint(None)))
     engine.cleanup()
-    other = DQN(config)
+    other = type(engine)(config)
     other.load_checkpoint(state)
     return other
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import trieye
-from tests.training.algorithms import DQN, QPolicy, interrupted, mlp
+from tests.training.algorithms import DQN, QPolicy, interrupted, mlp, resumed
 from trieye.experiment.loop import run_alone
 from trieye.replay.exchange import export_npz
 from trieye.training.spaces import Spaces, stacks_in
@@ -101,6 +101,24 @@ def assert_stacks(obs):
     assert (episodes == episodes[:, :1]).all()
     newest = steps[:, -1:]
     assert torch.equal(steps, (newest + torch.arange(1.0 - FRAMES, 1.0)).clamp(min=0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"explorer": {"num": 1}, "sync": {"style": "fixed"}}, {"persistence": {"save_buffer": False}}],
+    ids=["explorer", "save_buffer"],
+)
+def test_samples_are_complete_stacks_after_a_resume_without_the_exact_replay(config, options):
+    engine = FilmDQN(config(**options))
+    while engine.env_steps < 44:
+        engine.advance()
+    engine = resumed(engine, config(**options))
+    while engine.env_steps < 80:
+        engine.advance()
+    batch = engine.replay.minibatch(400, torch.device("cpu"))
+    assert_stacks(batch.obs)
+    assert_stacks(batch.next_obs)
+    engine.cleanup()
 
 
 def test_samples_after_overwriting_the_oldest_rows_are_complete_stacks(config):

@@ -396,21 +396,26 @@ class Collector:
             self.scale.load_state_dict(state["scale"])
         done, num = np.array(state["done"]), self._envs.num_envs
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
+        self._done = done
         if why is not None:
-            num_cut = int(np.count_nonzero(~done))
-            self._reset_all(training_seed(self._seed, self.env_steps))
-            self.interrupted += num_cut
-            if num_cut:
-                self._ended["episode/interrupted"] = [float(self.interrupted)]
-            say(f"new episodes started, {num_cut} unfinished ones were cut: {why}")
+            self.cut(why)
             return False
-        self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
+        self._obs = {name: np.array(item) for name, item in state["obs"].items()}
         self._state = map_state(state["policy_state"], lambda item: item.to(self._device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True
+
+    def cut(self, why: str) -> None:
+        """Start new episodes, and count the unfinished ones as interrupted."""
+        num_cut = self.num_open
+        self._reset_all(training_seed(self._seed, self.env_steps))
+        self.interrupted += num_cut
+        if num_cut:
+            self._ended["episode/interrupted"] = [float(self.interrupted)]
+        say(f"new episodes started, {num_cut} unfinished ones were cut: {why}")
 
     def close(self) -> None:
         """Close the environments without waiting for interrupted calls."""
