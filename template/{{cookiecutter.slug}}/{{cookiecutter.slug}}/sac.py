@@ -18,6 +18,8 @@ from {{ cookiecutter.slug }}.networks import Critics, Encoder, mlp
 class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
     """Actor: a Gaussian squashed into the action bounds by tanh; explorers receive the actor without the critics."""
 
+    low: torch.Tensor
+    high: torch.Tensor
     center: torch.Tensor
     scale: torch.Tensor
 
@@ -25,6 +27,8 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
         """Create the network; it depends only on the config and the spaces."""
         super().__init__(config, spaces)
         low, high = torch.as_tensor(spaces.action.low), torch.as_tensor(spaces.action.high)
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
         self.register_buffer("center", (low + high) / 2)
         self.register_buffer("scale", (high - low) / 2)
         self.size = math.prod(spaces.action.shape)
@@ -54,11 +58,12 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
             action = torch.empty_like(self(obs)[0]).uniform_(-1, 1, generator=ctx.generator)
         else:
             action = self.draw(obs, ctx.generator)[0]
-        return trieye.Act(self.center + self.scale * action.reshape(-1, *self.center.shape))
+        scaled = self.center + self.scale * action.reshape(-1, *self.center.shape)
+        return trieye.Act(scaled.clamp(self.low, self.high))  # rounding may exceed the bounds
 
     def unscaled(self, action: torch.Tensor) -> torch.Tensor:
-        """Scale the environment's actions to [-1, 1], `[n, size]`."""
-        return ((action - self.center) / self.scale).flatten(1)
+        """Scale the environment's actions to [-1, 1], `[n, size]`; to 0 where the bounds are equal."""
+        return ((action - self.center) / self.scale.clamp(min=1e-8)).flatten(1)
 
 
 class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):

@@ -14,6 +14,8 @@ from {{ cookiecutter.slug }}.networks import Critics, Encoder, mlp
 class DeterministicActor(trieye.Policy[TrainConfig, TD3Config]):
     """Actor: actions squashed into their bounds by tanh; explorers receive the actor without the critics."""
 
+    low: torch.Tensor
+    high: torch.Tensor
     center: torch.Tensor
     scale: torch.Tensor
 
@@ -21,6 +23,8 @@ class DeterministicActor(trieye.Policy[TrainConfig, TD3Config]):
         """Create the network; it depends only on the config and the spaces."""
         super().__init__(config, spaces)
         low, high = torch.as_tensor(spaces.action.low), torch.as_tensor(spaces.action.high)
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
         self.register_buffer("center", (low + high) / 2)
         self.register_buffer("scale", (high - low) / 2)
         self.size = math.prod(spaces.action.shape)
@@ -39,11 +43,12 @@ class DeterministicActor(trieye.Policy[TrainConfig, TD3Config]):
             action = torch.empty_like(action).uniform_(-1, 1, generator=ctx.generator)
         elif ctx.explore:
             action = noisy(action, self.agent.exploration_noise, generator=ctx.generator)
-        return trieye.Act(self.center + self.scale * action.reshape(-1, *self.center.shape))
+        scaled = self.center + self.scale * action.reshape(-1, *self.center.shape)
+        return trieye.Act(scaled.clamp(self.low, self.high))  # rounding may exceed the bounds
 
     def unscaled(self, action: torch.Tensor) -> torch.Tensor:
-        """Scale the environment's actions to [-1, 1], `[n, size]`."""
-        return ((action - self.center) / self.scale).flatten(1)
+        """Scale the environment's actions to [-1, 1], `[n, size]`; to 0 where the bounds are equal."""
+        return ((action - self.center) / self.scale.clamp(min=1e-8)).flatten(1)
 
 
 def noisy(action: torch.Tensor, std: float, *, generator: torch.Generator, clip: float | None = None) -> torch.Tensor:
