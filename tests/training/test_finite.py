@@ -430,6 +430,18 @@ def test_a_cut_episode_reports_no_return():
     assert metrics["episode/interrupted"] == [20.0]
 
 
+def test_a_cut_before_the_first_row_ends_the_discounted_return_that_scales_rewards():
+    kwargs = {"target": "reward", "at": 2, "every": 2}
+    collector = collector_of(Coin, id="tests.training.worlds:Spoiled-v0", kwargs=kwargs, normalize_rewards=True)
+    collector._on_nonfinite.leaves_out = True
+    returns = []
+    for _ in range(20):
+        collector.collect(1)
+        returns.append(float(collector.scale.state_dict()["_returns"][0]))
+    assert sum(returns[::2]) > 0
+    assert sum(returns[1::2]) == 0  # every second step is cut
+
+
 @pytest.mark.parametrize(
     ("engine", "mode"),
     [(DQN, "stop"), (PPO, "stop"), (DQN, "skip"), pytest.param(PPO, "skip", marks=pytest.mark.long)],

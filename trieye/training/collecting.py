@@ -246,6 +246,8 @@ class Collector:
             if t == 0:
                 self._streams[n] += _STREAM_INCREMENT
                 self._returns[n], self._lengths[n] = 0.0, 0
+                if self.scale is not None:
+                    self.scale.cut(n)
         self.interrupted += len(recorded.cuts)
         self._ended["episode/interrupted"] = [float(self.interrupted)]
         last = len(recorded.rewards) - 1

@@ -32,6 +32,10 @@ class RewardScale:
         """Start an episode in each environment."""
         self._returns = np.zeros(num_envs)
 
+    def cut(self, env: int) -> None:
+        """Start an episode in one environment."""
+        self._returns[env] = 0.0
+
     def scaled(self, rewards: Array, valid: Array, done: Array) -> Array:
         """Update the moments with rewards `[t, n]`, and return the scaled rewards, clipped to [-10, 10]."""
         returns = np.empty_like(rewards)
