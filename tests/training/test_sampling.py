@@ -216,11 +216,21 @@ def test_external_rows_get_the_keys_shapes_and_types_of_the_engine(tmp_path, con
     assert batch["reward"].dtype == torch.float32
 
 
-def test_external_rows_without_observations_are_named(tmp_path, config):
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"state": np.zeros(2)}, r"data=.*rows.npz has no column obs; columns: .*state"),
+        ({"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 5))}, r"next_obs has the shape \[5\]"),
+        ({"obs": np.zeros((2, 5))}, r"data=.*rows.npz: obs has the shape \[5\], and in the environment \[4\]$"),
+        ({"obs": np.zeros((2, 1), int)}, r"obs has the shape \[1\], .*; discrete observations must be one-hot vectors"),
+        ({"obs": np.zeros((2, 4)), "action": np.zeros((2, 3))}, r"an action has 3 numbers, .* the shape \[\]"),
+    ],
+)
+def test_external_rows_of_another_environment_are_rejected(tmp_path, config, columns, message):
     buffer = ReplayBuffer(10)
-    buffer.extend(rows_of_others(state=np.zeros(2), action=np.zeros(2), reward=np.zeros(2)))
+    buffer.extend(rows_of_others(**{"action": np.zeros(2), "reward": np.zeros(2)} | columns))
     export_npz(buffer, tmp_path / "rows.npz")
-    with pytest.raises(ConfigurationError, match=r"the data have no column obs; columns: .*state"):
+    with pytest.raises(ConfigurationError, match=message):
         data_of(str(tmp_path / "rows.npz"), SPACES, config().replay, seed=0)
 
 

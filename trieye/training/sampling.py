@@ -1,5 +1,6 @@
 """Sampling: draws batches from the replay buffer and from external data."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -157,6 +158,7 @@ class _WholeStacksError(Exception):
 class _ExternalExperience(Experience):
     """Accepts rows with the names and shapes of other libraries."""
 
+    name: str
     spaces: Spaces
     stacks: Mapping[str, int]
     clip_rewards: bool
@@ -169,19 +171,33 @@ class _ExternalExperience(Experience):
             for bare, name in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
                 if name not in own and bare in own:
                     own[name] = own.pop(bare)
-        missing = [name for name in ([f"obs/{key}" for key in inner] or ["obs"]) if name not in own]
-        if missing:
-            raise ConfigurationError(f"the data have no column {missing[0]}; columns: {', '.join(own)}")
-        observed = {name: array for name, array in own.items() if name.removeprefix("next_").partition("/")[0] == "obs"}
-        own |= {name: as_column(array) for name, array in observed.items()}
-        for name in self.stacks:
-            if own[name].shape[1:] == (inner[name.partition("/")[2]] if inner else self.spaces.observation).shape:
-                raise _WholeStacksError
+        spaces = {f"obs/{key}": part for key, part in inner.items()} or {"obs": self.spaces.observation}
+        if missing := [name for name in (*spaces, "action", "reward") if name not in own]:
+            raise ConfigurationError(f"data={self.name} has no column {missing[0]}; columns: {', '.join(own)}")
+        for name, space in spaces.items():
+            for column in [column for column in (name, f"next_{name}") if column in own]:
+                own[column] = as_column(own[column])
+                self._check_obs(column, own[column].shape[1:], space.shape)
+        if (size := math.prod(own["action"].shape[1:])) != math.prod(action.shape):
+            raise ConfigurationError(
+                f"data={self.name}: an action has {size} numbers, and in the environment the shape {list(action.shape)}"
+            )
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
         own["action"] = own["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
         reward = own["reward"].reshape(-1).astype(np.float32, copy=False)
         own["reward"] = np.sign(reward) if self.clip_rewards else reward
         return own
+
+    def _check_obs(self, column: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if column.removeprefix("next_") in self.stacks:
+            if shape == expected:
+                raise _WholeStacksError
+            expected = expected[1:]
+        if shape != expected:
+            hint = "; discrete observations must be one-hot vectors" if shape in {(), (1,)} else ""
+            raise ConfigurationError(
+                f"data={self.name}: {column} has the shape {list(shape)}, and in the environment {list(expected)}{hint}"
+            )
 
 
 def data_of(
@@ -205,12 +221,12 @@ def data_of(
         clip_rewards: Replace rewards by their signs.
 
     Raises:
-        ConfigurationError: The data do not exist, exceed the capacity, or are not finite.
+        ConfigurationError: The data do not exist, do not fit the spaces, exceed the capacity, or are not finite.
     """
     unbounded = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
     buffer = _ExternalExperience.from_config(unbounded, seed=seed)
-    buffer.spaces, buffer.stacks, buffer.clip_rewards = spaces, replay.frame_stack, clip_rewards
-    buffer.on_nonfinite = on_nonfinite or OnNonfinite()
+    buffer.name, buffer.spaces, buffer.stacks = name, spaces, replay.frame_stack
+    buffer.clip_rewards, buffer.on_nonfinite = clip_rewards, on_nonfinite or OnNonfinite()
     kind, colon, rest = name.partition(":")
     try:
         if colon and kind == "minari":
