@@ -629,6 +629,14 @@ def test_discarded_draws_do_not_count_as_reuse():
     assert buffer.stats()["sampled"] == 34
 
 
+def test_a_reuse_bound_without_full_stacks_advises_a_larger_capacity():
+    buffer = ReplayBuffer(3, frame_stack={"obs": 4}, max_reuse=2)
+    buffer.extend(numbered(0, 30, done=np.zeros(30, bool)))
+    for _ in range(2):
+        with pytest.raises(ReplayTimeoutError, match=r"raise replay.capacity: rows that lack frames"):
+            buffer.sample(1)
+
+
 def test_draws_above_an_id_use_the_oldest_rows_last():
     buffer = filled(50, max_reuse=1, limiter=RateLimiter(1.0, min_size_to_sample=50, error_buffer=50))
     spared = [buffer.draw(5, above=10).ids for _ in range(6)]

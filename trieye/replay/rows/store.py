@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trieye.exceptions import ConfigurationError, ReplayClosedError
+from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.rows.memory import ArrayAllocator, AttachedMemory, MemoryHandle
@@ -189,12 +190,16 @@ class RowStore:
 
     def _draw(self, n: int, rng: np.random.Generator) -> SampledIds:
         low, total = self.low, self.total
-        draw = self.sampler.draw(n, low, total, rng)
         if not self.layout.num_earlier:
-            return draw
-        return with_history(
-            draw, lambda ids: self.reader.lacks_history(ids, low), self.sampler, rng, low=low, high=total
-        )
+            return self.sampler.draw(n, low, total, rng)
+        try:
+            draw = self.sampler.draw(n, low, total, rng)
+            lacks = partial(self.reader.lacks_history, low=low)
+            return with_history(draw, lacks, self.sampler, rng, low=low, high=total)
+        except ReplayTimeoutError as error:
+            raise ReplayTimeoutError(
+                f"{error}, or raise replay.capacity: rows that lack frames of their stack are not drawn"
+            ) from error
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Start a new episode with the next row of an environment, or of all."""
