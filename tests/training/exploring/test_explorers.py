@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, PPO, Noisy
+from tests.training.algorithms import DQN, PPO, Noisy, resumed
 from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
 from trieye.snapshot.decode import decode
@@ -49,6 +49,21 @@ def test_explorers_leave_the_random_generators_of_the_training_untouched(train_c
     alone = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="alone")
     helped = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
+
+
+@pytest.mark.parametrize(
+    ("num", "n_step", "message"),
+    [
+        (1, 1, None),
+        (2, 1, "the order of the rows of several explorers"),
+        (1, 3, "the returns of replay.n_step=3 steps"),
+    ],
+)
+def test_a_resume_with_a_replay_that_is_not_exact_says_so(train_config, capsys, num, n_step, message):
+    config = train_config(**DQN_PARTS, explorer={"num": num}, replay={"n_step": n_step})
+    resumed(DQN(config), config).cleanup()
+    notices = [line for line in capsys.readouterr().err.splitlines() if "not exact" in line]
+    assert [message in notice for notice in notices] == ([] if message is None else [True])
 
 
 STYLES = ["trainer_driven", "explorer_driven", "fully_async"]

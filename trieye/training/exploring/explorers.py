@@ -376,7 +376,17 @@ class Explorers:
         group.interrupted = int(state["interrupted"])
         self._load_explorers(state["explorers"], state.get("retired", []))
         self._queue.load_state_dict(state["inbox"])
+        if self._task.make_writer is not None and self._sync.style == "fixed":
+            self._say_inexact()
         return False
+
+    def _say_inexact(self) -> None:
+        config: Any = self._task.config
+        reasons = ["the order of the rows of several explorers depends on their timing"] if self._config.num > 1 else []
+        if config.replay.n_step > 1:
+            reasons.append(f"the returns of replay.n_step={config.replay.n_step} steps end at the checkpoint")
+        if reasons:
+            say(f"the resume is not exact: in the replay, {', and '.join(reasons)}")
 
     def _load_explorers(self, saved: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
         """Restore each explorer by its index; keep the counts of surplus explorers for a later resume."""
