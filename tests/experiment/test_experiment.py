@@ -204,6 +204,26 @@ def test_a_finished_experiment_reports_config_changes(loop_config, make_config, 
     assert "seed: 0 -> 7" in capfd.readouterr().err
 
 
+def test_an_experiment_keeps_its_objective(loop_config):
+    trieye.run_experiment(Walk, loop_config(steps=5))
+    for steps in (5, 9):  # finished, and with a larger budget
+        with pytest.raises(ConfigurationError, match=r"loop\.mode=min: the run was rated with loop\.mode=max so far"):
+            trieye.run_experiment(Walk, loop_config(steps=steps, mode="min"))
+
+
+def test_a_run_that_starts_at_its_limit_is_evaluated(loop_config):
+    class Failing(Walk):
+        def step(self):
+            if self.steps_done == 8:
+                raise RuntimeError("power cut")
+            return super().step()
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        trieye.run_experiment(Failing, loop_config(5, steps=10, evaluate_every_steps=100))
+    result = trieye.run_experiment(Walk, loop_config(5, steps=5, evaluate_every_steps=100))
+    assert (result.step, result.objective, Walk.instances[-1].evaluations) == (5, -25.0, 1)
+
+
 def test_an_experiment_may_be_named_instead_of_imported(loop_config):
     assert trieye.run_experiment("tests.experiment.test_experiment:Walk", loop_config(steps=5)).step == 5
     with pytest.raises(ConfigurationError, match=r"'tests\.Walk'.*such as 'my_agent\.dqn:DQN'"):

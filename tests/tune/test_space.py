@@ -1,9 +1,11 @@
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from tests.tune.walks import Walk
 from trieye.config.hydra.axes import value_of
 from trieye.exceptions import ConfigurationError
+from trieye.tune.ended import overrides_of
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.space import Space
 from trieye.tune.study import Study
@@ -39,6 +41,14 @@ def test_a_grid_has_all_combinations(space_of):
         space_of("grid", **{"walk.pace": "interval(1,2)"})
 
 
+def test_listed_values_keep_their_types(space_of):
+    texts = ["a,b", "1e3", "x=1 ü", "null"]
+    assert space_of("grid", **{"walk.gait": texts}).domains() == {"walk.gait": {"grid_search": texts}}
+    values = [*texts, None, 2.5, True, [1, "2"]]
+    assert [value_of(overrides_of({"x": value})[0].partition("=")[2]) for value in values] == values
+    assert overrides_of({"walk.pace": np.float64(0.5)}) == ["walk.pace=0.5"]
+
+
 def test_exploration_stays_within_the_bounds(space_of):
     space = space_of(walk={"pace": "interval(1,10)", "legs": "range(1,5)", "gait": "slow,fast"})
     assert space.clamp({"walk.pace": 12.0, "walk.legs": 0, "walk.gait": "fast"}) == {
@@ -59,6 +69,7 @@ def test_exploration_stays_within_the_bounds(space_of):
         ({"walk.pace.x": "1,2"}, "walk.pace has no subkeys"),
         ({"run_name": "a,b"}, "a study does not vary this key"),
         ({"walk.pace": None}, "tune.space.walk.pace is null"),
+        ({"walk.legs": "range(9,1)"}, "the range is empty"),
     ],
 )
 def test_invalid_spaces_are_named(space_of, space, message):

@@ -22,7 +22,7 @@ _BEARER = r"(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!
 _NAME = re.compile(rf"(?:^|[^a-z0-9])(?:{_WORDS}(?=$|\.)|{_BEARER}(?=$|\.\d))", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ASSIGNED = re.compile(
-    rf"(?P<before>(?<![A-Za-z0-9])(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
+    rf"(?P<before>(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
     r"(?:=|['\"]:\s*(?=['\"])))"
     r"(?P<secret>'[^']*'|\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,

@@ -11,7 +11,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.hydra.launch import launch_info
 from trieye.config.loop import LoopConfig
 from trieye.config.sinks import SinksConfig
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import last_status
@@ -60,6 +60,10 @@ class TrainingProgress:
     evaluated_step: int | None = -1
     evaluating: int | None = None
     """Step of the checkpoint that is being evaluated in the background."""
+    objective: str | None = None
+    """Metric of `best`; None before the first start, and in states of earlier versions."""
+    mode: str | None = None
+    """Whether a higher or lower objective is better."""
     owes_evaluation: bool = False
     """Whether a signal interrupted the evaluation of this step; the next start repeats it first."""
 
@@ -68,6 +72,21 @@ class TrainingProgress:
         self.iterations += 1
         self.env_steps += int(values.get("env_steps") or 0)
         self.updates += int(values.get("updates") or 0)
+
+    def rate_by(self, limits: LoopConfig) -> None:
+        """Rate by the objective of the config.
+
+        Raises:
+            ConfigurationError: The best value so far is of another objective.
+        """
+        for name in ("objective", "mode"):
+            now, before = getattr(limits, name), getattr(self, name)
+            if self.best is not None and before not in (None, now):
+                raise ConfigurationError(
+                    f"loop.{name}={now}: the run was rated with loop.{name}={before} so far; set loop.{name}={before}, "
+                    "or choose another run_name"
+                )
+        self.objective, self.mode = limits.objective, limits.mode
 
     def counted(self) -> dict[str, int]:
         """Return the counts by the names that `loop.axis` uses."""
@@ -95,7 +114,7 @@ def finished(config: TrieyeConfig) -> Result | None:
     """Return the result of a run that has nothing left to train or to deliver, otherwise None; only reads files.
 
     Raises:
-        ConfigurationError: The run trains another algorithm, or belongs to another job.
+        ConfigurationError: The run trains another algorithm, has another objective, or belongs to another job.
     """
     persistence = config.trieye.persistence
     if persistence.load_checkpoint_path is not None or persistence.mirror is not None:
@@ -110,6 +129,7 @@ def finished(config: TrieyeConfig) -> Result | None:
         progress = TrainingProgress(**peek(newest.path, "objects", "loop"))
     except (TrieyeError, TypeError, ValueError, KeyError):  # the start of the run reports the damaged file
         return None
+    progress.rate_by(config.loop)
     reason = progress.reason_to_stop(config.loop, newest.step)
     if reason is None:
         return None

@@ -179,9 +179,11 @@ class Loop:
                 run.step = run.saved_step = progress.counted()[self._limits.axis]
                 progress.evaluated_step = min(progress.evaluated_step, run.step)  # the other run's axis may differ
                 self._save_as_own()
+        self._progress.rate_by(self._limits)
         self._resume_evaluation()
         self.reason = self._reason_to_stop()
-        if self._progress.owes_evaluation:
+        is_unrated = self._background.step is not None or self._progress.evaluated_step != run.step > 0
+        if self._progress.owes_evaluation or (self.reason is not None and is_unrated):
             self._progress.owes_evaluation, run.saved_step = False, -1  # the state is saved again, with its objective
             self._evaluate_all(is_last=self.reason is not None)
             self.reason = self._reason_to_stop()

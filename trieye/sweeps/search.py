@@ -18,6 +18,7 @@ from trieye.exceptions import JournalError, SerializationError
 from trieye.hub.status import read_status
 from trieye.process.progress import say
 from trieye.process.terminal import Terminal
+from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord
 from trieye.sweeps.objectives import ObjectiveError
@@ -362,7 +363,9 @@ def _typed(value: object) -> str:
 
 def _read(text: str, distribution: Any) -> Any:
     kind = type(distribution).__name__
-    return text if kind == "CategoricalDistribution" else int(text) if kind == "IntDistribution" else float(text)
+    if kind == "CategoricalDistribution":
+        return next((choice for choice in distribution.choices if same_value(choice, text)), text)
+    return int(text) if kind == "IntDistribution" else float(text)
 
 
 def _distribution(dimension: Dimension, distributions: Any) -> Any:

@@ -7,7 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trieye.config import TrieyeConfig
+from trieye.config.hydra.axes import typed
 from trieye.exceptions import SerializationError
 from trieye.sweeps.jobs import JobRecord
 
@@ -41,8 +44,9 @@ def ended_record(job_dir: Path) -> JobRecord | None:
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the values of a trial as overrides."""
-    return [f"{key}={value}" for key, value in values.items() if key != INDEX]
+    """Return the values of a trial as overrides, which `value_of` parses to the same values."""
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
+    return [f"{key}={typed(value)}" for key, value in plain.items() if key != INDEX]
 
 
 def result_at_end(job_dir: Path, config: TrieyeConfig, values: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ from typing import Any
 from ray import tune
 
 from trieye.config import TrieyeConfig
-from trieye.config.hydra.axes import Dimension, axes_of, dimensions_of, value_of
+from trieye.config.hydra.axes import Dimension, axes_of, dimensions_of, typed, value_of
 from trieye.exceptions import ConfigurationError
 from trieye.tune.values import flat, with_values
 
@@ -92,7 +92,7 @@ class Clamp:
 
 def _text(key: str, value: Any) -> str:
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return ",".join(map(typed, value))
     if value is None:
         raise ConfigurationError(f"tune.space.{key} is null; remove the key, or set its values")
     return str(value)

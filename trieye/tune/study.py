@@ -49,6 +49,9 @@ from trieye.tune.trainable import StudyPlace, as_trainable, run_name_of
 from trieye.tune.values import named
 from trieye.tune.watching import StudyCallback, StudyMonitor
 
+_KEYS = {"seed_of_trials": "seed", "objective": "loop.objective", "mode": "loop.mode"}
+"""Names in messages of the options that must not change."""
+
 _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
 
@@ -118,7 +121,8 @@ class Study:
         options = self._config.tune.model_dump(
             mode="json", include={"space", "search", "scheduler", "num_trials", "seed"}
         )
-        return {**options, "seed_of_trials": self._config.seed}
+        loop = self._config.loop
+        return {**options, "seed_of_trials": self._config.seed, "objective": loop.objective, "mode": loop.mode}
 
     def _check_same(self, before: SweepRecord, now: SweepRecord) -> None:
         if not before.is_study:
@@ -126,8 +130,8 @@ class Study:
         for key, value in now.study.items():
             if key == "num_trials" and value > before.study.get(key, 0):
                 say(f"study: grows from {before.study.get(key)} to {value} trials")
-            elif before.study.get(key) != value:
-                named_key = "seed" if key == "seed_of_trials" else f"tune.{key}"
+            elif before.study.get(key, value) != value:  # records of earlier versions lack some keys
+                named_key = _KEYS.get(key, f"tune.{key}")
                 raise ConfigurationError(
                     f"study {self._config.run_name!r} was started with {named_key}={before.study.get(key)} and cannot "
                     f"resume with {value}; restore the value, or set another run_name"

@@ -151,8 +151,9 @@ def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None =
         if isinstance(swept, IntervalSweep):
             dimensions.append(_interval(item, swept))
         elif isinstance(swept, RangeSweep) and isinstance(swept.start, int) and swept.step == 1 and not swept.shuffle:
-            numbers = swept.range()
-            key = item.get_key_element()
+            numbers, key = swept.range(), item.get_key_element()
+            if not numbers:
+                raise ConfigurationError(f"{word}: the range is empty")
             dimensions.append(
                 Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in swept.tags)
             )
