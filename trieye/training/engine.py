@@ -396,8 +396,9 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if "replay" in checkpoint and not (is_offline and self.config.data != checkpoint.get("data", self.config.data)):
             self.replay.load_state_dict(checkpoint["replay"])
         elif not is_offline:
-            if is_whole and isinstance(self._row_source, Collector) and self.config.env.frame_stack:
-                self._row_source.cut("the replay would lack frames of their stacks")
+            source = self._row_source
+            if is_whole and isinstance(source, Collector) and self.config.env.frame_stack and source.num_open:
+                source.cut("the replay would lack frames of their stacks")
             self._update_ratio.restart(self.env_steps, self.updates)
             say(
                 "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts after "

@@ -296,8 +296,8 @@ class Explorer:
     def load_state_dict(self, state: Mapping[str, Any]) -> int:
         """Restore a state that `state_dict` returned; return the number of cut episodes."""
         before = self._collector.interrupted = int(state["interrupted"])
-        is_whole = self._collector.load_state_dict(state)
-        if is_whole and self._writer is not None and self._config.env.frame_stack:
+        is_whole, stacks_frames = self._collector.load_state_dict(state), self._config.env.frame_stack
+        if is_whole and stacks_frames and self._writer is not None and self._collector.num_open:
             self._collector.cut("a new writer continues no episodes, so the replay would lack frames of their stacks")
         self._collector.metrics()  # the learner reports the cut episodes of all explorers together
         cut, self._collector.interrupted = self._collector.interrupted - before, 0
