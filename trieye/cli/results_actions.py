@@ -158,12 +158,9 @@ def compare(options: argparse.Namespace) -> int:
         rows = [dict(zip(keys, (*pair, word), strict=True)) for pair, (word, _) in zip(pairs, verdicts, strict=True)]
         selected.print_json({"pairs": rows})
         return 0
-    better = "higher" if selected.mode == "max" else "lower"
-    gap_is_lower = ", with a lower optimality gap" if selected.stat == "optimality_gap" else ""
-    title = f"{selected.title}; {better} is better{gap_is_lower}"
     counts = {label: int(np.isfinite(values).sum()) for label, values in zip(groups.labels, scores, strict=True)}
     shown = pairs[:_MOST_PAIRS]
-    printed = tables.pairs_table(shown, counts, selected.stat, title=title)
+    printed = tables.pairs_table(shown, counts, selected.stat, title=_title_with_direction(selected))
     selected.console.print(printed)
     _print_verdicts(selected, shown, counts, verdicts[:_MOST_PAIRS])
     if len(numbers) > len(shown):
@@ -181,6 +178,12 @@ def compare(options: argparse.Namespace) -> int:
         _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.output)
     selected.print_notes()
     return 0
+
+
+def _title_with_direction(selected: RunSelection) -> str:
+    better = "higher" if selected.mode == "max" else "lower"
+    gap_is_lower = ", with a lower optimality gap" if selected.stat == "optimality_gap" else ""
+    return f"{selected.title}; {better} is better{gap_is_lower}"
 
 
 def _notes_of(table: TextTable) -> list[str]:

@@ -147,12 +147,7 @@ def _plan(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--seeds {options.seeds}: must be at least 1")
     program, overrides = _program(options.words)
     words, hydra_words, descriptions = _split(overrides, options.seeds)
-    sweeper: dict[str, Any] = {
-        "seeds": options.seeds,
-        "zip": [group.split(",") for group in options.zip],
-        "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
-        "when": dict(map(condition, options.when)),
-    }
+    sweeper = _sweeper_options(options)
     own = [f"hydra.sweeper.{key}={typed(value)}" for key, value in sweeper.items() if value]
     record = SweepRecord(
         program=program,
@@ -186,6 +181,16 @@ def _plan(options: argparse.Namespace) -> int:
         command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
         print(f"written to {options.output}; {command}")
     return 0
+
+
+def _sweeper_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a plan by their keys below `hydra.sweeper`."""
+    return {
+        "seeds": options.seeds,
+        "zip": [group.split(",") for group in options.zip],
+        "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
+        "when": dict(map(condition, options.when)),
+    }
 
 
 def _saved_to(description: "Description", saving: "Description | None") -> str:

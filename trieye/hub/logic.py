@@ -304,14 +304,16 @@ class HubLogic:
         """Restore the superseded points of an opening; they replace all other points from their first step on."""
         self._show(self._ledger.open_again(partial(with_opening, number=number)))
 
-    @request("ingest")
+    @request("ingest", is_slow=True)
     def summary(self) -> dict[str, MetricSummary]:
         """Return last, min, max and step of the points of each metric, over all attempts, except superseded points."""
         summary = self._ledger.read(lambda stats: {name: MetricSummary(**of) for name, of in stats.summary.items()})
         history = self.files.history
         if not history.superseded_ranges:
             return summary
-        visible, superseded = history.summary(), history.series(superseded=True)
+        visible = history.summary()
+        # the history lacks metrics of attempts that lost their journal
+        superseded = history.series(superseded=True) if summary.keys() - visible.keys() else {}
         return {
             name: visible.get(name, of) for name, of in summary.items() if name in visible or name not in superseded
         }

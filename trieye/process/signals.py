@@ -183,7 +183,11 @@ class LeaveOnSignal:
             self.asked_at, self.is_given_back = -math.inf, False
         if threading.current_thread() is threading.main_thread() and not self._before:
             _watch_forks()
-            chosen = [number for number in FROM_OUTSIDE if _is_free(number) or _is_to_leave(signal.getsignal(number))]
+            chosen = [
+                number
+                for number in FROM_OUTSIDE
+                if _is_free(number) or _raises_run_interrupted(signal.getsignal(number))
+            ]
             self._before = {number: signal.signal(number, self._leave) for number in chosen}
             _open.append(self)
 
@@ -234,7 +238,7 @@ class LeaveOnSignal:
 
 
 _open: list[LeaveOnSignal] = []
-"""Those that have taken and not given back."""
+"""Open objects, in the order in which they installed their handlers."""
 
 # Python discards an exception raised in a hook of `os.fork`, and the rest of the hook, such as releasing the lock of
 # `logging`, does not run. Handlers that raise are therefore deferred until all threads have finished forking.
@@ -284,11 +288,12 @@ def _watch_forks() -> None:
 
 
 def _outer_ones(handlers: Mapping[signal.Signals, Any]) -> list[LeaveOnSignal]:
-    owners = [handler.__self__ for handler in handlers.values() if _is_to_leave(handler)]
+    owners = [handler.__self__ for handler in handlers.values() if _raises_run_interrupted(handler)]
     return [owner for owner in owners if not owner.is_given_back]
 
 
-def _is_to_leave(handler: Any) -> bool:
+def _raises_run_interrupted(handler: Any) -> bool:
+    """Return whether a handler belongs to a `LeaveOnSignal`."""
     return isinstance(getattr(handler, "__self__", None), LeaveOnSignal)
 
 
