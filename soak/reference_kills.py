@@ -38,7 +38,7 @@ def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Run the tables, kill them, and report; the exit code is 1 if a completed job started again."""
+    """Run the tables, kill them, and report; exit with 1 if a completed job started again or kills are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", default=["classic"], help="arguments of run.py (default: classic)")
     parser.add_argument("--cell", nargs="*", default=[], help="cells to run (default: all)")
@@ -66,7 +66,10 @@ def main() -> None:
     repeated = {job: (before[job], after.get(job)) for job in before if before[job] != after.get(job)}
     print(json.dumps({"soak": "reference_kills", "kills": kills, "exit_code": code, "jobs": len(after),
                       "completed_before_a_kill": len(before), "repeated": repeated}))  # fmt: skip
-    sys.exit(bool(repeated) or code != 0)
+    if kills < options.kills:
+        print(f"the tables ended after {kills} of {options.kills} kills: select tables without stored curves, or a "
+              "shorter --longest-s", file=sys.stderr)  # fmt: skip
+    sys.exit(bool(repeated) or code != 0 or kills < options.kills)
 
 
 if __name__ == "__main__":

@@ -94,12 +94,18 @@ class TrieyeConfig(ModelOf015):
         return self
 
     def with_run_defaults(self) -> Self:
-        """Return the config with the defaults of `trieye.Run` instead of the 0.1.5 defaults."""
+        """Return the config with the defaults of `trieye.Run` instead of the 0.1.5 defaults.
+
+        A run of an older version keeps its directory `tensorboard`.
+        """
         persistence, stats = self.persistence, self.stats
         unset = {name: value for name, value in PERSISTENCE_OF_RUN.items() if name not in persistence.model_fields_set}
+        persistence = persistence.model_copy(update=unset)
+        if persistence.tensorboard_dir_name == "." and (persistence.get_run_base_dir() / "tensorboard").is_dir():
+            persistence = persistence.model_copy(update={"tensorboard_dir_name": "tensorboard"})
         if stats.undeclared is None:
             stats = stats.model_copy(update=STATS_OF_RUN)
-        return self.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})
+        return self.model_copy(update={"persistence": persistence, "stats": stats})
 
     @classmethod
     def of_run(cls, run_dir: Path, values: Mapping[str, Any] | None = None) -> Self:

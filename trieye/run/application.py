@@ -58,19 +58,7 @@ def check_start(config: TrieyeConfig) -> None:
     from trieye.run.rehearsal import exit_if_dry_run, is_dry_run  # imported late as well
 
     if is_dry_run("config"):
-        exit_if_dry_run("config", completed(config))
-
-
-def completed(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the config with the defaults of `Run`; a run of an older version keeps its directory `tensorboard`."""
-    config = config.with_run_defaults()
-    persistence = config.persistence
-    old_directory = persistence.get_run_base_dir() / "tensorboard"
-    if persistence.tensorboard_dir_name != "." or not old_directory.is_dir():
-        return config
-    return config.model_copy(
-        update={"persistence": persistence.model_copy(update={"tensorboard_dir_name": old_directory.name})}
-    )
+        exit_if_dry_run("config", config.with_run_defaults())
 
 
 def print_config(config: TrieyeConfig) -> None:

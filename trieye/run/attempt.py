@@ -39,7 +39,7 @@ from trieye.process.progress import say
 from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
 from trieye.process.worker import settle
-from trieye.run.application import check_start, completed
+from trieye.run.application import check_start
 from trieye.run.flusher import flusher_of
 from trieye.run.provenance import ProvenanceRecorder, command_line, commit_of_program, tags_of
 from trieye.run.saves import PendingSaves
@@ -100,7 +100,7 @@ class OpenAttempt:
 
     def __init__(self, config: TrieyeConfig, group: str | None, sinks: Sequence[Sink] = ()) -> None:
         launch = self._launch = launch_info()
-        config = completed(config)
+        config = config.with_run_defaults()
         check_start(config)
         self.recorded_config = recorded(with_program(config))
         self.config_hash = config_hash(type(config), self.recorded_config)

@@ -6,6 +6,7 @@ from trieye.config.launcher import Backend, LauncherConfig
 from trieye.config.packages import is_installed, require
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
+from trieye.process.text import counted
 from trieye.sweeps.pools import ThisProcess, WorkerPool
 from trieye.sweeps.slots import has_nvidia_driver, num_cores
 from trieye.sweeps.working import SweepContext
@@ -35,7 +36,7 @@ def location_of(options: LauncherConfig, shared: SweepContext) -> str:
     if options.isolate == "none":
         return "one after another in this process"
     backend = backend_of(options, runs_in_ray=shared.runs_in_ray)
-    where = f"at {options.address}" if options.address is not None else f"on {num_cores()} cores"
+    where = f"at {options.address}" if options.address is not None else f"on {counted(num_cores(), 'core')}"
     return f"backend {backend}" if backend == "slurm" else f"backend {backend} {where}"
 
 

@@ -230,7 +230,7 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
         loader.apply(item, composed)
     references = [reference_of(item, loader) for item in parsed(overrides, loader.config_type)]
     secrets = parsed([reference for reference in references if reference is not None], loader.config_type)
-    recorded = [new or quoted(old, loader.config_type) for old, new in zip(overrides, references, strict=True)]
+    recorded = [new or old for old, new in zip(overrides, references, strict=True)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets}}.items():
             OmegaConf.update(composed, key, value)

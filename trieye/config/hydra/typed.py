@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from trieye.config.base import StrictModel, models_in
 from trieye.config.hydra.keys import by_tag, is_variant, tag_of
-from trieye.config.hydra.launch import plain
 from trieye.config.hydra.messages import complaints
 from trieye.config.hydra.schema import default_of, defaults_of
 from trieye.config.loop import LoopConfig
@@ -60,7 +59,7 @@ def resolved(config: DictConfig, config_type: type[TrieyeConfig]) -> dict[str, A
         ConfigurationError: A value is missing, or an interpolation does not resolve.
     """
     try:
-        complete(config, config_type, plain(HydraConfig.get(), "runtime.choices"))
+        complete(config, config_type, HydraConfig.get().runtime.choices)
         own = [str(key) for key in config if key != "hydra"]
         missing = [key for key in own if OmegaConf.is_missing(config, key)]
         parts = {key: config[key] for key in own if key not in missing}  # a copy without `hydra` would take 20 ms
