@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -54,16 +55,18 @@ class EventBatch:
         Raises:
             OverflowError, TypeError, ValueError: A value is not a number, or a step does not fit int64; see `salvage`.
         """
-        names, values, steps, times, contexts = zip(*rows, strict=True) if rows else ((),) * len(EventRow._fields)
-        table = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        # `zip(*rows)` takes three times as long: it creates an iterator per row
+        names, values, steps, times, contexts = (map(itemgetter(column), rows) for column in range(5))
+        name_by_row, context_by_row, size = list(names), list(contexts), len(rows)
+        table = {name: code for code, name in enumerate(dict.fromkeys(name_by_row))}
         return cls(
             names=tuple(table),
             # not np.array, which accepts None
-            codes=np.fromiter(map(table.__getitem__, names), np.int32, len(rows)),
-            values=np.fromiter(values, np.float64, len(rows)),
-            steps=np.fromiter(steps, np.int64, len(rows)),
-            times=np.fromiter(times, np.float64, len(rows)),
-            contexts={index: context for index, context in enumerate(contexts) if context} if any(contexts) else {},
+            codes=np.fromiter(map(table.__getitem__, name_by_row), np.int32, size),
+            values=np.fromiter(values, np.float64, size),
+            steps=np.fromiter(steps, np.int64, size),
+            times=np.fromiter(times, np.float64, size),
+            contexts={row: item for row, item in enumerate(context_by_row) if item} if any(context_by_row) else {},
         )
 
     def take(self, rows: NDArray[np.intp]) -> Self:
