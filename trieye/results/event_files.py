@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -92,5 +93,7 @@ def points_in_events(directory: Path, problems: Problems, *, names_media: bool =
 
 
 def _series(points: Sequence[Scalar]) -> Series:
-    steps, values, times = zip(*points, strict=True)
-    return Series(np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64))
+    # not `zip(*points)`, which creates an iterator per point
+    steps, values, times = (map(itemgetter(column), points) for column in range(3))
+    size = len(points)
+    return Series(np.fromiter(steps, np.int64, size), np.fromiter(values, float, size), np.fromiter(times, float, size))
