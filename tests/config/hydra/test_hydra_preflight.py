@@ -38,6 +38,20 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
 
 
 @pytest.mark.parametrize(
+    ("text", "number"), [("1.10", "1.1"), ("010", "8"), ("20240101_120000", "20240101120000"), ("1e3", "1000.0")]
+)
+def test_a_text_in_a_file_that_yaml_reads_as_another_number_is_rejected(project, mistaken, text, number):
+    primary = (project.conf / "train.yaml").read_text()
+    project.write("train", f"{primary}tags:\n  note: '1.10'\n  fold: 3\n  version: {text}\n")
+    message = mistaken("seed=1")
+    assert (
+        f"tags.version is a text, but YAML reads {text} as the number {number}; write version: '{text}' in" in message
+    )
+    assert f"train.yaml, line {len(primary.splitlines()) + 4}" in message
+    assert message.count("YAML reads") == 1
+
+
+@pytest.mark.parametrize(
     ("params", "message"),
     [
         ("seed: 0,1,-1", "seed=-1: "),

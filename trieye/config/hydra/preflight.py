@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+import yaml
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.base import did_you_mean, nearest, takes_many
-from trieye.config.hydra.keys import field_at, is_in_variant
+from trieye.config.hydra.keys import field_at, holds_text, is_in_variant
 from trieye.config.hydra.launch import plain
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, absent_key, without_parser_words
@@ -215,7 +216,11 @@ class Preflight(Generic[Config]):
 
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
-            return resolved(composed, self._config_type)
+            values = resolved(composed, self._config_type)
+        numbers = [item for item in _numbers_in(values, ()) if holds_text(self._config_type, item[0])]
+        if complaints := [line for item in numbers for line in _altered(*item, self._loader.directories)]:
+            raise ConfigurationError("\n".join(complaints))
+        return values
 
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
@@ -267,6 +272,42 @@ def _check_plugins(composed: DictConfig, overrides: Sequence[str]) -> None:
         except OmegaConfBaseException as error:
             raise ConfigurationError(f"{error.full_key or node}: {str(error).splitlines()[0]}") from error
         plugin_options(node, model, values, overrides)
+
+
+def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the path of keys and the value of each number in nested dicts."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers_in(item, (*path, str(key)))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
+
+
+def _altered(path: tuple[str, ...], number: float, directories: Iterable[Path]) -> Iterator[str]:
+    """Yield a complaint for each text in config files that YAML has read as this number: `1.10` as 1.1, `010` as 8."""
+    key, shown = path[-1], str(number)
+    for file in (file for directory in directories for file in sorted(directory.rglob("*.yaml"))):
+        for node in _texts_at(key, file):
+            read: Any = OmegaConf.create(f"{key}: {node.value}")
+            if node.value != shown and str(read[key]) == shown:
+                yield (
+                    f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {shown}; "
+                    f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
+                )
+
+
+def _texts_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
+    """Yield the values of a key in a config file that are not quoted."""
+    try:
+        nodes = [yaml.compose(file.read_text("utf-8"), Loader=yaml.SafeLoader)]
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # not part of the config, which was composed
+    while nodes:
+        node = nodes.pop()
+        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            nodes.append(value)
+            if name.value == key and isinstance(value, yaml.ScalarNode) and value.style is None:
+                yield value
 
 
 def _as_a_job(config: Config) -> Config:
