@@ -38,6 +38,12 @@ def test_a_truncated_or_invalid_record_is_never_overwritten(tmp_path):
         assert path.read_bytes() == content
 
 
+def test_a_file_in_place_of_a_run_directory_is_named(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(SerializationError, match=r"run is not a directory, so it contains no run$"):
+        RunRecord.read(tmp_path / "run" / "run.json")
+
+
 def test_fields_of_a_later_version_survive_a_restart(tmp_path):
     path = tmp_path / "run.json"
     open_run_record(path, app_name="a", run_name="r")

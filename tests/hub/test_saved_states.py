@@ -1,4 +1,4 @@
-"""Crash checkpoints of the hub."""
+"""Checkpoints of crashes, and the link to the best checkpoint."""
 
 import numpy as np
 
@@ -20,3 +20,12 @@ def test_a_crash_checkpoint_replaces_only_the_previous_crash_checkpoint(make_con
     assert sorted(path.name for path in second.parent.glob("crash-*")) == ["crash-5", "crash-7", "crash-notes"]
     assert (elsewhere / "kept").exists()
     load_state(second)
+
+
+def test_the_link_to_the_best_checkpoint_never_dangles(make_config):
+    with trieye.Run(make_config(persistence={"keep_last": 1, "keep_best": 0})) as run:
+        link = run.dir / "checkpoints" / "best.pkl"
+        for step, objective in ((1, 9.0), (2, 5.0), (3, 7.0)):
+            run.step = step
+            run.save(objective=objective, weights=np.ones(2)).wait()
+            assert link.resolve(strict=True).name == f"checkpoint_step_{step}"

@@ -445,6 +445,8 @@ def test_a_loop_that_raises_restores_the_signal_handler(make_config):
         lambda run: run.log(None),
         lambda run: run.log("a", "abc"),
         lambda run: run.log("a"),
+        lambda run: run.log("a", 1.0, wall_time=float("nan")),
+        lambda run: run.log("a", 1.0, wall_time=1.8e12),  # milliseconds
     ],
 )
 def test_log_rejects_malformed_values_and_keeps_others(make_config, call):

@@ -151,7 +151,7 @@ def test_the_script_requests_what_its_jobs_need(tmp_path):
         hours=3,
         jobs_per_task=8,
         max_concurrent=4,
-        options={"qos": "long", "exclusive": None},
+        options={"qos": "long", "exclusive": None, "comment": "two words"},
         partition="gpu",
         num_cpus=2,
         num_gpus=0.25,
@@ -168,7 +168,7 @@ def test_the_script_requests_what_its_jobs_need(tmp_path):
         "gpu:1",
     )
     assert (directives["signal"], directives["requeue"], directives["exclusive"]) == ("B:USR1@120", "", "")
-    assert (directives["qos"], directives["partition"]) == ("long", "gpu")
+    assert (directives["qos"], directives["partition"], directives["comment"]) == ("long", "gpu", "'two words'")
     assert "jobs=(0-2,5 7-8 11)\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert not {"time", "mem", "gres", "account"} & header(script_of(tmp_path, [[0]], options())).keys()
@@ -259,6 +259,8 @@ def test_the_status_of_jobs_follows_the_queue(slurm):
     (slurm / "queue").write_text(" 1 PENDING Resources\n2 RUNNING None\n3 PENDING (a b)\n")
     assert [job.how for job in status_of(Path("sweep"))] == ["completed", "waiting", "running", "waiting", "missing"]
     assert "--jobs 4711" in (slurm / "asked").read_text()
+    (slurm / "queue").write_text("2 RUNNING None\nCLUSTER: other\n")  # as with several clusters
+    assert array.states() is None
     (slurm / "queue").unlink()
     states = ["completed", "incomplete", "unknown", "missing", "missing"]
     assert [job.how for job in status_of(Path("sweep"))] == states

@@ -150,6 +150,8 @@ class RunRecord(BaseModel):
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
+            if isinstance(error, NotADirectoryError):
+                raise SerializationError(f"{path.parent} is not a directory, so it contains no run") from error
             reason = error.strerror if isinstance(error, OSError) else "it is not a complete run record"
             raise SerializationError(
                 f"{path}, the identity of the run, cannot be read: {reason}; restore it from a backup, or delete it to "

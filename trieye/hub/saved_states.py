@@ -162,7 +162,11 @@ class SavedStates:
     def _prune(self, metadata: Mapping[str, Any]) -> None:
         config = self._config
         retention = Retention(config.keep_last, config.keep_best, config.keep_every_steps, _mode_of(metadata))
-        self.checkpoints.prune(retention)
+        link = self._files.best_checkpoint_path
+        if self.checkpoints.prune(retention) and link.is_symlink() and not link.exists():  # keep_best=0
+            link.unlink()
+            for entry in self.checkpoints.ranked(retention.mode)[:1]:
+                self._files.update_best_link(entry.path)
 
     def find(self, *, group: str | None, config_hash: str | None) -> RestoredCheckpoint | None:
         """Return the checkpoint of `Run.save` to resume from; None if there is none.

@@ -16,6 +16,9 @@ MAX_BINS = 10_000
 MAX_PNG_BYTES = 16 * 2**20
 MAX_TEXT_BYTES = 2**20
 
+_LAST_S = 253402300799
+"""The last second of the year 9999."""
+
 _BLOCK = 2**18
 """Values per block: a block fits into the CPU cache, and converting 1e8 values makes no second copy of all of them."""
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -68,6 +71,22 @@ def step_of(name: str, step: Any) -> int:
         return operator.index(step)
     except TypeError as error:
         raise TypeError(f"log({name!r}, ..., step={_shown(step)}): step must be an integer") from error
+
+
+def time_of(name: str, wall_time: Any) -> float:
+    """Return the Unix time of an event as a float.
+
+    Raises:
+        TypeError: The time is not a number.
+        ValueError: The time is not finite, before 1970, or beyond the year 9999.
+    """
+    seconds = float(wall_time)
+    if not 0.0 <= seconds <= _LAST_S:
+        raise ValueError(
+            f"log({name!r}, ..., wall_time={_shown(wall_time)}): wall_time must be a Unix time in seconds, from 0 to "
+            f"{_LAST_S} (the end of the year 9999)"
+        )
+    return seconds
 
 
 def context_of(name: str, context: Any) -> dict[str, Any] | None:

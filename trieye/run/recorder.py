@@ -11,7 +11,7 @@ from trieye.hub.hub import EventChannel
 from trieye.run import media, video
 from trieye.run import table as tables
 from trieye.run.flusher import Flusher, flusher_of
-from trieye.run.media import context_of, name_of, number_of, step_of
+from trieye.run.media import context_of, name_of, number_of, step_of, time_of
 
 
 class Recorder:
@@ -57,7 +57,7 @@ class Recorder:
         Raises:
             RunClosedError: The run is not open.
             ProcessingError: The queue is full, and the hub will never accept more values.
-            TypeError, ValueError: The value is not a number.
+            TypeError, ValueError: The value is not a number, or `wall_time` is not a Unix time.
         """
         if value is None:
             self._log_mapping(name, step, context, wall_time)
@@ -76,7 +76,7 @@ class Recorder:
             context = context_of(name, context)
         if len(self._pending) >= self._max_pending and not self._open_flusher().make_room():
             return
-        self._append((name, value, step, time() if wall_time is None else float(wall_time), context))
+        self._append((name, value, step, time() if wall_time is None else time_of(name, wall_time), context))
 
     def _log_mapping(
         self, values: Any, step: int | None, context: Mapping[str, Any] | None, wall_time: float | None

@@ -163,7 +163,7 @@ def _options(directory: Path, num_tasks: int, options: LauncherConfig) -> Iterat
                 f"hydra.launcher.slurm.options: {key!r} is not an sbatch option; expected a name without dashes in "
                 "front, such as constraint"
             )
-        yield key if value is None else f"{key}={value}"
+        yield key if value is None else f"{key}={shlex.quote(str(value))}"
 
 
 def _submit(script: Path) -> str:

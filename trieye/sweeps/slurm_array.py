@@ -1,5 +1,6 @@
 """SlurmArray: the job array that runs a sweep, and the states of its tasks from squeue."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class SlurmArray(JsonRecord, kw_only=True):
     tasks: list[list[int]]
 
     def states(self) -> Mapping[int, TaskState] | None:
-        """Return the states of its pending and running tasks by number; None if squeue does not answer."""
+        """Return the states of its pending and running tasks by number; None if squeue gives no usable answer."""
         squeue = shutil.which("squeue")
         if squeue is None:
             return None
@@ -43,8 +44,9 @@ class SlurmArray(JsonRecord, kw_only=True):
             return None
         if done.returncode != 0:
             return {} if "invalid job id" in done.stderr.lower() else None
-        rows = (line.split(maxsplit=2) for line in done.stdout.splitlines() if line.strip())
-        return {int(task): TaskState(state, reason) for task, state, reason in rows}
+        rows = [re.fullmatch(r"(\d+) +(\w+) +(.*)", line.strip()) for line in done.stdout.splitlines() if line.strip()]
+        states = {int(row[1]): TaskState(row[2], row[3]) for row in rows if row is not None}
+        return None if None in rows else states
 
     def jobs(self) -> Mapping[int, TaskState]:
         """Return the state of the task of each job whose task is pending or running."""

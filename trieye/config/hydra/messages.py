@@ -224,8 +224,9 @@ class _Part:
             is_named = bool(path) and text.startswith(f"{path[-1]} ")
             return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{typed}: {text}".removeprefix(": ")
         shown = "keys with values" if isinstance(value, dict) else _shown(value)
+        allowed = "text" if info is None and details["type"] == "string_type" else allowed_values(info)  # of a dict
         hint = did_you_mean(str(value), _choices(info)) or _without_suffix(str(value))
-        return f"{typed}: expected {allowed_values(info)}, found {shown}{hint}"
+        return f"{typed}: expected {allowed}, found {shown}{hint}"
 
     def _as_typed(self, path: Sequence[str], value: Any) -> str:
         """Return the override that sets a key, else `key=value`."""
