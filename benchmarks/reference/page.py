@@ -6,6 +6,7 @@ Needs only the files of `data/` and `tables/`, and an environment with trieye.
 """
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 import yaml
 from run import DATA, METRICS, ROOT, TABLES
 
+from trieye.process.text import counted
 from trieye.results import Results, load
 from trieye.results.origins import Origin
 from trieye.results.statistics import Estimate, aggregate, probability_of_improvement
@@ -26,6 +28,7 @@ from trieye.results.tables import COVERAGE
 
 DOCS = ROOT / "docs" / "benchmarks"
 BY = "env.id,tags.algorithm,tags.library"
+CREATED = re.compile("<time datetime=.*?</time>")
 THOUSAND = 1000
 LIBRARIES = {"trieye": "trieye", "sb3": "stable-baselines3"}
 
@@ -60,11 +63,11 @@ class Table:
     def write(self) -> None:
         """Write the page, its pictures and its report."""
         report = DOCS / f"{self.name}.html"
-        trieye(
-            self.command(
-                "report", "--task", "env.id", "--x", "env_steps", "--title", self.spec["title"], "-o", str(report)
-            )
-        )
+        before = report.read_text() if report.exists() else ""
+        options = ["--task", "env.id", "--x", "env_steps", "--title", self.spec["title"], "-o", str(report)]
+        trieye(self.command("report", *options))
+        if CREATED.sub("", report.read_text()) == CREATED.sub("", before):
+            report.write_text(before)  # only the time of its creation has changed
         parts = [f"# {self.spec['title']}", self._introduction(), self._comparison(), *self._pictures()]
         parts += ["## Provenance", self._provenance()]
         parts += [
@@ -130,7 +133,11 @@ class Table:
                 f"{name} {packages.get(name, packages.get(name.replace('_', '-'), '?'))}" for name in shown
             )
             commit = "" if provenance is None or provenance.commit is None else provenance.commit.sha[:10]
-            machine = "" if provenance is None else f"{provenance.machine.cpu}, {provenance.machine.num_cpus} cores"
+            machine = (
+                ""
+                if provenance is None
+                else f"{provenance.machine.cpu}, {counted(provenance.machine.num_cpus, 'core')}"
+            )
             hours = sum(origin.duration_s or 0.0 for origin in origins) / 3600
             named = (_shown(first.params["env.id"]), first.tags["tags.algorithm"], LIBRARIES[library])
             cells = (*named, f"{hours:.2f}")
