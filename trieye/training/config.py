@@ -95,6 +95,11 @@ class TrainingConfig(TrieyeConfig):
             raise ValueError(f"mode=train makes no environment steps; set loop.axis=updates, not {self.loop.axis}")
         return self
 
+    @property
+    def min_waiting_fragments(self) -> int:
+        """Number of fragments that `replay=fragment` must hold until the learner has one of each explorer."""
+        return self.explorer.num * (self.sync.offset + self.sync.interval if self.sync.style == "fixed" else 1)
+
     @model_validator(mode="after")
     def _check_replay(self) -> Self:
         replay, kind = self.replay, getattr(self.agent, "kind", type(self.agent).__name__)
@@ -137,6 +142,12 @@ class TrainingConfig(TrieyeConfig):
             raise ValueError(
                 f"replay.fragment.fragments_per_chunk={per_chunk}: explorers deliver chunks of one fragment; set it to "
                 "1, and raise explorer.fragment_steps for longer fragments"
+            )
+        if self.replay.kind == "fragment" and self.replay.capacity < self.min_waiting_fragments:
+            raise ValueError(
+                f"replay.capacity={self.replay.capacity} is too small for the fragments that wait for the learner; set "
+                f"at least {self.min_waiting_fragments} (explorer.num; with sync.style=fixed times sync.offset + "
+                "sync.interval)"
             )
         return self
 

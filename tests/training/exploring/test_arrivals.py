@@ -137,3 +137,14 @@ def test_chunks_of_several_fragments_are_rejected_before_the_start(train_config)
         train_config(
             **PPO_PARTS, explorer={"num": 2}, replay={"kind": "fragment", "fragment": {"fragments_per_chunk": 2}}
         )
+
+
+@pytest.mark.parametrize(("sync", "least"), [({"style": "fully_async"}, 2), ({"style": "fixed", "offset": 3}, 8)])
+def test_a_fragment_replay_that_cannot_hold_the_waiting_fragments_is_rejected(train_config, sync, least):
+    def config(capacity):
+        replay = {"kind": "fragment", "capacity": capacity}
+        return train_config(**PPO_PARTS, explorer={"num": 2}, sync=sync, replay=replay)
+
+    config(least)
+    with pytest.raises(ValueError, match=rf"replay.capacity={least - 1} .*set at least {least} \(explorer.num"):
+        config(least - 1)

@@ -25,11 +25,10 @@ def report_of(explorer, number, version, **changed):
     return report
 
 
-def buffered(max_staleness=None):
-    rules = FragmentRules(
-        max_chunks=1 << 20, max_staleness=max_staleness, max_reuse=1, sampler="oldest", session_policy="resume"
-    )
-    return Fragments(rules, "run", CPU, seed=0)
+def buffered(max_staleness=None, *, session="run", min_capacity=1, **rules):
+    defaults = {"max_chunks": 1 << 20, "max_reuse": 1, "sampler": "oldest", "session_policy": "resume"}
+    rules = FragmentRules(**{**defaults, "max_staleness": max_staleness, **rules})
+    return Fragments(rules, session, CPU, seed=0, min_capacity=min_capacity)
 
 
 def queue(max_staleness=None):
@@ -85,3 +84,36 @@ def test_each_queue_restores_the_state_of_the_other(saved_by, make):
     assert keys_of(reports) == [(0, 0), (0, 1), (1, 0)]
     assert rows.arrays["obs"][1].tolist() == [0.0, 1.0, 10.0]
     assert after.counts() == {}
+
+
+def test_evicted_fragments_wait_no_longer_and_are_returned_once_without_rows():
+    inbox = buffered(max_chunks=2)
+    inbox.set_version(0)
+    for number in range(4):
+        assert inbox.put(report_of(0, number, 0), 0) == ""
+    assert (inbox.counts(), inbox.versions()) == ({0: 2}, [0, 0])
+    restored = buffered(max_chunks=2)
+    restored.load_state_dict(decode(encode(inbox.state_dict())))
+    restored.set_version(0)
+    assert restored.counts() == {0: 2}
+    reports, rows = inbox.take(2)
+    assert keys_of(reports) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert rows.arrays["obs"][0].tolist() == [2.0, 3.0]
+    assert inbox.set_version(1) == []
+
+
+def test_fragments_of_another_run_are_dropped_with_their_results():
+    before, after = (buffered(session=name, session_policy="discard") for name in ("parent", "fork"))
+    before.set_version(0)
+    before.put(report_of(0, 0, 0), 0)
+    after.load_state_dict(decode(encode(before.state_dict())))
+    assert keys_of(after.set_version(0)) == [(0, 0)]
+    assert after.counts() == {}
+
+
+def test_too_little_memory_for_one_fragment_of_each_explorer_is_an_error():
+    inbox = buffered(max_bytes=1000, min_capacity=4)
+    inbox.set_version(0)
+    with pytest.raises(ValueError, match=r"replay.fragment.max_bytes=1000: 3 fragments fit.* needs up to 4"):
+        for explorer in range(4):
+            inbox.put(report_of(explorer, 0, 0), 0)

@@ -85,6 +85,12 @@ class FragmentBuffer:
         with self._lock:
             return len(self._state.pool)
 
+    def missing(self, fragments: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return which of these fragments, each a worker and a fragment number, the buffer does not contain."""
+        with self._lock:
+            stored = self._open().payloads.serials
+            return [fragment for fragment in fragments if fragment not in stored]
+
     @property
     def session(self) -> str:
         """The current session; empty before the first `set_version`."""

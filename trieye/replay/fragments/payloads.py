@@ -112,10 +112,15 @@ class Payloads:
     """A table of fragments by serial number; a fragment is removed when its last holder drops it.
 
     Holders are the chunk being filled or stored, the queue of early fragments, and each lease.
+
+    Attributes:
+        serials: Serial number of the newest fragment by worker and fragment number.
+        size_bytes: Size of all fragments.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
+        self.serials: dict[tuple[str, int], int] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -130,6 +135,7 @@ class Payloads:
     def put(self, serial: int, fragment: Fragment, size_bytes: int) -> None:
         """Add a fragment with one holder."""
         self._rows[serial] = _Row(fragment, size_bytes, 1)
+        self.serials[fragment.meta.worker, fragment.meta.fid] = serial
         self.size_bytes += size_bytes
 
     def hold(self, serials: Iterable[int]) -> None:
@@ -145,3 +151,6 @@ class Payloads:
             if not row.holders:
                 del self._rows[serial]
                 self.size_bytes -= row.size_bytes
+                key = row.fragment.meta.worker, row.fragment.meta.fid
+                if self.serials.get(key) == serial:
+                    del self.serials[key]

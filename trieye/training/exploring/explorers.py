@@ -41,7 +41,7 @@ class Explorers:
         stop: The stop request of the run.
 
     Attributes:
-        env_steps: Environment steps of the whole run, in fragments that were taken or dropped as stale.
+        env_steps: Environment steps of the whole run, in fragments that were taken or dropped after delivery.
         version: Version of the newest weights; -1 before the first.
     """
 

@@ -147,43 +147,60 @@ class Reports:
 class Fragments:
     """A queue of results whose rows are in a `FragmentBuffer`, with `replay=fragment`.
 
+    A result waits as long as the buffer contains its rows: until they are first taken, or dropped.
+
     Args:
         rules: Rules of the buffer.
         session: Name of the run.
         device: Device of the returned rows.
         seed: Seed of random draws, if the rules use them.
+        min_capacity: Number of fragments that must fit, as the learner may wait for that many.
     """
 
-    def __init__(self, rules: FragmentRules, session: str, device: torch.device, *, seed: int) -> None:
+    def __init__(
+        self, rules: FragmentRules, session: str, device: torch.device, *, seed: int, min_capacity: int = 1
+    ) -> None:
         self._buffer = FragmentBuffer(rules, seed=seed)
-        self._session, self._device = session, device
-        self._reports: dict[tuple[int, int], FragmentResult] = {}
+        self._session, self._device, self._min_capacity = session, device, min_capacity
+        self._reports: dict[tuple[str, int], FragmentResult] = {}
+        self._dropped: list[FragmentResult] = []
         self.max_staleness = rules.max_staleness
         self.is_bounded = rules.max_staleness is not None and rules.sampler == "oldest"
 
     def put(self, report: FragmentResult, incarnation: int) -> str:
         """Add a result; see `Reports`."""
-        meta = FragmentMeta(
-            f"explorer-{report.explorer}", report.number, report.version_min, self._session, incarnation
-        )
-        result = self._buffer.add(report.payload, meta)
+        key = _key(report.explorer, report.number)
+        result = self._buffer.add(report.payload, FragmentMeta(*key, report.version_min, self._session, incarnation))
         if result.status == "rejected":
             raise ValueError(f"a fragment does not match the earlier ones: {result.reason}")
         report.payload = None
-        if result.is_kept:
-            self._reports[report.explorer, report.number] = report
-        return "" if result.is_kept else result.status.replace("_", " ")
+        if not result.is_kept:
+            return result.status.replace("_", " ")
+        self._reports[key] = report
+        if dropped := self._take_missing():
+            self._dropped += dropped
+            num_stored = int(self._buffer.metrics(reset=False)["replay/fragments"])
+            if num_stored < self._min_capacity:
+                raise ValueError(
+                    f"replay.fragment.max_bytes={self._buffer.rules.max_bytes}: {num_stored} fragments fit, and the "
+                    f"learner needs up to {self._min_capacity} at a time; set a larger value"
+                )
+        return ""
+
+    def _take_missing(self) -> list[FragmentResult]:
+        """Remove and return the results whose rows the buffer has dropped."""
+        return [self._reports.pop(key) for key in self._buffer.missing(self._reports)]
 
     def counts(self) -> Counter[int]:
         """Return the number of waiting fragments; see `Reports`."""
-        return Counter(explorer for explorer, _ in self._reports)
+        return Counter(report.explorer for report in self._reports.values())
 
     def versions(self) -> list[int]:
         """Return the versions of waiting fragments; see `Reports`."""
         return [report.version_min for report in self._reports.values()]
 
     def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
-        """Remove and return results; see `Reports`."""
+        """Remove and return results, and those dropped before; see `Reports`."""
         lease = self._buffer.fetch(n, timeout_s=0)
         try:
             return self._rows_of_lease(lease)
@@ -193,16 +210,17 @@ class Fragments:
     def _rows_of_lease(self, lease: Lease) -> tuple[list[FragmentResult], Rows]:
         payloads = dict(sorted(_payloads_in(lease).items()))
         rows = Rows.of_payloads(list(payloads.values()), self._device)
-        return [self._reports.pop(key) for key in payloads if key in self._reports], rows
+        keys = [_key(*fragment) for fragment in payloads]
+        return self._take_dropped() + [self._reports.pop(key) for key in keys if key in self._reports], rows
+
+    def _take_dropped(self) -> list[FragmentResult]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def set_version(self, version: int) -> list[FragmentResult]:
-        """Drop fragments that are too stale; see `Reports`."""
+        """Drop fragments that are too stale or of another run; see `Reports`."""
         self._buffer.set_version(self._session, version)
-        bound = self._buffer.rules.max_staleness
-        if bound is None:
-            return []
-        stale = [key for key, report in self._reports.items() if version - report.version_min > bound]
-        return [self._reports.pop(key) for key in stale]
+        return self._take_dropped() + self._take_missing()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the buffer, such as the staleness of taken fragments."""
@@ -210,21 +228,28 @@ class Fragments:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer and the results."""
-        return {"reports": [as_data(report) for report in self._reports.values()], "buffer": self._buffer}
+        reports = [*self._dropped, *self._reports.values()]
+        return {"reports": [as_data(report) for report in reports], "buffer": self._buffer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned, of either queue."""
         if "buffer" in state:
             self._buffer.load_state_dict(state["buffer"])
         reports = [from_data(data) for data in state["reports"]]
-        self._reports = {(report.explorer, report.number): report for report in reports}
         for report, payload in zip(reports, state.get("payloads", ()), strict=False):
             report.payload = payload
             self.put(report, 0)
+        self._reports = {_key(report.explorer, report.number): report for report in reports}
+        self._dropped = self._take_missing()
 
     def close(self) -> None:
         """Release the memory of the buffer."""
         self._buffer.close()
+
+
+def _key(explorer: int, number: int) -> tuple[str, int]:
+    """Return the worker and the number of a fragment in the buffer."""
+    return f"explorer-{explorer}", number
 
 
 def as_data(report: FragmentResult) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def make_explorers(
     elif config.replay.kind == "fragment":
         chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
         rules = FragmentRules(**{"max_staleness": bound, **chosen})
-        queue = Fragments(rules, config.run_name, policy.device, seed=config.seed)
+        queue = Fragments(
+            rules, config.run_name, policy.device, seed=config.seed, min_capacity=config.min_waiting_fragments
+        )
     else:  # each fragment is used once, and none too stale
         queue = Reports(config.env.num, policy.device, max_staleness=bound)
     explorers = Explorers(
