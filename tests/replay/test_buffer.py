@@ -561,6 +561,29 @@ def test_an_interrupted_episode_is_not_continued():
     assert rows["next_obs"].tolist() == [[14, 15], [13, 14]]
 
 
+@pytest.mark.parametrize("env_id", [None, 0])
+def test_rows_whose_frames_were_lost_are_not_drawn_also_after_a_restore(tmp_path, env_id):
+    options = {"frame_stack": {"obs": 3}, "n_step": 3, "gamma": 0.5}
+    buffer = ReplayBuffer(100, **options)
+    buffer.extend({"obs": np.arange(4.0), "reward": np.ones(4), "done": np.zeros(4, bool)})
+    buffer.interrupt(env_id, lost_rows=True)
+    buffer.save(tmp_path / "saved")
+    buffer = ReplayBuffer(100, **options)
+    buffer.load(tmp_path / "saved")
+    buffer.add(obs=10.0, reward=1.0, done=False)
+    later = {"obs": np.arange(11.0, 16), "reward": np.ones(5), "done": np.array([False, False, True, False, False])}
+    buffer.extend(later)
+    buffer.save(tmp_path / "saved")
+    buffer.load(tmp_path / "saved")
+    batch = buffer.sample(300)
+    stacks, n = by_id(batch, "obs"), by_id(batch, "n")
+    assert stacks == {
+        0: [0, 0, 0], 1: [0, 0, 1], 2: [0, 1, 2], 3: [1, 2, 3],
+        6: [10, 11, 12], 7: [11, 12, 13], 8: [14, 14, 14], 9: [14, 14, 15],
+    }  # fmt: skip
+    assert n == {0: 3, 1: 3, 2: 2, 3: 1, 6: 2, 7: 1, 8: 2, 9: 1}
+
+
 def test_updated_priorities_apply_and_late_updates_are_ignored():
     buffer = filled(130, sampler="prioritized", sampler_options={"alpha": 1.0, "epsilon": 0.0})
     assert buffer.update_priorities(np.arange(30, 130), np.arange(30, 130) == 37) == 100

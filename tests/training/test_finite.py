@@ -15,8 +15,10 @@ from tests.training.worlds import Coin, Spoiled, collector_of
 from trieye.experiment.loop import run_alone
 from trieye.files.run_files import RunFiles
 from trieye.history.table import read_history
+from trieye.replay.remote import LocalChannel, ReplayServer
 from trieye.training.batches import Experience
-from trieye.training.finite import _Plan
+from trieye.training.exploring.experience import RemoteExperience
+from trieye.training.finite import OnNonfinite, _Plan
 
 DQN_OF_FEW_STEPS = {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8}
 PPO_OF_FEW_STEPS = {"kind": "ppo", "rollout_steps": 16, "batch_size": 8}
@@ -374,6 +376,44 @@ def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled, mo
     else:
         assert run_alone(Relabels, config).step >= 120
     assert numbers_on_disk(config) > 0
+
+
+def replays(**options):
+    channel = LocalChannel(ReplayServer({"capacity": 100, **options}))
+    both = [Experience(100, **options), RemoteExperience(channel, is_synchronous=True)]
+    for replay in both:
+        replay.on_nonfinite = OnNonfinite("skip")
+    return both
+
+
+def rows_with_nan(first, end, at=()):
+    count, numbers = end - first, np.arange(first, end, dtype=np.float32)
+    reward = np.where(np.isin(numbers, at), np.nan, np.float32(1))
+    return {"obs": numbers, "action": np.zeros(count), "reward": reward, "terminated": np.zeros(count, bool)}
+
+
+def drawn_from(replay, key):
+    batch = replay.minibatch(600, torch.device("cpu"))
+    obs = batch["obs"].reshape(len(batch), -1)[:, -1]
+    return dict(sorted(zip(obs.tolist(), batch[key].tolist(), strict=True)))
+
+
+@pytest.mark.parametrize("bad", [[4], [0], [3, 4]])
+def test_rows_after_an_omitted_row_are_drawn_with_complete_frame_stacks_only(bad):
+    for replay in replays(frame_stack={"obs": 3}):
+        replay.extend(rows_with_nan(0, 12, at=bad))
+        whole, resumes = range(bad[0]), bad[-1] + 3
+        stacks = {t: [max(t - 2, 0), max(t - 1, 0), t] for t in (*whole, *range(resumes, 12))}
+        assert drawn_from(replay, "obs") == stacks
+        replay.close()
+
+
+def test_an_omitted_row_does_not_interrupt_the_episode_at_the_end_of_its_batch():
+    for replay in replays(n_step=3):
+        replay.extend(rows_with_nan(0, 6, at=[2]))
+        replay.extend(rows_with_nan(6, 10))
+        assert drawn_from(replay, "n") == {0: 2, 1: 1, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 1}
+        replay.close()
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

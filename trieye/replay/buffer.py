@@ -346,17 +346,18 @@ class ReplayBuffer:
         """Return the replay metrics of a run by name; rates cover the time since the last call."""
         return self._counts.metrics(self._store)
 
-    def interrupt(self, env_id: int | None = None) -> None:
+    def interrupt(self, env_id: int | None = None, *, lost_rows: bool = False) -> None:
         """Start a new episode with the next row although the previous row did not end one.
 
         Call it after recreating or resetting an environment in mid-episode, and after a restore, unless the state of
-        the environments was restored as well.
+        the environments was restored as well. Without a schema yet, it has no effect.
 
         Args:
             env_id: The environment; all environments if None.
+            lost_rows: Rows of the episode are missing: the next rows, whose stacks lack these frames, are not drawn.
         """
         if (store := self._opened()) is not None:
-            store.interrupt(env_id)
+            store.interrupt(env_id, lost_rows=lost_rows)
 
     def clear(self) -> None:
         """Remove all rows; schema, id counter and random state are unchanged."""

@@ -1,6 +1,6 @@
 """Minibatches from a replay buffer, as tensors on the learner's device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,19 +43,12 @@ class Experience(ReplayBuffer):
                 return np.zeros(0, np.int64)
         else:
             rows = self.as_engine_rows(batch)
-        parts = finite_parts(rows, env_ids, self.on_nonfinite)
-        if parts is None:
-            return super().extend(rows, env_ids, versions=versions)
-        ids = [np.zeros(0, np.int64)]
-        for part, env_id in parts:
-            if len(part):
-                part_env_ids, part_versions = (
-                    None if each is None else np.asarray(each)[part] for each in (env_ids, versions)
-                )
-                part_rows = {name: np.asarray(array)[part] for name, array in rows.items()}
-                ids.append(super().extend(part_rows, part_env_ids, versions=part_versions))
-            self.interrupt(env_id)
-        return np.concatenate(ids)
+        ids = []
+        for part_rows, part_env_ids, part_versions, env_id in finite_parts(rows, env_ids, versions, self.on_nonfinite):
+            ids.append(super().extend(part_rows, part_env_ids, versions=part_versions))
+            if env_id is not None:
+                self.interrupt(env_id, lost_rows=True)
+        return np.concatenate(ids) if len(ids) > 1 else ids[0]
 
     def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return rows that are not `Rows` with the keys, shapes and dtypes of an engine's rows; here unchanged."""
@@ -76,29 +69,36 @@ class Experience(ReplayBuffer):
 
 
 def finite_parts(
-    rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None, on_nonfinite: OnNonfinite
-) -> list[tuple[NDArray[np.intp], int]] | None:
-    """Split rows `[n, ...]` at non-finite rows; return None if all are finite.
+    rows: Mapping[str, ArrayLike],
+    env_ids: ArrayLike | None,
+    versions: ArrayLike | None,
+    on_nonfinite: OnNonfinite,
+) -> Iterator[tuple[Mapping[str, ArrayLike], ArrayLike | None, ArrayLike | None, int | None]]:
+    """Yield parts of rows `[n, ...]` between non-finite rows, which are omitted.
 
-    Returns:
-        Indices of consecutive finite rows, in parts, each with the environment whose episode is interrupted after
-        the part.
+    Yields:
+        Consecutive finite rows, possibly none, their `env_ids` and `versions`, and the environment of the omitted row
+        after them; None after the last part.
 
     Raises:
         NonFiniteError: A row is not finite, and `loop.on_nonfinite` is `stop`.
     """
     refused = refused_rows(rows)
     if refused is None:
-        return None
+        yield rows, env_ids, versions, None
+        return
     name, bad = refused
     ends, envs = np.flatnonzero(bad), np.zeros(len(bad), np.int64) if env_ids is None else np.asarray(env_ids)
     value = first_nonfinite(np.asarray(rows[name])[ends])
     message = f"{len(ends)} of {len(bad)} rows for the replay have {value:g} in {name!r}, the first from "
     message += f"environment {envs[ends[0]]} {on_nonfinite.where()}"
     on_nonfinite.handle("rows", message.rstrip(), "these rows are omitted", len(ends))
-    parts = np.split(np.arange(len(bad)), ends)
-    finite = [parts[0], *(part[1:] for part in parts[1:])]
-    return list(zip(finite, [*envs[ends].tolist(), int(envs[ends[-1]])], strict=True))
+    for start, end in zip([0, *ends + 1], [*ends, len(bad)], strict=True):
+        part_rows = {name: np.asarray(array)[start:end] for name, array in rows.items()}
+        part_env_ids, part_versions = (
+            None if each is None else np.asarray(each)[start:end] for each in (env_ids, versions)
+        )
+        yield part_rows, part_env_ids, part_versions, int(envs[end]) if end < len(bad) else None
 
 
 def valid_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:

@@ -176,6 +176,25 @@ def test_environments_keep_their_numbers_across_a_restart(tmp_path):
     assert (np.diff(drawn, axis=1) == 1).all()
 
 
+def test_rows_after_lost_rows_are_drawn_with_complete_frame_stacks_only():
+    channel = FlakyChannel(lambda: ReplayServer({"capacity": 100, "frame_stack": {"x": 3}}))
+    replay = RemoteReplay(channel)
+    with replay.writer(flush_rows=1, keep_bytes=0) as writer:
+        for value in range(4):
+            writer.add(0, **row(value))
+            writer.add(1, **row(100 + value))
+        writer.flush()
+        channel.die()
+        for value in range(4, 9):
+            writer.add(0, **row(value))
+        for value in range(4, 9):
+            writer.add(1, **row(100 + value))
+        writer.flush()
+        drawn = replay.reader().sample(200)["x"]
+    assert sorted(set(drawn[:, -1])) == [6, 7, 8, 106, 107, 108]
+    assert (np.diff(drawn, axis=1) == 1).all()
+
+
 def test_a_run_checkpoint_contains_the_replay(make_config):
     replay = filled(ReplayServer(BUFFER))
     with trieye.Run(make_config()) as run:

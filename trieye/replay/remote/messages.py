@@ -15,6 +15,9 @@ from trieye.replay.samplers.base import Ids, SampledIds
 INTERRUPTION = 1 << 32
 """Added to a writer's environment numbers by each interruption, so that later rows start new episodes."""
 
+LOST_ROWS = 1 << 62
+"""Set in a writer's environment numbers after an interruption by lost rows, so that later rows lack earlier frames."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:

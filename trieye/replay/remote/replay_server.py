@@ -18,7 +18,7 @@ from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.channel import operation
-from trieye.replay.remote.messages import INTERRUPTION, Ack, MemoryLocation, Plan, RowBatch
+from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Ack, MemoryLocation, Plan, RowBatch
 from trieye.replay.remote.server import Server
 from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
@@ -92,9 +92,10 @@ class ReplayServer(Server):
             if verdict == "next":
                 refused = self._refusal(len(rows))
                 if not refused:
-                    if self._counts.ack(client).end < first:
+                    has_gap = self._counts.ack(client).end < first
+                    if has_gap:
                         self._interrupt(client)  # the rows in between are lost
-                    self._add(client, rows)
+                    self._add(client, rows, lost_rows=has_gap or self._counts.ack(client).lost > 0)
                     self._counts.record(client, first, len(rows))
                     self._changed.notify_all()
             return self._counts.ack(client, refused)
@@ -253,18 +254,25 @@ class ReplayServer(Server):
         for code in self._env_codes.pop(client, {}).values():
             self._buffer.interrupt(code)
 
-    def _add(self, client: str, rows: RowBatch) -> None:
+    def _add(self, client: str, rows: RowBatch, *, lost_rows: bool) -> None:
         versions = rows.versions
         if versions is not None:
             versions = np.where(versions < 0, self._version, versions)
-        ids = self._buffer.extend(rows.by_key(), env_ids=self._codes(client, rows), versions=versions)
+        codes = self._codes(client, rows, lost_rows=lost_rows)
+        ids = self._buffer.extend(rows.by_key(), env_ids=codes, versions=versions)
         self._end = int(ids[-1]) + 1
         if rows.priorities is not None:
             is_explicit = ~np.isnan(rows.priorities)
             self._buffer.update_priorities(ids[is_explicit], rows.priorities[is_explicit])
 
-    def _codes(self, client: str, rows: RowBatch) -> Ids:
-        """Return a code per row that is unique for each environment of each writer."""
+    def _codes(self, client: str, rows: RowBatch, *, lost_rows: bool) -> Ids:
+        """Return a code per row that is unique for each environment of each writer.
+
+        Args:
+            client: Name of the writer.
+            rows: The rows.
+            lost_rows: Whether earlier rows of a new environment may be lost.
+        """
         codes = self._env_codes.setdefault(client, {})
         envs, inverse = (
             (np.zeros(1, np.int64), 0) if rows.env_ids is None else np.unique(rows.env_ids, return_inverse=True)
@@ -273,6 +281,10 @@ class ReplayServer(Server):
         for env in new:
             codes[env] = self._num_envs
             self._num_envs += 1
+        if lacking := [env for env in new if lost_rows or env >= LOST_ROWS]:
+            self._buffer.extend({name: array[:0] for name, array in rows.by_key().items()})  # creates the schema
+            for env in lacking:
+                self._buffer.interrupt(codes[env], lost_rows=True)
         first = max(new, default=0) // INTERRUPTION * INTERRUPTION
         if first > 0:  # after an interruption the writer sends no more rows of its previous environments
             for env in [env for env in codes if env < first and env not in envs]:

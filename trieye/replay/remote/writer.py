@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.remote.channel import ReplayChannel, ReplayUser
 from trieye.replay.remote.courier import BatchSender
-from trieye.replay.remote.messages import INTERRUPTION, Block
+from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Block
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
@@ -157,9 +157,15 @@ class Writer(ReplayUser[ReplayServer]):
                     continue
             self._await_room()
 
-    def interrupt(self) -> None:
-        """Start a new episode with the next row of each environment, for example after environments were rebuilt."""
+    def interrupt(self, *, lost_rows: bool = False) -> None:
+        """Start a new episode with the next row of each environment, for example after environments were rebuilt.
+
+        Args:
+            lost_rows: As for `ReplayBuffer.interrupt`; applies to all later interruptions as well.
+        """
         self._first_env += INTERRUPTION
+        if lost_rows:
+            self._first_env |= LOST_ROWS
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every row added before is in the buffer.

@@ -10,6 +10,9 @@ from trieye.replay.rows.memory import ArrayAllocator, RamMemory
 
 Ids = NDArray[np.int64]
 
+NO_ROW = -(1 << 31)
+"""Replaces the first row of an episode that began in a gap or before it: no row is that far away."""
+
 # Instead of a distance to the next row: there is none yet. Distances to a row of another episode are negative.
 _OPEN = 0
 
@@ -161,12 +164,15 @@ class EpisodeLinks:
             raise AssertionError("the positions of rows are not stored; create EpisodeLinks with count_steps=True")
         return self._steps[ids % self.capacity].astype(np.int64)
 
-    def interrupt(self, env_id: int | None = None) -> None:
-        """Start a new episode with the next row of an environment, or of all, as after a worker restart."""
-        if env_id is None:
-            self._last.clear()
-        else:
-            self._last.pop(env_id, None)
+    def interrupt(self, env_id: int | None = None, *, lost_rows: bool = False) -> None:
+        """Start a new episode with the next row of an environment, or of all, as after a worker restart.
+
+        With `lost_rows`, that row has no predecessor but a position above 0, like a row whose predecessor was lost.
+        """
+        for env in list(self._last) if env_id is None else [env_id]:
+            step = self._last.pop(env, (-1, -1, -1))[1]
+            if lost_rows:
+                self._last[env] = (-1, max(step, 0), NO_ROW)
 
     def rows(self, first_id: int, count: int) -> dict[str, NDArray[Any]]:
         """Return copies of the immutable data of rows, for `restore_rows`: arrays `[count]` by name."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
+from trieye.replay.rows.episodes import NO_ROW
 from trieye.replay.rows.ring import UnreadRows
 from trieye.replay.rows.schema import PREFIX, as_saved
 from trieye.replay.rows.store import RowStore
@@ -40,9 +41,6 @@ _THREADS = 4
 Arrays = dict[str, NDArray[Any]]
 Ids = NDArray[np.int64]
 Range = tuple[int, int]
-
-_NO_ROW = -(1 << 31)
-"""Replaces the first row of an episode that began in a gap or before it: no row is that far away."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Gaps:
         rows = np.where(last[:, 1] < 0, -1, self.moved(last[:, 1]))
         starts = last[:, 3] + rows - last[:, 1]
         runs = np.array([self.run_start(row) for row in last[:, 1].tolist()], np.int64)
-        starts = np.where((rows < 0) | ((starts < runs) & (runs > self.low)), _NO_ROW, starts)
+        starts = np.where((rows < 0) | ((starts < runs) & (runs > self.low)), NO_ROW, starts)
         return np.stack([last[:, 0], rows, last[:, 2], starts], axis=1)
 
     def _count_before(self, ids: Ids) -> Ids:

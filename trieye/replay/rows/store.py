@@ -201,10 +201,10 @@ class RowStore:
                 f"{error}, or raise replay.capacity: rows that lack frames of their stack are not drawn"
             ) from error
 
-    def interrupt(self, env_id: int | None = None) -> None:
-        """Start a new episode with the next row of an environment, or of all."""
+    def interrupt(self, env_id: int | None = None, *, lost_rows: bool = False) -> None:
+        """Start a new episode with the next row of an environment, or of all; see `ReplayBuffer.interrupt`."""
         if self.links is not None:
-            self.links.interrupt(env_id)
+            self.links.interrupt(env_id, lost_rows=lost_rows and self.layout.num_earlier > 0)
         if self.next_rows is not None:
             self.next_rows.interrupt(env_id)
 

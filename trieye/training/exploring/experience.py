@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -49,23 +48,12 @@ class RemoteExperience(RemoteReplay):
             if not len(batch):
                 return
             batch, env_ids = batch.transitions()
-        parts = finite_parts(batch, env_ids, self.on_nonfinite)
-        if parts is None:
-            self._write(batch, env_ids)
-            return
-        for part, _ in parts:
-            if len(part):
-                rows = {name: np.asarray(array)[part] for name, array in batch.items()}
-                self._write(rows, None if env_ids is None else np.asarray(env_ids)[part])
-            if self._writer is not None:  # another writer's rows belong to other episodes
-                self._writer.close()
-                self.leave(self._writer.client)
-                self._writer = None
-
-    def _write(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> None:
         self._writer = self._writer or self.writer()
-        self._writer.extend(rows, env_ids)
-        self._writer.flush()
+        for part_rows, part_env_ids, _, env_id in finite_parts(batch, env_ids, None, self.on_nonfinite):
+            self._writer.extend(part_rows, part_env_ids)
+            self._writer.flush()
+            if env_id is not None:
+                self._writer.interrupt(lost_rows=True)
 
     def minibatch(self, n: int, device: torch.device) -> Minibatch:
         """Sample `n` rows as tensors on a device."""
