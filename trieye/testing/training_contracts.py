@@ -24,7 +24,7 @@ from trieye.training.batches import Experience
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_env, spaces_of_config
 from trieye.training.evaluation import Evaluation
-from trieye.training.exploring.transports import SupersededError, Transport, as_arrays, load_weights
+from trieye.training.exploring.transports import SupersededError, Transport, as_arrays, load_weights, weights_of
 from trieye.training.loading import load_policy
 from trieye.training.policy import Context, Obs, Policy
 from trieye.training.sampling import Sampling
@@ -125,7 +125,7 @@ class PolicyContract:
         """Explorers receive only parameters and buffers, in place."""
         ours, theirs = self.make_policy(0), self.make_policy(1)
         pointers = [item.data_ptr() for item in theirs.parameters()]
-        load_weights(theirs, as_arrays(ours.state_dict()))
+        load_weights(theirs, as_arrays(weights_of(ours)))
         assert [item.data_ptr() for item in theirs.parameters()] == pointers
         one, other = (self.act(policy, 8, seed=3) for policy in (ours, theirs))
         assert torch.equal(one.action, other.action), "actions depend on state that is neither parameter nor buffer"

@@ -76,7 +76,7 @@ def test_explorers_in_ray_write_rows_too(train_config, trained, ray_cluster):
 
 
 class ConstantPolicy(QPolicy):
-    """Always acts as its buffer `choice` says."""
+    """Acts as its buffer `choice` says, and creates a file named after it."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -84,8 +84,8 @@ class ConstantPolicy(QPolicy):
 
     def act(self, obs, state, ctx):
         if acted := os.environ.get("ACTED"):
-            Path(acted).touch()
-        return trieye.Act(self.choice.expand(len(obs)).clone())
+            Path(f"{acted}_{int(self.choice)}").touch()
+        return trieye.Act((self.choice % 2).expand(len(obs)).clone())
 
 
 class ConstantEngine(trieye.TrainEngine[TrainConfig], policy=ConstantPolicy):
@@ -120,8 +120,10 @@ def test_a_collection_follows_weights_that_another_process_publishes(train_confi
     monkeypatch.setenv("ACTED", str(tmp_path / "acted"))
 
     def publish():
-        wait_until((tmp_path / "acted").exists)
-        CheckpointTransport(run_dir / "weights").publish(7, {**weights, "choice": torch.tensor(1)})
+        transport = CheckpointTransport(run_dir / "weights")
+        for choice, version in ((1, 7), (2, 5), (3, 5)):  # the training resumes from earlier checkpoints
+            wait_until((tmp_path / f"acted_{choice - 1}").exists)
+            transport.publish(version, {**weights, "choice": torch.tensor(choice)})
 
     thread = threading.Thread(target=publish)
     thread.start()
@@ -130,6 +132,7 @@ def test_a_collection_follows_weights_that_another_process_publishes(train_confi
     thread.join()
     actions = rows_in(run_dir / "explored_1.npz")["action"]
     assert (actions[0], actions[-1]) == (0, 1)
+    assert {path.name for path in tmp_path.glob("acted_*")} == {f"acted_{choice}" for choice in range(4)}
 
 
 def test_an_existing_file_is_never_overwritten(train_config, trained, tmp_path):

@@ -79,3 +79,27 @@ def test_only_the_newest_weight_files_remain_and_damaged_ones_are_skipped(tmp_pa
     transport.paths()[0].unlink()
     with pytest.raises(CheckpointError, match="contains no intact weights"):
         transport.fetch(handles[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16])
+def test_weights_of_unusual_dtypes_are_delivered(dtype, tmp_path):
+    ours, theirs = (nn.Module() for _ in range(2))
+    for each, value in ((ours, 3.0), (theirs, 0.0)):
+        each.register_buffer("scale", torch.full((2,), value).to(dtype))
+    transport = CheckpointTransport(tmp_path)
+    load_weights(theirs, transport.fetch(transport.publish(0, ours.state_dict())))
+    assert theirs.scale.float().tolist() == [3, 3]
+
+
+class Counted(nn.Linear):
+    def get_extra_state(self):
+        return {"count": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_other_than_tensors_is_rejected_with_its_key():
+    network = nn.Sequential(nn.Linear(2, 2), Counted(2, 2))
+    with pytest.raises(ConfigurationError, match=r"1\._extra_state of the state_dict is of type dict.*get_extra_state"):
+        load_weights(network, network.state_dict())

@@ -18,6 +18,7 @@ from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import InFlightCounts, SyncRules
 from trieye.training.exploring.places import ExplorerPool
 from trieye.training.exploring.synchronizer import Published, VersionRegistry
+from trieye.training.exploring.transports import weights_of
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.reward_scale import RewardScale
@@ -226,10 +227,10 @@ class Explorers:
 
     def _publish_with_retries(self, version: int) -> Any:
         """Publish weights through the transport; retry with pauses if it fails."""
-        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff, weights = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), weights_of(self._policy)
         while True:
             try:
-                return self._task.transport.publish(version, self._policy.state_dict())
+                return self._task.transport.publish(version, weights)
             except Exception as error:
                 pause_s = backoff.failed()
                 if backoff.failures == _PUBLISH_TRIES:

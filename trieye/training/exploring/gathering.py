@@ -25,7 +25,7 @@ from trieye.training.exploring.explorer import Assignment, FragmentResult, Task
 from trieye.training.exploring.group import ExplorerGroup
 from trieye.training.exploring.making import pool_and_transport
 from trieye.training.exploring.synchronizer import Published
-from trieye.training.exploring.transports import CheckpointTransport, load_weights
+from trieye.training.exploring.transports import CheckpointTransport, load_weights, weights_of
 from trieye.training.finite import OnNonfinite
 from trieye.training.loading import policy_of
 from trieye.training.policy import Policy
@@ -128,16 +128,27 @@ class _PublishedWeights:
 
     def __init__(self, directory: Path, checkpoint: Path) -> None:
         self._files = CheckpointTransport(directory)
-        saved = checkpoint.stat().st_mtime
-        self._last_name = [path.name for path in self._files.paths() if path.stat().st_mtime <= saved][-1:]
+        newest = self._newest()
+        self._fetched = newest if newest is not None and newest[2] <= checkpoint.stat().st_mtime_ns else None
 
     def weights(self) -> Mapping[str, Any] | None:
-        """Return weights that were published since the last call, or None."""
-        newest = self._files.paths()[-1:]
-        if not newest or [newest[0].name] <= self._last_name:
+        """Return weights that were published since the last call, or None.
+
+        Their version is lower than the last one if the training has resumed from an earlier checkpoint.
+        """
+        newest = self._newest()
+        if newest in {None, self._fetched}:
             return None
-        self._last_name = [newest[0].name]
-        return self._files.fetch(str(newest[0]))
+        self._fetched = newest
+        return self._files.fetch(newest[0])
+
+    def _newest(self) -> tuple[Path, int, int] | None:
+        """Return path, inode and modification time of the newest file; each publish creates an inode."""
+        for path in reversed(self._files.paths()):
+            with suppress(FileNotFoundError):  # deleted since it was listed
+                status = path.stat()
+                return path, status.st_ino, status.st_mtime_ns
+        return None
 
 
 def _collect_here(
@@ -166,7 +177,7 @@ def _collect_by_explorers(
     """Collect with explorers."""
     num = config.env.num
     pool, transport = pool_and_transport(config)
-    published = Published(0, 0, transport.publish(0, policy.state_dict()))
+    published = Published(0, 0, transport.publish(0, weights_of(policy)))
     waiting: deque[tuple[FragmentResult, int]] = deque()
 
     def deliver(report: FragmentResult) -> str:
@@ -196,7 +207,7 @@ def _collect_by_explorers(
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
                 version = published.version + 1
-                published = Published(version, 0, transport.publish(version, policy.state_dict()))
+                published = Published(version, 0, transport.publish(version, weights_of(policy)))
     finally:
         group.close()
 

@@ -17,6 +17,15 @@ from trieye.snapshot.arrays import map_tensors, write_tensors
 
 Weights = Mapping[str, torch.Tensor]
 
+_BITS = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+}
+"""Integers of the same size for dtypes that NumPy lacks."""
+
 
 class Transport(Protocol):
     """Publishes weights in the learner's process; copies of it fetch them in the explorers' processes.
@@ -111,13 +120,28 @@ class CheckpointTransport:
 
 
 def as_arrays(weights: Weights) -> dict[str, NDArray[Any]]:
-    """Return weights as NumPy arrays, serialized many times faster than tensors; bfloat16 as int16 of the same bits."""
-    arrays = {}
-    for name, tensor in weights.items():
-        array_tensor = tensor.detach().cpu().contiguous()
-        is_bfloat16 = array_tensor.dtype == torch.bfloat16
-        arrays[name] = (array_tensor.view(torch.int16) if is_bfloat16 else array_tensor).numpy()
-    return arrays
+    """Return weights as NumPy arrays, serialized many times faster than tensors.
+
+    Tensors of dtypes that NumPy lacks, bfloat16 and float8, become integers of the same bits.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    return {name: tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy() for name, tensor in tensors.items()}
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """Return `module.state_dict()`, which refers to the module's tensors.
+
+    Raises:
+        ConfigurationError: It contains something other than tensors, which explorers cannot receive.
+    """
+    weights: Weights = module.state_dict()
+    for name, item in weights.items():
+        if not isinstance(item, torch.Tensor):
+            raise ConfigurationError(
+                f"{type(module).__name__}: {name} of the state_dict is of type {type(item).__name__}; explorers "
+                "receive tensors only, so replace get_extra_state() by a parameter or a buffer"
+            )
+    return weights
 
 
 @torch.no_grad()
@@ -131,7 +155,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: Names or shapes do not match; the module is unchanged.
     """
-    own = module.state_dict()  # refers to the module's tensors
+    own = weights_of(module)
     if own.keys() != weights.keys():
         name = next(iter(sorted(own.keys() ^ weights.keys())))
         problem = "is missing" if name in own else "is unexpected"
@@ -150,7 +174,8 @@ def _copy(value: Any, to: torch.Tensor) -> None:
     if isinstance(value, torch.Tensor):
         to.copy_(value)
         return
-    target = to.view(torch.int16) if to.dtype == torch.bfloat16 and value.dtype == np.int16 else to
+    are_bits = value.dtype.kind in "iu" and value.dtype.itemsize == to.itemsize
+    target = to.view(_BITS[to.dtype]) if are_bits and to.dtype in _BITS else to
     if target.device.type == "cpu":
         np.copyto(target.numpy(), value)  # arrays from Ray are read-only, about which torch warns
     else:
