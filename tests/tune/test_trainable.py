@@ -333,6 +333,26 @@ def test_explorers_of_a_trial_run_inside_its_placement_group(tmp_path):
         ray.util.remove_placement_group(group)
 
 
+def test_a_study_ends_when_a_trial_reaches_its_target_and_is_not_continued(
+    walks_config, study_place, monkeypatch, capsys
+):
+    monkeypatch.chdir(study_place.working_dir)
+    options = {"enabled": True, "search": "grid", "num_trials": 1, "space": {"walk.pace": "1,50"}, "target": 1e6}
+    config = walks_config("goal", tune=options, steps=10**7, evaluate_every_steps=1000)
+    first = trieye.run_experiment(Walk, config)
+    assert (first.objective, first.step, first.run_dir) == (1e6, 10_000, run_dir_of(config, 1))
+    assert RunRecord.read(first.run_dir / "run.json").status == "FINISHED"
+    jobs = status_of(study_place.working_dir / "multirun/goal")
+    assert [(job.how, job.record and job.record.reason) for job in jobs] in (
+        [("pruned", "tune.target reached"), ("completed", None)],
+        [("missing", None), ("completed", None)],  # it started too late
+    )
+    capsys.readouterr()
+    assert trieye.run_experiment(Walk, config).run_dir == first.run_dir
+    assert "'goal' has ended: tune.target reached" in capsys.readouterr().err
+    assert status_of(study_place.working_dir / "multirun/goal") == jobs
+
+
 def test_a_study_whose_trials_cannot_be_scheduled_is_rejected(walks_config, study_place, monkeypatch):
     monkeypatch.chdir(study_place.working_dir)
     tune_options = {"enabled": True, "scheduler": "none", "space": {"walk.pace": "1,2"}, "num_cpus": 3, "time_s": 20}

@@ -26,6 +26,9 @@ from trieye.sweeps.record import OTHER_SWEEP, JsonRecord
 STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
 """Files in the directory of a job; `run` is a link to the run directory, `output` to an output directory elsewhere."""
 
+TARGET_REACHED, TIME_OVER = STUDY_LIMITS = ("tune.target reached", "tune.time_s is over")
+"""Reasons of jobs that a limit of their study ended."""
+
 STOP_REASON = "stop-reason.txt"
 """File that tells a running job why a search interrupts it."""
 
@@ -173,7 +176,7 @@ class JobRecord(JsonRecord, kw_only=True):
         recorded_objectives: The numbers of a return value with several, by name, or `objective` alone if it is not
             finite; text: `nan`, `inf` or `-inf`, for which JSON has no numbers.
         error: The error, if it failed.
-        reason: Why a search or a scheduler pruned it.
+        reason: Why a search, a scheduler or a limit of the study pruned it.
     """
 
     FILE = STATUS

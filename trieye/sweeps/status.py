@@ -11,7 +11,7 @@ from typing import Literal
 from trieye.exceptions import SerializationError
 from trieye.files.run_files import CHECKPOINT_PREFIX
 from trieye.process.identity import Liveness
-from trieye.sweeps.jobs import RUN, JobRecord
+from trieye.sweeps.jobs import RUN, STUDY_LIMITS, JobRecord
 from trieye.sweeps.objectives import pareto_optimal
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.slurm_array import SlurmArray, TaskState
@@ -101,14 +101,17 @@ def _scheduled(job: JobStatus, task: TaskState | None, *, is_driven: bool) -> Ho
 
 
 def sum_up(directory: Path, record: SweepRecord) -> None:
-    """Set the summary of a sweep's record: the job counts by state, and the best or Pareto-optimal completed jobs."""
+    """Set the summary of a sweep's record: the job counts by state, and the best or Pareto-optimal completed jobs.
+
+    Trials that a limit of their study ended count as completed.
+    """
     jobs = status_of(directory)
     record.summary = dict(Counter(job.how for job in jobs))
     if record.modes:
         record.summary["pareto_optimal"] = pareto_optimal_jobs(jobs, record.modes)
         return
-    numbers = {job.index: job.objective for job in jobs if job.how == "completed" and job.objective is not None}
-    numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
+    ranked = [job for job in jobs if job.how == "completed" or (job.record and job.record.reason in STUDY_LIMITS)]
+    numbers = {job.index: job.objective for job in ranked if job.objective is not None and math.isfinite(job.objective)}
     if numbers:
         best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
         record.summary |= {"best": best, "objective": numbers[best]}

@@ -52,6 +52,9 @@ from trieye.tune.watching import StudyCallback, StudyMonitor
 _KEYS = {"seed_of_trials": "seed", "objective": "loop.objective", "mode": "loop.mode"}
 """Names in messages of the options that must not change."""
 
+_ENDED_BY = "ended_by"
+"""Key in the summary of the limit that ended the study before its trials."""
+
 _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
 
@@ -110,11 +113,14 @@ class Study:
                 record.follow(before)
                 record.summary = before.summary
             record.write(self.directory)
-            if self._is_over(record):
+            limit = record.summary.get(_ENDED_BY)
+            if limit is not None:
+                say(f"study {self._config.run_name!r} has ended: {limit}; for more trials, set another run_name")
+            elif self._is_over(record):
                 say(f"study {self._config.run_name!r} is finished; raise tune.num_trials, or set another run_name")
             else:
-                self._fit()
-            return self._result(record)
+                limit = self._fit()
+            return self._result(record, limit)
 
     def _identity(self) -> dict[str, Any]:
         """Return the options that must not change when the study resumes."""
@@ -159,7 +165,8 @@ class Study:
         limit = config.max_concurrent_trials
         return GrowingSearch(search if limit is None else ConcurrencyLimiter(search, limit))
 
-    def _fit(self) -> None:
+    def _fit(self) -> str | None:
+        """Run the trials; return the limit that ended the study before its trials, or None."""
         runtime = self._config.runtime
         is_cluster = runtime.kind == "cluster"
         with _quiet():
@@ -178,11 +185,13 @@ class Study:
                     while monitor.retryable and stops.exit_code is None:
                         monitor.retryable.clear()
                         results = self._tuner().fit()
+                    is_interrupted = results.num_terminated + results.num_errors < len(results)
+                    is_interrupted |= stops.exit_code is not None
+                    limit = None if is_interrupted else monitor.end_by_limit()
             finally:
                 monitor.mark_interrupted()
                 StudyCallback.watch = CurrentStudy.num_trials = CurrentStudy.directory = None
-        is_interrupted = results.num_terminated + results.num_errors < len(results)
-        if stops.exit_code is not None or is_interrupted:
+        if is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
             interrupt = RunInterrupted(
                 f"the study was stopped; resume it with the same command, or: trieye sweep relaunch {self.directory}",
@@ -190,6 +199,7 @@ class Study:
             )
             interrupt.tell(say)
             raise interrupt
+        return limit
 
     def _check_room(self, *, is_cluster: bool) -> None:
         """Check that Ray has the resources for a trial; on a cluster, which may grow, only warn.
@@ -246,16 +256,18 @@ class Study:
             ),
         )
 
-    def _result(self, record: SweepRecord) -> Result:
+    def _result(self, record: SweepRecord, limit: str | None) -> Result:
         """Record and print the results of the study; return the result of its best trial."""
         self._close_trials()
         sum_up(self.directory, record)
+        record.summary |= {} if limit is None else {_ENDED_BY: limit}
         record.write(self.directory)
         show_in_mlflow(self.directory, record)
         final_table(self.directory, record)
         if self._config.tune.search != "grid":
             print_remarks(status_of(self.directory))
         counts = ", ".join(f"{number} {how}" for how, number in record.summary.items() if how in _HOWS)
+        counts += "" if limit is None else f" ({limit})"
         failed = [job for job in status_of(self.directory) if job.how == "failed"]
         index = record.summary.get("best")
         if index is not None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ray.tune import PlacementGroupFactory, Trainable
 
-from trieye.config import TrieyeConfig
+from trieye.config import LoopConfig, TrieyeConfig
 from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
@@ -177,8 +177,9 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         )
         shown = " ".join(f"{key.rpartition('.')[2]}={short(str(value))}" for key, value in values.items())
         tags = {**({"mlflow.runName": shown} if shown and self.study_place is not None else {}), **base.tags}
-        made = named(with_values(base, values), name, runtime=runtime, tune=TuneConfig(), tags=tags)
-        return made, values
+        made = with_values(base, values)
+        loop = made.loop if self.study_place is None else _until(made.loop, base.tune.target)
+        return named(made, name, runtime=runtime, tune=TuneConfig(), tags=tags, loop=loop), values
 
     def _repeats_end(self, config: Mapping[str, Any]) -> bool:
         """Return whether the trial had ended before its study was killed; it then repeats its last result."""
@@ -204,6 +205,14 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         index = index_of(self.trial_id, self.config)
         if index is not None:
             self._printing.enter_context(printing_to(self.study_place.directory / str(index) / OUTPUT))
+
+
+def _until(loop: LoopConfig, target: float | None) -> LoopConfig:
+    """Return the limits of a trial, which ends at the target of its study and thereby ends the study."""
+    if target is None or not loop.evaluate_every_steps:
+        return loop
+    targets = [target] if loop.target is None else [target, loop.target]
+    return loop.model_copy(update={"target": min(targets) if loop.mode == "max" else max(targets)})
 
 
 def _nonzero(bundles: list[dict[str, float]]) -> list[dict[str, float]]:

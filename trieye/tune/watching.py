@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ray.tune import Callback
 from ray.tune.result import TRAINING_ITERATION
@@ -15,7 +15,7 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import relink
 from trieye.process.identity import ProcessIdentity
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ReportedError
+from trieye.sweeps.jobs import RUN, TARGET_REACHED, TIME_OVER, Done, Job, JobRecord, ReportedError
 from trieye.sweeps.progress import SweepProgress
 from trieye.tune.ended import HAD_ENDED, REPORTED, ended_record, overrides_of, reported_objectives
 from trieye.tune.trainable import index_of, run_name_of
@@ -36,12 +36,12 @@ class StudyMonitor:
 
     Attributes:
         progress: The progress table.
-        has_reached_target: Whether a trial has reached `tune.target`.
+        has_reached_target: Whether a completed trial has reached `tune.target`.
         retryable: Indices of trials that Tune marked as failed although retries are left.
     """
 
     def __init__(self, config: TrieyeConfig, directory: Path, keys: Sequence[str], size: int) -> None:
-        self._config, self._directory = config, directory
+        self._config, self._directory, self._size = config, directory, size
         self._records: dict[int, JobRecord] = {}
         self._written: dict[int, float] = {}
         self._running: set[int] = set()
@@ -54,6 +54,7 @@ class StudyMonitor:
             if (record := ended_record(directory / str(index))) is not None:
                 self.progress.skipped(self._job(record), Done(index))
                 self._ended.add(index)
+                self._check_target(record)
 
     def started(self, trial: Any) -> None:
         """Record that a trial has started or resumed; one that had ended before only repeats its result."""
@@ -85,7 +86,6 @@ class StudyMonitor:
         if value is not None and math.isfinite(value):
             best = record.objective
             record.objective = value if best is None else (max if mode == "max" else min)(value, best)
-            self._check_target(value)
             with (self._directory / str(record.index) / REPORTED).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([result[TRAINING_ITERATION], value])}\n")
         record.heartbeat = time.time()
@@ -103,9 +103,9 @@ class StudyMonitor:
         objective = self._config.loop.objective
         return [{TRAINING_ITERATION: at, objective: value} for at, value in objectives.items()]
 
-    def _check_target(self, value: float) -> None:
-        target = self._config.tune.target
-        if target is not None:
+    def _check_target(self, record: JobRecord) -> None:
+        target, value = self._config.tune.target, record.objective
+        if target is not None and value is not None and record.state == "completed":
             self.has_reached_target |= value >= target if self._config.loop.mode == "max" else value <= target
 
     def recovered(self, trial: Any) -> None:
@@ -127,15 +127,18 @@ class StudyMonitor:
             return
         record = self._record_of(trial)
         is_done = bool(result.get("done")) and result.get("stop_reason") is not None
-        record.state = "completed" if is_done else "pruned"
+        scheduler, reason = self._config.tune.scheduler, None
+        if not is_done and scheduler != "none":
+            reason = f"tune.scheduler={scheduler}, after {result.get(TRAINING_ITERATION)} evaluations"
+        self._end(record, "completed" if is_done else "pruned", reason)
+
+    def _end(self, record: JobRecord, state: Literal["completed", "pruned"], reason: str | None) -> None:
+        record.state, record.reason = state, reason
         record.error, record.ended = None, time.time()
-        if not is_done and self._config.tune.scheduler != "none":
-            record.reason = (
-                f"tune.scheduler={self._config.tune.scheduler}, after {result.get(TRAINING_ITERATION)} evaluations"
-            )
-        is_pruned = not is_done and record.objective is not None
+        self._check_target(record)
         self._write(record, is_lasting=True)
-        self._show(Done(record.index, record.objective, is_pruned=is_pruned, reason=record.reason), record)
+        is_pruned = state == "pruned" and record.objective is not None
+        self._show(Done(record.index, record.objective, is_pruned=is_pruned, reason=reason), record)
 
     def failed(self, trial: Any) -> None:
         """Record that a trial has failed, permanently unless retries are left."""
@@ -147,6 +150,20 @@ class StudyMonitor:
         record.fail(reason)
         self._write(record, is_lasting=True)
         self._show(Done(record.index, error=ReportedError(reason)), record)
+
+    def end_by_limit(self) -> str | None:
+        """Mark all unfinished trials as pruned if a limit of the study ended it, and return that limit.
+
+        Tune does not report to its callbacks which trials it stops at a limit of the study.
+        """
+        records = [self._records.get(index) or self._before(index) for index in range(self._size)]
+        unfinished = [record for record in records if record is None or record.state in ("running", "interrupted")]
+        if not unfinished or not (self.has_reached_target or self._config.tune.time_s):
+            return None
+        limit = TARGET_REACHED if self.has_reached_target else TIME_OVER
+        for record in filter(None, unfinished):
+            self._end(record, "pruned", limit)
+        return limit
 
     def mark_interrupted(self) -> None:
         """Mark all unfinished trials as interrupted."""
@@ -180,14 +197,16 @@ class StudyMonitor:
 
     def _begun(self, index: int, overrides: list[str]) -> JobRecord:
         record = JobRecord(index=index, overrides=overrides, **self._process)
-        try:
-            before = JobRecord.read(self._directory / str(index))
-        except SerializationError:  # damaged: replaced by a new record
-            before = None
-        if before is not None:
+        if (before := self._before(index)) is not None:
             record.attempt, record.deaths = before.attempt, before.deaths
             record.step, record.objective = before.step, before.objective
         return record
+
+    def _before(self, index: int) -> JobRecord | None:
+        try:
+            return JobRecord.read(self._directory / str(index))
+        except SerializationError:  # damaged: replaced by a new record
+            return None
 
     def _write(self, record: JobRecord, *, is_lasting: bool = False) -> None:
         self._written[record.index] = time.monotonic()
