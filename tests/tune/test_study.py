@@ -9,9 +9,11 @@ import pytest
 from tests import warm
 from tests.tune.walks import Walk, curve_in
 from tests.waiting import wait_until
+from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import JobRecord
 from trieye.tune.study import Study
+from trieye.tune.trial import Trial
 from trieye.tune.values import named
 
 pytestmark = pytest.mark.slow
@@ -202,3 +204,16 @@ def test_the_end_of_a_study_delivers_values_of_pruned_trials_whose_processes_wer
     assert [RunRecord.read(path / "run.json").status for path in run_dirs] == ["KILLED", "RUNNING", "RUNNING"]
     assert RunRecord.read(run_dirs[0] / "run.json").summary["eval/return"]["step"] == 5
     study._close_trials()  # nothing remains to be delivered
+
+
+@pytest.mark.parametrize("group", [None, "multirun/study"])
+def test_a_new_study_does_not_take_over_existing_runs(group, walks_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"enabled": True, "search": "grid", "num_trials": 1, "space": {"walk.pace": "1,2"}}
+    earlier = Trial(Walk, walks_config("study_1", 50.0), group=group and str(tmp_path / group))
+    while not earlier.iterate()["done"]:
+        pass
+    study = Study(Walk, walks_config("study", tune=options))
+    with pytest.raises(ConfigurationError, match=f"trieye rm {earlier.run_dir}.*another run_name"):
+        study.run()
+    assert not (study.directory / "sweep.json").exists()

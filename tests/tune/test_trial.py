@@ -203,6 +203,14 @@ def test_a_trial_with_a_damaged_state_falls_back_to_its_own_checkpoint(walks_con
     assert (other.evaluations, status(other)) == (0, "FAILED")
 
 
+def test_a_trial_of_a_study_does_not_resume_a_run_outside_of_it(walks_config):
+    trial = Trial(Walk, walks_config())
+    trial.iterate()
+    trial.close()
+    with pytest.raises(ConfigurationError, match="started outside of a sweep; choose another run_name"):
+        Trial(Walk, walks_config(), group="/multirun/study").iterate()
+
+
 def test_an_incompatible_state_is_rejected(walks_config, tmp_path):
     class Other(Walk):
         def load_checkpoint(self, checkpoint):

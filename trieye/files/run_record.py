@@ -196,7 +196,7 @@ class RunRecord(BaseModel):
 
     def refusal_in(self, group: str | None, job: int | None) -> str | None:
         """Return why an attempt in a sweep (None: outside) and its job must not resume the run; None if it may."""
-        if self.group in (group, None) and (job is None or (self.group == group and self.job in (None, job))):
+        if self.group == group and (job is None or self.job in (None, job)):
             return None
         of_job = "" if self.job is None else f"job {self.job} of "
         owner = "was started outside of a sweep" if self.group is None else f"belongs to {of_job}the sweep {self.group}"

@@ -34,6 +34,7 @@ from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.run.application import check_start
 from trieye.runs.delivery import close
+from trieye.sweeps.jobs import STATUS
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
@@ -112,6 +113,7 @@ class Study:
                 self._check_same(before, record)
                 record.follow(before)
                 record.summary = before.summary
+            self._check_runs(before)
             record.write(self.directory)
             limit = record.summary.get(_ENDED_BY)
             if limit is not None:
@@ -142,6 +144,20 @@ class Study:
                     f"study {self._config.run_name!r} was started with {named_key}={before.study.get(key)} and cannot "
                     f"resume with {value}; restore the value, or set another run_name"
                 )
+
+    def _check_runs(self, before: SweepRecord | None) -> None:
+        """Check that new trials have new runs: an existing run would resume, and report its former objective."""
+        for index in range(self._size):
+            run_dir = self._run_dir(index)
+            run = None if (self.directory / str(index) / STATUS).exists() else RunRecord.read(run_dir / RUN_RECORD)
+            if run is not None and (before is None or run.group != str(self.directory)):
+                raise ConfigurationError(
+                    f"run_name={self._config.run_name}: trial {index} would resume {run_dir}, which this study did "
+                    f"not start; delete it (trieye rm {run_dir}), or set another run_name"
+                )
+
+    def _run_dir(self, index: int) -> Path:
+        return named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
 
     @staticmethod
     def _is_over(record: SweepRecord) -> bool:
@@ -286,8 +302,7 @@ class Study:
     def _close_trials(self) -> None:
         """Deliver the values of pruned trials whose processes were killed, or had no time to deliver them."""
         for index in range(self._size):
-            run_dir = named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
-            record = ended_record(self.directory / str(index))
+            run_dir, record = self._run_dir(index), ended_record(self.directory / str(index))
             if record is None or record.state != "pruned":
                 continue
             try:
