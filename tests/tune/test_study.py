@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
 from trieye.tune.study import Study
 from trieye.tune.trial import Trial
 from trieye.tune.values import named
@@ -217,3 +219,52 @@ def test_a_new_study_does_not_take_over_existing_runs(group, walks_config, tmp_p
     with pytest.raises(ConfigurationError, match=f"trieye rm {earlier.run_dir}.*another run_name"):
         study.run()
     assert not (study.directory / "sweep.json").exists()
+
+
+@pytest.fixture
+def interrupted_study(walks_config, tmp_path, monkeypatch):
+    """Return a function that goes to a project, and returns its study and the run directory of the first trial.
+
+    In the first project, the study was interrupted in its first trial.
+    """
+
+    def study_in(project):
+        project.mkdir(exist_ok=True)
+        monkeypatch.chdir(project)
+        options = {"enabled": True, "search": "grid", "num_trials": 1, "space": {"walk.pace": "1,2"}}
+        root = {"root_data_dir": str(project / "root")}
+        config = walks_config("herd", tune=options)
+        config = config.model_copy(update={"persistence": config.persistence.model_copy(update=root)})
+        study, trial = Study(Walk, config), Trial(Walk, named(config, "herd_0"), group=str(project / "multirun/herd"))
+        if not study.directory.exists():
+            definition = {"run_name": "herd", **study._identity()}
+            SweepRecord(spec=[], size=2, working_dir=str(project), study=definition).write(study.directory)
+            JobRecord(index=0, overrides=["walk.pace=1"], state="interrupted", step=5).write(study.directory / "0")
+            trial.iterate()
+            trial.close()
+        return study, trial
+
+    study_in(tmp_path / "first")
+    return study_in
+
+
+def test_a_moved_study_resumes_its_runs(interrupted_study, tmp_path):
+    (tmp_path / "first").rename(tmp_path / "second")
+    study, trial = interrupted_study(tmp_path / "second")
+    record = SweepRecord.read(study.directory)
+    assert record.at(study.directory).working_dir == str(tmp_path / "second")  # where `trieye sweep relaunch` runs
+    study._check_runs(record)
+    assert trial.iterate()["attempt"] == 2
+    trial.close()
+
+
+@pytest.mark.parametrize("is_original_gone", [False, True])
+def test_a_copied_study_is_refused_before_anything_is_written(is_original_gone, interrupted_study, tmp_path):
+    shutil.copytree(tmp_path / "first", tmp_path / "second", symlinks=True)
+    if is_original_gone:  # but its runs are not
+        shutil.rmtree(tmp_path / "first/multirun")
+    study, _ = interrupted_study(tmp_path / "second")
+    before = [(path, path.read_bytes()) for path in sorted(tmp_path.rglob("*.json"))]
+    with pytest.raises(ConfigurationError, match=f"is a copy of .*{tmp_path / 'first'}"):
+        study.run()
+    assert [(path, path.read_bytes()) for path in sorted(tmp_path.rglob("*.json"))] == before

@@ -209,7 +209,7 @@ class SweepRecord(JsonRecord, kw_only=True):
             ConfigurationError: The directory is a copy of a sweep and would share its program and runs.
         """
         here = directory.resolve()
-        if self.directory in ("", str(here)) or self.is_study:
+        if self.directory in ("", str(here)):
             return self
         project = project_of(here, Path(self.directory), Path(self.working_dir))
         program = None if project is None else moved_program(self.program, Path(self.working_dir), project)

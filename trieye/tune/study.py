@@ -27,7 +27,7 @@ from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
 from trieye.files.run_files import RUN_RECORD, RunFiles
-from trieye.files.run_record import RunRecord
+from trieye.files.run_record import RunRecord, require_owner
 from trieye.hub.ray_start import join_ray
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
@@ -35,7 +35,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.run.application import check_start
 from trieye.runs.delivery import close
 from trieye.sweeps.jobs import STATUS
-from trieye.sweeps.record import SweepRecord, lock_in
+from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
 from trieye.sweeps.search import print_remarks
@@ -146,15 +146,42 @@ class Study:
                 )
 
     def _check_runs(self, before: SweepRecord | None) -> None:
-        """Check that new trials have new runs: an existing run would resume, and report its former objective."""
+        """Check that trials have new runs or resume their own; record the new directory in the runs of a moved study.
+
+        Raises:
+            ConfigurationError: A trial would resume a run that the study did not start, and report its objective, or
+                the study or a run is a copy.
+        """
+        here, former = str(self.directory), "" if before is None else self._former_directory(before)
+        moved: dict[Path, RunRecord] = {}
         for index in range(self._size):
-            run_dir = self._run_dir(index)
-            run = None if (self.directory / str(index) / STATUS).exists() else RunRecord.read(run_dir / RUN_RECORD)
-            if run is not None and (before is None or run.group != str(self.directory)):
+            run_dir, job_dir = self._run_dir(index), self.directory / str(index)
+            run, has_ended = RunRecord.read(run_dir / RUN_RECORD), ended_record(job_dir) is not None
+            is_begun = before is not None or (job_dir / STATUS).exists()
+            if run is None or (is_begun and run.group == here):
+                continue
+            if is_begun and run.group == former:
+                moved[run_dir / RUN_RECORD] = run
+                if not has_ended:
+                    require_owner(run, run_dir, accept_move=True)
+            elif not has_ended:
                 raise ConfigurationError(
                     f"run_name={self._config.run_name}: trial {index} would resume {run_dir}, which this study did "
                     f"not start; delete it (trieye rm {run_dir}), or set another run_name"
                 )
+        for path, run in moved.items():
+            run.group = here
+            run.save(path)
+
+    def _former_directory(self, before: SweepRecord) -> str:
+        """Return the directory of the study at its last start, where a copied study has its original."""
+        former = Path(before.directory or self.directory)
+        if (former / SWEEP).exists() and not former.samefile(self.directory):
+            raise ConfigurationError(
+                f"{self.directory} is a copy of the study in {former}: both would write to the same runs; resume the "
+                "original, or set another run_name"
+            )
+        return str(former)
 
     def _run_dir(self, index: int) -> Path:
         return named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
