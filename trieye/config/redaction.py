@@ -76,14 +76,27 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     def hidden(key: str, value: Any) -> Any:
         shown = _hidden(key, value, secrets)
         if shown != value:
-            text = str(value)
-            variables[key] = variable_of(text) or next(
-                (secrets[part] for part in _parts(text, secrets)), own_variable(key)
-            )
+            variables[key] = _variable(key, str(value), secrets)
         return shown
 
     shown: dict[str, Any] = _mapped({key: item for key, item in values.items() if key != HIDDEN}, "", hidden)
     return {**shown, HIDDEN: variables} if variables else shown
+
+
+def with_references(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config for a YAML file, in which `${oc.env:VARIABLE}` stands for each secret."""
+    secrets = _environment_secrets()
+
+    def reference(key: str, value: Any) -> Any:
+        shown = _hidden(key, value, secrets)
+        if shown == value:
+            return value
+        text = f"${{oc.env:{_variable(key, str(value), secrets)}}}"
+        is_part = shown.count(HIDDEN) == 1 and variable_of(str(value)) is None
+        return shown.replace(HIDDEN, text) if is_part else text
+
+    complete: dict[str, Any] = _mapped(values, "", reference)
+    return complete
 
 
 def with_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +144,11 @@ def own_variable(key: str) -> str:
 def variable_of(text: str) -> str | None:
     """Return the environment variable whose value is a text."""
     return next((name for name, value in _environment() if value == text and len(text) >= _MIN_LENGTH), None)
+
+
+def _variable(key: str, text: str, secrets: Mapping[str, str]) -> str:
+    """Return the environment variable of a secret, or of the secret in a text."""
+    return variable_of(text) or next((secrets[part] for part in _parts(text, secrets)), own_variable(key))
 
 
 def _environment() -> Iterator[tuple[str, str]]:

@@ -10,11 +10,13 @@ import yaml
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.axes import value_of
 from trieye.config.hydra.launch import Launch
-from trieye.config.redaction import redacted
+from trieye.config.redaction import with_references
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import STATUS, JobRecord
+from trieye.tune.ended import overrides_of, with_secrets_of
+from trieye.tune.space import Space
 from trieye.tune.values import with_values
 
 _WRITTEN = "by trieye, as the best trial of a study"
@@ -42,7 +44,7 @@ def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[Trie
             f"{directory / str(index) / STATUS} is missing or empty, and only it has the values of trial {index}; "
             "restore the file, and start the study again"
         )
-    pairs = (word.partition("=") for word in record.overrides)
+    pairs = (word.partition("=") for word in with_secrets_of(Space(config).dimensions, record.overrides))
     values = {bare(key): value_of(text) for key, _, text in pairs}
     return with_values(config, values), values
 
@@ -58,7 +60,8 @@ def write_best(
     """Write the config of a trial as the preset `experiment=best_<study>`, and return the file.
 
     The preset contains the complete training config and its group options, so that it does not depend on other
-    overrides. It is written to the config directory of the program, or below the study if that is not possible.
+    overrides. Secrets are taken from the environment. The file is written to the config directory of the program, or
+    below the study if that is not possible.
 
     Args:
         made: The config, and the values that the study chose.
@@ -68,15 +71,14 @@ def write_best(
         objective: Objective of the trial.
     """
     config, values = made
-    items = redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
+    items = with_references(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
     choices = {} if launch is None else launch.choices
     chosen = {group: option for group, option in choices.items() if group in items and isinstance(option, str)}
     content = {"defaults": [{f"override /{group}": option} for group, option in chosen.items()], **items}
-    chosen_values = ", ".join(f"{key}={value}" for key, value in values.items())
     lines = [
         "# @package _global_",
         f"# Written {_WRITTEN}: trial {index} of {directory.name}, {config.loop.objective} {objective:g}.",
-        f"# Values chosen by the study: {chosen_values}",
+        f"# Values chosen by the study: {', '.join(overrides_of(values))}",
         *(["# Final values; population-based training changed them during the trial."] * _is_pbt(config)),
         yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120),
     ]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from trieye.config import TrieyeConfig
-from trieye.config.hydra.axes import typed
+from trieye.config.hydra.axes import Dimension, typed, value_of
+from trieye.config.redaction import redacted
 from trieye.exceptions import SerializationError
 from trieye.sweeps.jobs import JobRecord
 
@@ -44,9 +45,17 @@ def ended_record(job_dir: Path) -> JobRecord | None:
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the values of a trial as overrides, which `value_of` parses to the same values."""
+    """Return the values of a trial as overrides without secrets; `value_of` parses all others to the same values."""
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    return [f"{key}={typed(value)}" for key, value in plain.items() if key != INDEX]
+    overrides: list[str] = redacted([f"{key}={typed(value)}" for key, value in plain.items() if key != INDEX])
+    return overrides
+
+
+def with_secrets_of(dimensions: Iterable[Dimension], recorded: Iterable[str]) -> list[str]:
+    """Return the recorded overrides of a trial with their secrets, which are choices of the search space."""
+    choices = [(dimension.key, value_of(text)) for dimension in dimensions for text in dimension.choices]
+    words = {overrides_of({key: value})[0]: f"{key}={typed(value)}" for key, value in choices}
+    return [words.get(word, word) for word in recorded]
 
 
 def result_at_end(job_dir: Path, config: TrieyeConfig, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -58,7 +67,7 @@ def result_at_end(job_dir: Path, config: TrieyeConfig, values: Mapping[str, Any]
     record, loop = ended_record(job_dir), config.loop
     if record is None or record.step is None:
         return None
-    if config.tune.scheduler != "pbt" and record.overrides != overrides_of(values):
+    if config.tune.scheduler != "pbt" and redacted(record.overrides) != overrides_of(values):
         return None
     worst = -math.inf if loop.mode == "max" else math.inf
     return {

@@ -16,7 +16,7 @@ from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.search import OptunaSearch
 from trieye.sweeps.space import SearchSpace
-from trieye.tune.ended import INDEX
+from trieye.tune.ended import INDEX, with_secrets_of
 
 
 class CurrentStudy:
@@ -109,7 +109,7 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         if CurrentStudy.directory is not None:
             with suppress(SerializationError):  # a damaged record
                 if (record := JobRecord.read(CurrentStudy.directory / str(index))) is not None:
-                    return self._optuna().resume(index, record.overrides)
+                    return self._optuna().resume(index, with_secrets_of(self._dimensions, record.overrides))
         return self._optuna().ask(index)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:

@@ -7,7 +7,9 @@ from ray import tune
 
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.axes import Dimension, axes_of, dimensions_of, typed, value_of
+from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
+from trieye.tune.ended import overrides_of
 from trieye.tune.values import flat, with_values
 
 
@@ -43,6 +45,12 @@ class Space:
             ]
             for value in values:
                 with_values(config, {dimension.key: value})
+            secrets = [word for value in values for word in overrides_of({dimension.key: value}) if HIDDEN in word]
+            if len(secrets) > len(set(secrets)):
+                raise ConfigurationError(
+                    f"tune.space.{dimension.key}: a study cannot vary a secret, since secrets are not recorded and its "
+                    "trials would look the same"
+                )
         if all(len(dimension.choices) == 1 for dimension in self.dimensions):
             raise ConfigurationError(
                 "tune.space: nothing varies; set a key to interval(a,b), range(1,9) or several values, as in 1,2,3"

@@ -21,6 +21,7 @@ from trieye.checkpoints.directory import peek
 from trieye.checkpoints.store import CheckpointStore
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.hydra.launch import launch_info
+from trieye.config.redaction import redacted
 from trieye.config.sweeper import SweeperConfig
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, TrieyeError
@@ -129,19 +130,20 @@ class Study:
         options = self._config.tune.model_dump(
             mode="json", include={"space", "search", "scheduler", "num_trials", "seed"}
         )
-        loop = self._config.loop
+        loop, options["space"] = self._config.loop, redacted(options["space"])
         return {**options, "seed_of_trials": self._config.seed, "objective": loop.objective, "mode": loop.mode}
 
     def _check_same(self, before: SweepRecord, now: SweepRecord) -> None:
         if not before.is_study:
             raise ConfigurationError(f"{self.directory} contains a sweep, not a study; set another run_name")
-        for key, value in now.study.items():
-            if key == "num_trials" and value > before.study.get(key, 0):
-                say(f"study: grows from {before.study.get(key)} to {value} trials")
-            elif before.study.get(key, value) != value:  # records of earlier versions lack some keys
+        recorded = redacted(before.study)  # earlier versions recorded secrets
+        for key, value in redacted(now.study).items():
+            if key == "num_trials" and value > recorded.get(key, 0):
+                say(f"study: grows from {recorded.get(key)} to {value} trials")
+            elif recorded.get(key, value) != value:  # records of earlier versions lack some keys
                 named_key = _KEYS.get(key, f"tune.{key}")
                 raise ConfigurationError(
-                    f"study {self._config.run_name!r} was started with {named_key}={before.study.get(key)} and cannot "
+                    f"study {self._config.run_name!r} was started with {named_key}={recorded.get(key)} and cannot "
                     f"resume with {value}; restore the value, or set another run_name"
                 )
 

@@ -18,9 +18,9 @@ from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.loop import check_limits, checked
 from trieye.process.output import printing_to
-from trieye.sweeps.grid import short
+from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT
-from trieye.tune.ended import INDEX, result_at_end
+from trieye.tune.ended import INDEX, overrides_of, result_at_end
 from trieye.tune.trial import Trial
 from trieye.tune.values import flat, named, with_values
 
@@ -175,8 +175,8 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         runtime = base.runtime.model_copy(
             update={"kind": kind, "address": base.runtime.address if has_explorers else None}
         )
-        shown = " ".join(f"{key.rpartition('.')[2]}={short(str(value))}" for key, value in values.items())
-        tags = {**({"mlflow.runName": shown} if shown and self.study_place is not None else {}), **base.tags}
+        title = " ".join(shown(overrides_of(values), values))
+        tags = {**({"mlflow.runName": title} if title and self.study_place is not None else {}), **base.tags}
         made = with_values(base, values)
         loop = made.loop if self.study_place is None else _until(made.loop, base.tune.target)
         return named(made, name, runtime=runtime, tune=TuneConfig(), tags=tags, loop=loop), values

@@ -1,0 +1,92 @@
+"""The preset of the best trial, and secrets among the values of a study."""
+
+import pytest
+from omegaconf import OmegaConf
+from pydantic import Field
+from ray.tune.experiment import Trial
+
+import trieye
+from tests.tune.walks import Walk, WalksConfig
+from trieye.config.hydra.axes import typed
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
+from trieye.tune.best import best_config, write_best
+from trieye.tune.ended import result_at_end
+from trieye.tune.space import Space
+from trieye.tune.study import Study
+from trieye.tune.watching import StudyMonitor
+
+
+class Database(trieye.StrictModel):
+    """Where a walk is stored."""
+
+    url: str = Field(default="none", description="Address.")
+    password: str = Field(default="none", description="Password.")
+    backup: str = Field(default="https://backup", description="Address of a copy.")
+
+
+class StoredConfig(WalksConfig):
+    """The config of a walk with secrets."""
+
+    db: Database = Field(default_factory=Database, description="The database.")
+
+
+URLS = ("postgres://me:hunter22@host/a", "postgres://me:hunter22@host/b")
+VALUES = {"db.password": "s3cret", "db.url": URLS[1]}
+
+
+@pytest.fixture
+def stored_study(walks_config, tmp_path, monkeypatch):
+    """Return a config of a study whose values contain secrets, and the study."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DB_PASSWORD", "s3cret")
+    space = {"db.password": "s3cret", "db": {"url": list(URLS)}}
+    fields = dict(walks_config("herd", tune={"enabled": True, "space": space}))
+    config = StoredConfig(**fields, db={"backup": "https://me:0therword@backup"})
+    return config, Study(Walk, config)
+
+
+def test_a_study_records_its_values_without_secrets_and_restores_them(stored_study, monkeypatch):
+    config, study = stored_study
+    record = SweepRecord(spec=[], size=2, study={"run_name": "herd", **study._identity()})
+    record.write(study.directory)
+    study._check_same(SweepRecord.read(study.directory), record)
+    trial = Trial("walk", stub=True, trial_id="x_00000")
+    trial.config = VALUES
+    trial.update_last_result({"training_iteration": 1, "step": 20, "eval/return": 3.0, "done": True, "stop_reason": ""})
+    monitor = StudyMonitor(config, study.directory, Space(config).keys, 2)
+    monitor.started(trial)
+    monitor.record_result(trial, trial.last_result)
+    monitor.ended(trial)
+    assert result_at_end(study.directory / "0", config, VALUES)["step"] == 20
+
+    best, values = best_config(config, study.directory, 0)
+    assert (values, best.db.password, best.db.url) == (VALUES, "s3cret", URLS[1])
+    path = write_best((best, values), None, study.directory, index=0, objective=3.0)
+    preset = OmegaConf.load(path)
+    monkeypatch.setenv("TRIEYE_SECRET_DB_URL", "hunter22")
+    monkeypatch.setenv("TRIEYE_SECRET_DB_BACKUP", "0therword")
+    assert dict(preset.db) == {**{key[3:]: value for key, value in VALUES.items()}, "backup": config.db.backup}
+    assert "${oc.env:DB_PASSWORD}" in path.read_text("utf-8")
+
+    texts = [path.read_text("utf-8") for path in study.directory.rglob("*") if path.is_file()]
+    assert len(texts) >= 3
+    assert not [text for text in texts if "hunter22" in text or "s3cret" in text or "0therword" in text]
+
+
+def test_a_study_of_an_earlier_version_that_recorded_secrets_resumes(stored_study):
+    config, study = stored_study
+    now = SweepRecord(spec=[], study=study._identity())
+    study._check_same(SweepRecord(spec=[], study={**now.study, "space": config.tune.space}), now)
+    job_dir = study.directory / "0"
+    words = [f"{key}={typed(value)}" for key, value in VALUES.items()]
+    JobRecord(index=0, overrides=words, state="completed", step=20).write(job_dir)
+    assert result_at_end(job_dir, config, VALUES) is not None
+
+
+def test_a_study_does_not_vary_a_secret_that_its_records_cannot_tell_apart(stored_study):
+    config, _ = stored_study
+    tune = config.tune.model_copy(update={"space": {"db.password": "first,second"}})
+    with pytest.raises(ConfigurationError, match=r"tune\.space\.db\.password: a study cannot vary a secret"):
+        Space(config.model_copy(update={"tune": tune}))
