@@ -8,6 +8,7 @@ from ray.tune.experiment import Trial
 import trieye
 from tests.tune.walks import Walk, WalksConfig
 from trieye.config.hydra.axes import typed
+from trieye.config.hydra.launch import Launch
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
@@ -90,3 +91,23 @@ def test_a_study_does_not_vary_a_secret_that_its_records_cannot_tell_apart(store
     tune = config.tune.model_copy(update={"space": {"db.password": "first,second"}})
     with pytest.raises(ConfigurationError, match=r"tune\.space\.db\.password: a study cannot vary a secret"):
         Space(config.model_copy(update={"tune": tune}))
+
+
+def test_studies_do_not_replace_presets_of_other_studies_or_of_the_user(walks_config, tmp_path):
+    (tmp_path / "conf").mkdir()
+    launch = Launch(
+        overrides=(), is_multirun=False, sweep_dir=None, job_num=None, output_dir=tmp_path, working_dir=tmp_path,
+        choices={}, config_dir=tmp_path / "conf",
+    )  # fmt: skip
+
+    def write(study):
+        return write_best((walks_config(), {}), launch, tmp_path / "multirun" / study, index=0, objective=1.0)
+
+    presets = {study: write(study) for study in ("a_b", "a.b", "a b")}
+    assert {path.parent for path in presets.values()} == {tmp_path / "conf/experiment"}
+    assert len({*presets.values()}) == 3
+    assert {study: write(study) for study in presets} == presets
+    content = presets["a.b"].read_bytes()
+    presets["a_b"].write_bytes(content)  # as earlier versions named it
+    assert write("a_b") == tmp_path / "multirun/a_b/conf/experiment/best_a_b.yaml"
+    assert presets["a_b"].read_bytes() == content

@@ -1,5 +1,6 @@
 """Export of the best trial of a study as an experiment preset."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,13 +94,16 @@ def _is_pbt(config: TrieyeConfig) -> bool:
 
 
 def _preset_path(launch: Launch | None, directory: Path) -> Path:
-    name = f"best_{re.sub(r'[^0-9A-Za-z_-]', '_', directory.name)}.yaml"
+    stem = re.sub(r"[^0-9A-Za-z_-]", "_", directory.name)
+    suffix = "" if stem == directory.name else f"-{hashlib.sha256(directory.name.encode()).hexdigest()[:6]}"
+    name = f"best_{stem}{suffix}.yaml"
     fallback = directory / "conf" / "experiment" / name
     if launch is None or launch.config_dir is None or not launch.config_dir.is_dir():
         return fallback
     path = launch.config_dir / "experiment" / name
     try:
-        may_replace = not path.exists() or _WRITTEN in path.read_text("utf-8")
+        own_header = rf"{_WRITTEN}: trial \d+ of {re.escape(directory.name)}, "
+        may_replace = not path.exists() or re.search(own_header, path.read_text("utf-8")) is not None
         path.parent.mkdir(exist_ok=True)
     except OSError:
         return fallback
