@@ -66,6 +66,11 @@ def test_a_program_waits_for_its_non_daemon_threads(popen):
     assert output_of(popen, "-c", code) == ("done", 0)
 
 
+def test_finalizers_of_a_program_run_at_its_exit(popen):
+    code = "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, print, 'finalized')"
+    assert output_of(popen, "-c", code) == ("finalized", 0)
+
+
 @pytest.mark.parametrize(
     "options", [{"env": {**os.environ, "PYTHONHASHSEED": "1"}}, {"preexec_fn": int}, {"executable": sys.executable}]
 )
