@@ -56,6 +56,15 @@ IS_LONG = os.environ.get("TRIEYE_DOCS_LONG") == "1"
 LIMIT_S = 4 * 3600 if IS_LONG else 280
 pytestmark = pytest.mark.timeout(LIMIT_S + 320)  # the first test that needs the project waits for all commands
 KILL = re.compile(r"timeout -s KILL \d+ ")
+ONLY_COMPOSED = "--only-composed"
+"""Marks the arguments of a command whose config is composed and checked, together with others."""
+COMPOSE = """
+import json, sys, trieye
+from my_agent.config import TrainConfig
+for overrides in json.load(open(sys.argv[2])):
+    trieye.compose(overrides, config_path=sys.argv[1], config_type=TrainConfig).check()
+    print(overrides)
+"""
 
 
 def blocks(page, language):
@@ -92,7 +101,7 @@ def is_composed_elsewhere(line, folder):
     if len(words) == 1 and group in {"experiment", "debug", "hparams_search"}:  # test_template.py composes each
         assert (folder / "conf" / group / f"{option}.yaml").is_file(), line
         return True
-    if small(line)[-1] != "--cfg=job":
+    if small(line)[-1] != ONLY_COMPOSED:
         return False
     others = [other for other in commands() if other != line]
     return any(set(words) <= set(shlex.split(other)) for other in others if ".train " in other)
@@ -109,7 +118,7 @@ def small(line):
     if ".train" not in line or re.search(r" --(help|cfg|info)\b", line):
         return command
     if not re.search("run_name|debug=default|-m |metric@", overrides):
-        return [*command, "--cfg=job"]  # other lines train; this one only composes and checks its config
+        return [*command, ONLY_COMPOSED]  # other lines train
     is_ppo = "agent=ppo" in line or "experiment=ppo" in line
     budget = [
         "loop.steps=48",
@@ -126,6 +135,14 @@ def small(line):
     if "sinks" not in line:
         budget += ["sinks=[tensorboard]"] if "run_name=first" in line else ["sinks=[]"]  # other tests cover MLflow
     return command + budget
+
+
+def compose(lines, project):
+    """Compose and check the configs of lines that train longer, in one process."""
+    command_lines = [shlex.split(line.partition(".train ")[2], comments=True) for line in lines]
+    (project / "compose.json").write_text(json.dumps(command_lines))
+    done = run(["python", "-c", COMPOSE, str(project / "conf"), str(project / "compose.json")], project)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 def train_until_killed(line, project):
@@ -148,6 +165,7 @@ def records(project):
 def project(tmp_path_factory):
     """Return a project after every command of the pages has run in it."""
     folder = tmp_path_factory.mktemp("readme")
+    only_composed = []
     for line in commands():
         if line.startswith("cd "):
             folder = folder / line[3:]
@@ -155,11 +173,15 @@ def project(tmp_path_factory):
             train_until_killed(line, folder)
         elif not is_composed_elsewhere(line, folder):
             command = small(line) if line.startswith(("python", "trieye")) else ["bash", "-c", line]
+            if command[-1] == ONLY_COMPOSED:
+                only_composed.append(line)
+                continue
             done = run(command, folder)
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             assert "\x1b" not in done.stdout + done.stderr, "colors are for terminals"
             if line.startswith("sha256sum"):
                 (folder / "checksums").write_text(done.stdout)
+    compose(only_composed, folder)
     return folder
 
 
@@ -198,9 +220,11 @@ def test_the_longer_trainings_of_other_pages_compose(project):
     lines = re.findall(r"^    (python -m my_agent\.train .*)$", text, re.MULTILINE)
     lines = [line for line in lines if not re.search("agent=a2c|experiment=best_first", line)]  # files of these pages
     assert len(lines) >= 7
-    for line in [line for line in lines if not is_composed_elsewhere(line, project)]:
-        check = "hydra.sweeper.dry_run=true" if " -m " in line.partition(".train")[2] else "--cfg=job"
-        done = run([*shlex.split(line, comments=True), check], project)
+    lines = [line for line in lines if not is_composed_elsewhere(line, project)]
+    sweeps = [line for line in lines if " -m " in line.partition(".train")[2]]
+    compose([line for line in lines if line not in sweeps], project)
+    for line in sweeps:
+        done = run([*shlex.split(line, comments=True), "hydra.sweeper.dry_run=true"], project)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
