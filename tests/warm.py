@@ -35,7 +35,7 @@ LIGHT = (
 )  # fmt: skip
 RUN = (
     *LIGHT, "numpy", "pandas", "pyarrow.parquet", "gymnasium", "trieye.run.run", "trieye.sinks.tensorboard.sink",
-    "trieye.experiment.loop", "trieye.cli.verify",
+    "trieye.experiment.loop", "trieye.cli.verify", "trieye.sweeps.sweeper", "trieye.sweeps.launcher",
 )  # fmt: skip
 HEAVY = (
     *RUN, "torch", "torch._dynamo", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "cookiecutter.main",

@@ -16,7 +16,7 @@ from trieye.cli import main
 from trieye.sweeps.jobs import JobRecord
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
-WARM = warm.LIGHT
+WARM = warm.RUN
 
 PROGRAM = """
 import time

@@ -8,7 +8,7 @@ import pytest
 from tests import warm
 from trieye.sweeps.jobs import JobRecord
 
-WARM = warm.LIGHT
+WARM = warm.RUN
 PROGRAM = """
 import inspect
 import multiprocessing

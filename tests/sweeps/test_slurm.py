@@ -25,7 +25,7 @@ from trieye.sweeps.slurm import memory_text, script_of, submit_jobs, time_text
 from trieye.sweeps.slurm_array import SlurmArray
 from trieye.sweeps.status import status_of
 
-WARM = warm.LIGHT
+WARM = warm.RUN
 PROGRAM = """
 import time
 from pathlib import Path
