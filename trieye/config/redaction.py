@@ -84,7 +84,7 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_references(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config for a YAML file, in which `${oc.env:VARIABLE}` stands for each secret."""
+    """Return the values of a config for a YAML file, with `${oc.env:VARIABLE}` instead of each secret."""
     secrets = _environment_secrets()
 
     def reference(key: str, value: Any) -> Any:

@@ -208,7 +208,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
 
 
 def _until(loop: LoopConfig, target: float | None) -> LoopConfig:
-    """Return the limits of a trial, which ends at the target of its study and thereby ends the study."""
+    """Return the limits of a trial, which also ends at the target of its study."""
     if target is None or not loop.evaluate_every_steps:
         return loop
     targets = [target] if loop.target is None else [target, loop.target]
