@@ -307,6 +307,49 @@ def test_a_save_checkpoint_without_return_is_an_error(loop_config):
         trieye.run_experiment(Forgetful, loop_config(steps=10))
 
 
+def test_files_of_save_checkpoint_are_never_dropped(loop_config):
+    class Files(Walk):
+        returned = staticmethod(lambda directory: directory)
+
+        def save_checkpoint(self, checkpoint_dir):
+            (checkpoint_dir / "steps.txt").write_text(str(self.steps_done))
+            return self.returned(checkpoint_dir)
+
+        def load_checkpoint(self, checkpoint):
+            self.position, self.steps_done = np.zeros(2), int((checkpoint / "steps.txt").read_text())
+
+    trieye.run_experiment(Files, loop_config(steps=10))  # as Ray's Trainable may return the directory
+    trieye.run_experiment(Files, loop_config(steps=15))
+    assert Files.instances[-1].steps_done == 15
+    Files.returned = staticmethod(lambda _directory: {})
+    with pytest.raises(
+        CheckpointError, match=r"Files.save_checkpoint wrote steps.txt and returned a state; return None"
+    ):
+        trieye.run_experiment(Files, loop_config(steps=20))
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        ("step", None, r"Bad.step\(\) returned None; expected a dict of values; is a `return` missing\?"),
+        ("evaluate", 3.0, r"Bad.evaluate\(\) returned 3.0; expected a dict of values\n"),
+        ("evaluate", {"eval": {"retrn": 1.0}}, r"returned no value of that name; did you mean 'eval/retrn'"),
+        ("step", {"env_steps": 0.5}, r"step\(\) returned env_steps=0.5; expected a whole number >= 0"),
+        ("step", {"env_steps": [1, 2]}, r"step\(\) returned env_steps=\[1, 2\]; expected a whole number"),
+        ("step", {"updates": -1}, r"step\(\) returned updates=-1; expected a whole number"),
+    ],
+)
+def test_an_unusual_return_value_is_an_error_that_names_the_method(loop_config, method, value, message):
+    bad = type("Bad", (Walk,), {method: lambda _self: value})
+    with pytest.raises(ConfigurationError, match=message):
+        trieye.run_experiment(bad, loop_config(steps=2, evaluate_every_steps=1))
+
+
+def test_a_nested_evaluation_has_an_objective(loop_config):
+    nested = type("Nested", (Walk,), {"evaluate": lambda _self: {"eval": {"return": np.float32(2.5)}, "skipped": None}})
+    assert trieye.run_experiment(nested, loop_config(steps=2)).objective == 2.5
+
+
 def test_a_signal_in_the_last_step_finishes_the_run_and_raises_run_interrupted(loop_config):
     class InterruptedLate(Walk):
         def step(self):

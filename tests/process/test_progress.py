@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from trieye.process import progress
+from trieye.process import progress, terminal
 from trieye.process.progress import ProgressBar
 
 
@@ -27,6 +27,13 @@ def test_progress_is_plain_lines_without_a_terminal(capsys):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("trieye: run: step 10/10 (100 %)")
     assert last.endswith("eval/return=3.142")
+
+
+def test_a_program_without_standard_error_shows_no_bar(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    with ProgressBar("run", 2, 0, dict) as bar:
+        bar.update(1)
+    assert terminal.Terminal(stderr=True).width > 1000
 
 
 def test_a_partially_imported_ipython_does_not_stop_the_run(capsys, monkeypatch):

@@ -114,7 +114,7 @@ class Experiment(Generic[ConfigT]):
 
         Returns:
             Plain data, arrays, tensors, random generators, environments and objects with `state_dict()`, which trieye
-            stores without pickle; or None if the state was written to `checkpoint_dir`.
+            stores without pickle; or None, or `checkpoint_dir` itself, if the state was written to files.
         """
         raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
 

@@ -1,5 +1,6 @@
 """Result and progress of a training, and the check from its files whether a run is already finished."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +69,14 @@ class TrainingProgress:
     """Whether a signal interrupted the evaluation of this step; the next start repeats it first."""
 
     def count(self, values: Mapping[str, Any]) -> None:
-        """Count an iteration, and the environment steps and updates among its values."""
+        """Count an iteration, and the environment steps and updates among its values.
+
+        Raises:
+            ConfigurationError: A count is not a whole number.
+        """
         self.iterations += 1
-        self.env_steps += int(values.get("env_steps") or 0)
-        self.updates += int(values.get("updates") or 0)
+        self.env_steps += _whole("env_steps", values)
+        self.updates += _whole("updates", values)
 
     def rate_by(self, limits: LoopConfig) -> None:
         """Rate by the objective of the config.
@@ -103,6 +108,17 @@ class TrainingProgress:
         if limits.target is not None and self.best is not None and not _worse(self.best, limits.target, limits.mode):
             return f"loop.target={limits.target:g} reached: {limits.objective}={self.best:g}"
         return None
+
+
+def _whole(name: str, values: Mapping[str, Any]) -> int:
+    value = values.get(name)
+    try:
+        number = 0.0 if value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (number >= 0.0 and number.is_integer()):
+        raise ConfigurationError(f"step() returned {name}={value!r}; expected a whole number >= 0")
+    return int(number)
 
 
 def _overshoot(count: int, limit: int) -> str:

@@ -27,7 +27,7 @@ from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.crash import save_crash
-from trieye.run.media import number_of
+from trieye.run.media import items_of, number_of
 from trieye.run.run import Run
 from trieye.run.steps import farewell, steps
 from trieye.snapshot.generators import seed_all
@@ -284,7 +284,7 @@ class Loop:
 
     def _one_step(self) -> None:
         began = time.perf_counter()
-        values = self._experiment.advance()
+        values = self._dict_of("step", self._experiment.advance())
         duration_s = time.perf_counter() - began
         axis = self._limits.axis
         if axis != "step" and values.get(axis) is None:
@@ -298,6 +298,13 @@ class Loop:
         self._run.log({f"progress/{name}": counted[name] for name in sorted(names)})
         self._run.log(values)
         self._profile.after_step(values)
+
+    def _dict_of(self, method: str, values: Any) -> Mapping[str, Any]:
+        if not isinstance(values, Mapping):
+            kind, shown = type(self._experiment).__name__, textwrap.shorten(repr(values), _MAX_ERROR)
+            hint = "; is a `return` missing?" if values is None else ""
+            raise ConfigurationError(f"{kind}.{method}() returned {shown}; expected a dict of values{hint}")
+        return values
 
     def _evaluation_due(self) -> bool:
         return self._is_due(self._limits.evaluate_every_steps, self._progress.evaluated_step)
@@ -317,7 +324,7 @@ class Loop:
     def _evaluate(self) -> None:
         if self._progress.evaluated_step == self._run.step:
             return
-        values = self._experiment.evaluate()
+        values = dict(items_of(self._dict_of("evaluate", self._experiment.evaluate())))
         self._log_evaluation(values, self._run.step)
         self._progress.evaluated_step = self._run.step
         self._objective = self._objective_in(values, self._run.step)
@@ -345,7 +352,7 @@ class Loop:
         """Log the values of a background evaluation at the step of its checkpoint, and rate the checkpoint."""
         if (outcome := self._background.take(wait=wait, stop=self._stop)) is None:
             return
-        step, values = outcome
+        step, values = outcome[0], dict(items_of(self._dict_of("evaluate", outcome[1])))
         self._progress.evaluating = None
         self._log_evaluation(values, step)
         if self._rating is not None:
@@ -425,11 +432,18 @@ class _ExperimentState:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             state = self._experiment.save_checkpoint(directory)
+            if isinstance(state, str | Path) and Path(state) == directory:
+                state = None
+            files = sorted(path for path in directory.rglob("*") if path.is_file())
+            kind = type(self._experiment).__name__
+            if state is not None and files:
+                raise CheckpointError(
+                    f"{kind}.save_checkpoint wrote {files[0].name} and returned a state; return None to save the "
+                    "files, or everything as the state"
+                )
             if state is not None:
                 return {"state": state}
-            files = sorted(path for path in directory.rglob("*") if path.is_file())
             if not files:
-                kind = type(self._experiment).__name__
                 raise CheckpointError(f"{kind}.save_checkpoint returned None and wrote no file; is a `return` missing?")
             return {"files": {str(path.relative_to(directory)): _bytes_of(path) for path in files}}
 

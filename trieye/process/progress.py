@@ -65,7 +65,7 @@ class ProgressBar:
         self._hook_before: Callable[..., Any] | None = None
 
     def __enter__(self) -> Self:
-        if self._has_bar and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        if self._has_bar and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _rich_bar(has_end=self._total is not None)
             self._task = self._bar.add_task(visible(self._name), total=self._total, completed=self._start, metrics="")
             self._start_bar()

@@ -28,7 +28,8 @@ class Terminal(Console):
     """
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = True) -> None:
-        width = None if (sys.stderr if stderr else sys.stdout).isatty() else _UNLIMITED
+        stream = sys.stderr if stderr else sys.stdout  # None if the program was started without it
+        width = None if stream is not None and stream.isatty() else _UNLIMITED
         super().__init__(stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: Any = None) -> Any:

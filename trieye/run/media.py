@@ -43,6 +43,15 @@ def name_of(name: Any) -> str:
     return name
 
 
+def items_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values without None; the values of a nested dict are named `name/key`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name_of(name)}/{name_of(key)}", item) for key, item in items_of(value))
+        elif value is not None:
+            yield name, value
+
+
 def number_of(name: str, value: Any) -> float:
     """Return a value as a float.
 

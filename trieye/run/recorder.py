@@ -11,7 +11,7 @@ from trieye.hub.hub import EventChannel
 from trieye.run import media, video
 from trieye.run import table as tables
 from trieye.run.flusher import Flusher, flusher_of
-from trieye.run.media import context_of, name_of, number_of, step_of, time_of
+from trieye.run.media import context_of, items_of, name_of, number_of, step_of, time_of
 
 
 class Recorder:
@@ -85,12 +85,8 @@ class Recorder:
             raise TypeError(
                 f"log({values!r}): the value is missing; pass a name and a value, or a dict {{name: value}}"
             )
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                nested = {f"{name_of(name)}/{name_of(key)}": item for key, item in value.items()}
-                self._log_mapping(nested, step, context, wall_time)
-            elif value is not None:
-                self.log(name, value, step=step, context=context, wall_time=wall_time)
+        for name, value in items_of(values):
+            self.log(name, value, step=step, context=context, wall_time=wall_time)
 
     def log_histogram(
         self,
