@@ -1,10 +1,15 @@
-"""Finish the generated project: pin or copy trieye, drop unwanted CI, optionally create a git repository."""
+"""Finish the generated project: pin or copy trieye, optionally create a git repository.
+
+The folder may contain files of the user (`--overwrite`): nothing here deletes or commits them.
+"""
 
 import json
+import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -84,22 +89,49 @@ def main() -> None:
         dependency = f"{name} @ {wheel_in_project()}"
     project.write_text(project.read_text("utf-8").replace(PLACEHOLDER, f'\n    "{dependency}",\n'), "utf-8")
     if answers["ci"] == "none":
-        shutil.rmtree(".github")
+        for folder in (".github/workflows", ".github"):
+            with suppress(OSError):  # it contains files of the user
+                Path(folder).rmdir()
     if answers["git"] == "yes":
-        commit()
+        commit(generated_files(answers))
 
 
-def commit() -> None:
-    """Create a git repository with an initial commit; on failure, print a warning: the project works without git."""
-    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "Initial commit by trieye new"]):
-        try:
-            done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-            problem = done.stderr if done.returncode else ""
-        except OSError as error:
-            problem = str(error)
-        if problem:
-            print(f"project created, but `git {' '.join(arguments)}` failed: {problem.strip()}", file=sys.stderr)
-            return
+def generated_files(answers: dict[str, str]) -> Iterator[str]:
+    """Yield the paths of the files that the template and this hook wrote."""
+    # a relative path of the template starts at the directory of the command
+    for root in Path(os.environ.get("PWD", ""), answers["_repo_dir"]).glob("*cookiecutter.slug*"):
+        for path in root.rglob("*"):
+            yield re.sub(r"\{+cookiecutter\.(\w+)\}+", lambda key: answers[key[1]], path.relative_to(root).as_posix())
+    yield from (path.as_posix() for path in Path("wheels").glob("trieye-*.whl"))
+
+
+def commit(files: Iterable[str]) -> None:
+    """Create a git repository with an initial commit; on failure, print a warning: the project works without git.
+
+    Args:
+        files: The files to commit; others belong to the user.
+    """
+    repository, problem = git("rev-parse", "--show-toplevel")
+    if not problem:
+        print(f"project created, but not committed: it is in the git repository {repository.strip()}", file=sys.stderr)
+        return
+    _, problem = git("init", "--quiet")
+    untracked, problem = git("ls-files", "--others", "--exclude-standard", "-z") if not problem else ("", problem)
+    own = set(files).intersection(untracked.split("\0"))
+    for arguments in (["add", "--", *sorted(own)], ["commit", "--quiet", "-m", "Initial commit by trieye new"]):
+        problem = problem or git(*arguments)[1]
+    if problem:
+        print(f"project created, but {problem}", file=sys.stderr)
+
+
+def git(*arguments: str) -> tuple[str, str]:
+    """Run a git command; return its output, and an error message if it failed."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace", check=False)
+        output, error = done.stdout, done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+    except OSError as failure:
+        output, error = "", str(failure)
+    return output, f"`git {' '.join(arguments[:2])}` failed: {error}" if error else ""
 
 
 if __name__ == "__main__":

@@ -71,6 +71,28 @@ def test_a_git_repository_is_created_on_request(capfd, monkeypatch):
     assert Path("other/pyproject.toml").exists()
 
 
+def test_files_of_the_user_are_neither_deleted_nor_committed(capfd, monkeypatch):
+    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(name, "ann@example.org")
+    theirs = {".github/CODEOWNERS", ".github/workflows/ci.yml", ".github/workflows/deploy.yml", "secret.env"}
+    for path in (Path("my_agent", name) for name in theirs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    new = ["new", "my_agent", "--no-input", "--overwrite", "--ci", "none", "--git", "yes"]
+    git = ["git", "-C", "my_agent"]
+    assert main(new) == 0
+    assert {Path("my_agent", name).read_text() for name in theirs} == {"mine"}
+    committed = subprocess.run([*git, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
+    assert {".gitignore", "conf/train.yaml", "my_agent/dqn.py", "pyproject.toml"} <= set(committed)
+    assert not theirs & set(committed)
+    assert any(name.startswith("wheels/") for name in committed)
+    subprocess.run([*git, "add", "secret.env"], check=True)
+    assert main([*new, "--description", "another"]) == 0  # now it is a repository
+    assert f"not committed: it is in the git repository {Path('my_agent').resolve()}" in capfd.readouterr().err
+    log = subprocess.run([*git, "log", "--oneline"], capture_output=True, text=True, check=True).stdout
+    assert len(log.splitlines()) == 1
+
+
 def test_new_creates_the_output_folder(capsys):
     assert main(["new", "my_agent", "--no-input", "-o", "a/b"]) == 0
     assert Path("a/b/my_agent/my_agent/dqn.py").exists()
