@@ -19,11 +19,12 @@ import pytest
 import torch
 import yaml
 
+import trieye
 from tests import warm
 from tests.test_presets import PAPERS
 from tests.waiting import wait_until
 from trieye.checkpoints.manifest import read_manifest, rewrite_manifest
-from trieye.cli.new import TEMPLATE, answers_of, bake, questions
+from trieye.cli.new import TEMPLATE, answers_of, bake, complaint_about, questions
 from trieye.files.checksum import sums_of
 from trieye.version import VERSION
 
@@ -298,6 +299,27 @@ def test_answers_reach_configs_metadata_readme_and_ci(
     assert "Ann Author" in (project / "LICENSE").read_text()
     workflow = yaml.safe_load((project / ".github/workflows/ci.yml").read_text())
     assert workflow["jobs"]["test"]["steps"][1]["with"]["python-version"] == version
+
+
+@pytest.mark.parametrize(("slug", "env_id", "option"), [("on", "2048-v0", "env_2048"), ("null", "pkg:On-v0", "env_on")])
+def test_answers_that_yaml_or_hydra_reads_as_other_values_compose(tmp_path, slug, env_id, option):
+    project = make(tmp_path, slug=slug, env_id=env_id)
+    for name in ("train", "sb3", "single_file"):
+        assert yaml.safe_load((project / f"conf/{name}.yaml").read_text())["app_name"] == slug
+    for overrides in ([], [f"env={option}"]):
+        engine = f"agent.engine={slug}.dqn:DQN"  # the default of a class of the project
+        config = trieye.compose(
+            [*overrides, engine], config_path=str(project / "conf"), config_type=trieye.TrainingConfig
+        )
+        assert (config.app_name, config.env.id) == (slug, env_id)
+
+
+def test_git_ignores_no_package_with_a_valid_name():
+    lines = (TEMPLATE / "{{cookiecutter.slug}}/.gitignore").read_text().splitlines()
+    assert {"build/", "dist/", "outputs/"} <= set(lines)
+    names = [line.strip("/") for line in lines if not line.startswith("conf/")]
+    assert [name for name in [*names, "wheels"] if complaint_about("slug", name) is None] == []
+    assert complaint_about("slug", "distance") is None
 
 
 @pytest.mark.long

@@ -8,7 +8,9 @@ import sys
 import sysconfig
 from functools import partial
 
-RESERVED = {"conf", "hydra_plugins", "template", "test", "tests", "trieye"}
+FOLDERS = {"build", "conf", "dist", "multirun", "outputs", "tests", "wheels"}
+"""Folders of a project, of its runs and builds; .gitignore names some of them."""
+RESERVED = {*FOLDERS, "hydra_plugins", "template", "test", "trieye"}
 ENV_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
 MAX_SLUG = 40
 MAX_TEXT = 300
@@ -23,7 +25,7 @@ def slug_complaint(slug: str) -> str | None:
     if keyword.iskeyword(slug) or keyword.issoftkeyword(slug):
         return f"slug {slug!r} is a Python keyword; try {slug}_agent"
     if slug in RESERVED or slug in sys.stdlib_module_names:
-        return f"slug {slug!r} would shadow a module of Python or trieye; try {slug}_agent"
+        return f"slug {slug!r} would shadow a module of Python or trieye, or a folder of the project; try {slug}_agent"
     if is_installed(slug):
         return f"slug {slug!r} would shadow the installed package of that name; try {slug}_agent"
     return None
