@@ -357,7 +357,7 @@ def test_a_tampered_override_directory_or_sweep_invalidates_the_signature(comman
     assert command("rerun", "planted", "--dry-run")[0] == 2
     update_json(path, overrides=["agent.lr=0.25"], directory=str(tmp_path))
     code, _, err = command("rerun", "planted", "--dry-run")
-    assert (code, f"cd {tmp_path} && " in err) == (2, True)
+    assert (code, f"cd {trace.parent} && " in err) == (2, True)  # the program next to the run
     shutil.copy(run_dir.with_name("first") / "provenance" / "attempt-1.json", path)
     assert command("rerun", "planted", "--dry-run")[0] == 0
     sweep = {"spec": [], "program": [sys.executable, "stranger.py", "\x1b[2K"], "working_dir": str(trace.parent)}
@@ -408,6 +408,40 @@ def test_a_moved_project_runs_its_own_program_after_confirmation(command, projec
     assert (program.directory, program.is_signed) == (moved, False)
     assert second.status == "FINISHED"
     assert advice == [f"cd {moved} && {sys.executable} train.py run_name=first agent.lr=0.25"]
+
+
+def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(command, project, tmp_path, monkeypatch):
+    copied, at_first = shutil.copytree(project, tmp_path / "copied"), run_names(project)
+    begun = (project / "begun.txt").read_text()
+    monkeypatch.chdir(copied)
+    code, _, err = command("rerun", "first", "--dry-run")
+    assert (code, f"cd {copied} && " in err, "--yes" in err) == (2, True, True)
+    code, out, err = command("fork", "first", "--checkpoint", "best", "loop.steps=7", "--yes")
+    assert code == 0, err
+    assert f"cd {copied} && " in out
+    assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
+    assert (project / "begun.txt").read_text() == begun
+
+
+def test_the_program_of_a_run_away_from_its_project_must_be_confirmed(command, project, tmp_path):
+    alone = shutil.copytree(runs_of(project) / "first", tmp_path / "alone")
+    code, _, err = command("rerun", alone, "--dry-run")
+    assert (code, f"cd {project} && " in err, "--yes" in err) == (2, True, True)
+    update_json(alone / "run.json", status="KILLED")
+    assert runs.diagnose(alone).next_steps[0].effect == f"run its program, which does not find the run in {alone}"
+
+
+def test_a_run_behind_a_symbolic_link_belongs_to_its_project(project, tmp_path):
+    first = runs_of(project) / "first"
+    for linked in (first, project / ".trieye_data"):
+        target = linked.rename(tmp_path / linked.name)
+        linked.symlink_to(target)
+        try:
+            program = Program.of(get("first"))
+        finally:
+            linked.unlink()
+            target.rename(linked)
+        assert (program.directory, program.is_signed) == (project, True)
 
 
 def test_a_fork_starts_from_the_best_checkpoint_with_its_own_history_and_objective(command, project):

@@ -209,8 +209,10 @@ def _next_steps(
         if located is None:
             yield NextStep(shlex.join(provenance.command), f"continue {start}, in the directory of its program")
         else:
-            words, directory = located
-            yield NextStep(f"cd {shlex.quote(str(directory))} && {shlex.join(words)}", f"continue {start}")
+            effect = (
+                f"continue {start}" if located.finds_run else f"run its program, which does not find the run in {name}"
+            )
+            yield NextStep(f"cd {shlex.quote(str(located.directory))} && {shlex.join(located.words)}", effect)
     if crash is not None:
         key = f"persistence.load_checkpoint_path={stored.name}:{crash}"
         effect = f"show the state at the error; another run starts from it: {key}"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 from pydantic import ValidationError
 
-from trieye.config.locations import checkpoint_reference
+from trieye.config.locations import checkpoint_reference, expanded
 from trieye.config.redaction import HIDDEN
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
@@ -99,13 +99,14 @@ class Program:
                 f"{cannot}: it was started in {started_in}, which is gone; change to the directory of its program, and "
                 f"start it there, with another run_name: {shlex.join([*words, *provenance.overrides])}"
             )
-        words, directory = located
-        # a run next to another program than the one that was signed, such as a copied one, must be confirmed
-        is_moved = directory != started_in
-        is_signed = provenance.is_signed and (sweep is None or sweep.is_signed) and not is_moved
+        # a run in another place, such as a copied one, may be next to another program than the one that was signed
+        is_original = located.finds_run and located.directory == started_in
+        is_signed = provenance.is_signed and (sweep is None or sweep.is_signed) and is_original
         overrides = current_overrides(provenance.overrides, run.config)
         pairs = zip(provenance.overrides, overrides, strict=True)
-        return cls(words, directory, overrides, is_signed, {old: new for old, new in pairs if old != new})
+        return cls(
+            located.words, located.directory, overrides, is_signed, {old: new for old, new in pairs if old != new}
+        )
 
     def with_overrides(
         self, own_name: str, extra: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]
@@ -214,22 +215,58 @@ def override(key: str, value: str) -> str:
     return f"{key}={value if _PLAIN.fullmatch(value) else quoted(value)}"
 
 
-def located_program(run: StoredRun, words: Sequence[str], started_in: Path) -> tuple[list[str], Path] | None:
-    """Return the words of a command and its working directory, which may have moved with the run; None if it is gone.
+class LocatedProgram(NamedTuple):
+    """The words of a command and its working directory.
+
+    Attributes:
+        words: The words.
+        directory: The working directory.
+        finds_run: Whether the run belongs to the project in this directory; else the command would start another run.
+    """
+
+    words: list[str]
+    directory: Path
+    finds_run: bool
+
+
+def located_program(run: StoredRun, words: Sequence[str], started_in: Path) -> LocatedProgram | None:
+    """Return a command of a run; None if it is gone.
+
+    If the run was moved or copied with its program, this is the program next to the run, not the original one.
 
     Args:
         run: The run.
         words: The command of the run.
         started_in: The working directory of the command.
     """
-    if started_in.is_dir():
-        return list(words), started_in
-    root = ""
-    with suppress(ConfigurationError):  # a damaged configs.json
-        root = run.config.get("persistence", {}).get("root_data_dir", "")
-    project = project_of(run.run_dir.resolve(), Path(started_in, root, *run.run_dir.parts[-3:]), started_in)
-    moved = None if project is None else moved_program(words, started_in, project)
-    return None if project is None or moved is None else (moved, project)
+    here, recorded = run.run_dir.resolve(), started_in
+    with suppress(ConfigurationError, KeyError):  # a damaged configs.json, or an environment variable that is not set
+        recorded = directory_of(run.config, started_in).with_name(run.name)
+    if recorded.resolve() != here:
+        project = project_of(here, recorded, started_in)
+        moved = None if project is None else moved_program(words, started_in, project)
+        if project is not None and moved is not None:
+            return LocatedProgram(moved, project, finds_run=True)
+    if not started_in.is_dir():
+        return None
+    finds_run = recorded.resolve() == here or here.is_relative_to(started_in.resolve())
+    return LocatedProgram(list(words), started_in, finds_run)
+
+
+def directory_of(config: Mapping[str, Any], working_dir: Path) -> Path:
+    """Return the directory of the run that a program starts with a config.
+
+    Args:
+        config: The config.
+        working_dir: Working directory of the program.
+
+    Raises:
+        ConfigurationError: An environment variable in `persistence.root_data_dir` is not set.
+    """
+    persistence = config["persistence"]
+    root = Path(expanded("persistence.root_data_dir", str(persistence["root_data_dir"]))).expanduser()
+    names = (config["app_name"], persistence["runs_dir_name"], config["run_name"])
+    return Path(working_dir, root, *map(str, names))
 
 
 def _sweep_of(record: RunRecord) -> SweepRecord | None:

@@ -9,7 +9,6 @@ from typing import Any
 from trieye.checkpoints.choose import named_checkpoint
 from trieye.checkpoints.directory import peek
 from trieye.checkpoints.store import CheckpointEntry
-from trieye.config.locations import expanded
 from trieye.config.loop import LoopConfig
 from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
@@ -17,11 +16,10 @@ from trieye.experiment.finished import TrainingProgress
 from trieye.files.run_files import RunFiles
 from trieye.process.lock import is_alive
 from trieye.run.provenance import sources_in
-from trieye.run.rehearsal import Rehearsed
 from trieye.runs.comparing import Divergence
 from trieye.runs.config import config_of
 from trieye.runs.finding import RunReference, get
-from trieye.runs.program import LOAD, RUN_NAME, Confirm, Program, key_of, override
+from trieye.runs.program import LOAD, RUN_NAME, Confirm, Program, directory_of, key_of, override
 from trieye.runs.stored_run import StoredRun
 
 
@@ -167,7 +165,7 @@ def _plan(
     words = program.with_overrides(source.name, overrides, without, fixed)
     program.require_consent(words, origin=f"run {source}", confirm=confirm)
     composed = program.dry_run(words, "config", purpose=purpose)
-    run_dir = _directory_of(composed, program)
+    run_dir = directory_of(composed.config, program.directory)
     _check_free(run_dir)
     if checkpoint is not None:
         _check_unfinished(composed.config, checkpoint, purpose)
@@ -213,16 +211,6 @@ def _check_free(run_dir: Path) -> None:
         overrides = existing.provenance.overrides if existing.provenance else ()
         resume = f"; to resume it: {Program.of(existing).line(overrides)}"
     raise ConfigurationError(f"run_name={run_dir.name}: this run already exists; choose another name{resume}")
-
-
-def _directory_of(composed: Rehearsed, program: Program) -> Path:
-    persistence = composed.config["persistence"]
-    root = (
-        program.directory / Path(expanded("persistence.root_data_dir", str(persistence["root_data_dir"]))).expanduser()
-    )
-    return (
-        root / str(composed.config["app_name"]) / str(persistence["runs_dir_name"]) / str(composed.config["run_name"])
-    )
 
 
 def _check_unfinished(config: Mapping[str, Any], checkpoint: CheckpointEntry, purpose: str) -> None:
