@@ -293,6 +293,8 @@ def test_the_hydra_config_of_a_program_that_creates_its_config_in_code_is_part_o
     code, _, err = command("rerun", "own_0.5_1")
     assert code == 2
     assert "has no key run_name" in err
+    update_json(runs_of(project) / "own_0.5_1" / "run.json", status="KILLED")
+    assert "run_name=" not in runs.diagnose("own_0.5_1").next_steps[0].command
 
 
 def test_runs_without_hydra_or_provenance_say_why_they_cannot_be_rerun(command, project, tmp_path):
@@ -407,7 +409,7 @@ def test_a_moved_project_runs_its_own_program_after_confirmation(command, projec
     assert code == 0, err
     assert (program.directory, program.is_signed) == (moved, False)
     assert second.status == "FINISHED"
-    assert advice == [f"cd {moved} && {sys.executable} train.py run_name=first agent.lr=0.25"]
+    assert advice == [f"cd {moved} && {sys.executable} train.py agent.lr=0.25 run_name=first"]
 
 
 def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(command, project, tmp_path, monkeypatch):
@@ -421,6 +423,14 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(com
     assert f"cd {copied} && " in out
     assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
     assert (project / "begun.txt").read_text() == begun
+
+
+@pytest.mark.parametrize("typed", [["run_name=first"], []])
+def test_the_command_that_continues_a_run_has_its_present_name(typed, planted):
+    overrides = [*typed, "agent.lr=0.25"]
+    run_dir, _ = planted(command=[sys.executable, "train.py", *overrides], overrides=overrides)
+    update_json(run_dir / "run.json", status="KILLED")
+    assert runs.diagnose("planted").next_steps[0].command.endswith(" train.py agent.lr=0.25 run_name=planted")
 
 
 def test_the_program_of_a_run_away_from_its_project_must_be_confirmed(command, project, tmp_path):
@@ -529,6 +539,7 @@ def test_an_active_run_can_be_forked_but_not_into_an_existing_run(command, proje
     code, _, err = command("rerun", "first", "run_name=taken")
     assert (code, "run_name=taken: this run already exists" in err) == (2, True)
     assert "to resume it: cd " in err
+    assert err.endswith("train.py agent.lr=0.25 run_name=taken\n")  # not the name that it was started with
 
 
 def test_a_program_that_never_restores_is_rejected_without_training(command, project, tmp_path):

@@ -18,7 +18,7 @@ from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import rows_in
 from trieye.runs.config import recorded_config
 from trieye.runs.finding import RunReference, get
-from trieye.runs.program import located_program
+from trieye.runs.program import command_to_resume, located_program
 from trieye.runs.stored_run import StoredRun
 from trieye.sweeps.jobs import RUN, JobRecord
 
@@ -205,9 +205,10 @@ def _next_steps(
         yield NextStep(f"trieye sweep relaunch {shlex.quote(stored.sweep)}", "run the unfinished jobs of its sweep")
     elif (provenance := stored.provenance) is not None:
         start = "from step 0" if checkpoint is None else f"from the checkpoint of step {checkpoint.step:,}"
-        located = located_program(stored, provenance.command, Path(provenance.directory))
+        command = command_to_resume(stored, provenance)
+        located = located_program(stored, command, Path(provenance.directory))
         if located is None:
-            yield NextStep(shlex.join(provenance.command), f"continue {start}, in the directory of its program")
+            yield NextStep(shlex.join(command), f"continue {start}, in the directory of its program")
         else:
             effect = (
                 f"continue {start}" if located.finds_run else f"run its program, which does not find the run in {name}"

@@ -22,7 +22,7 @@ from trieye.files.run_files import CONFIGS
 from trieye.files.run_record import RunRecord
 from trieye.process.child import run_program
 from trieye.renames import current_overrides
-from trieye.run.provenance import DIRECTORY
+from trieye.run.provenance import DIRECTORY, Provenance
 from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
 from trieye.runs.stored_run import StoredRun
 from trieye.snapshot.signing import key_source
@@ -134,6 +134,10 @@ class Program:
         free = [word for word in extra if key_of(word) not in fixed]
         return [*inherited, *free, *(override(key, value) for key, value in fixed.items())]
 
+    def resuming(self, run_name: str) -> list[str]:
+        """Return its overrides for the next attempt of the run that has this name now."""
+        return _named(self.overrides, run_name)
+
     def command(self, overrides: Sequence[str]) -> list[str]:
         """Return the command that starts it."""
         return [*self.words, *overrides]
@@ -215,6 +219,17 @@ def override(key: str, value: str) -> str:
     return f"{key}={value if _PLAIN.fullmatch(value) else quoted(value)}"
 
 
+def command_to_resume(run: StoredRun, provenance: Provenance) -> list[str]:
+    """Return the command for the next attempt of a run, with its present name if an override can set it."""
+    words, keys, overrides = _without_overrides(provenance.command), provenance.program_keys, provenance.overrides
+    has_name = RUN_NAME in keys if keys else overrides or (run.run_dir / ".hydra").is_dir()
+    if not words or not has_name:
+        return provenance.command
+    with suppress(ConfigurationError):  # a damaged configs.json
+        overrides = current_overrides(overrides, run.config)
+    return [*words, *_named(overrides, run.name)]
+
+
 class LocatedProgram(NamedTuple):
     """The words of a command and its working directory.
 
@@ -267,6 +282,10 @@ def directory_of(config: Mapping[str, Any], working_dir: Path) -> Path:
     root = Path(expanded("persistence.root_data_dir", str(persistence["root_data_dir"]))).expanduser()
     names = (config["app_name"], persistence["runs_dir_name"], config["run_name"])
     return Path(working_dir, root, *map(str, names))
+
+
+def _named(overrides: Sequence[str], run_name: str) -> list[str]:
+    return [*(word for word in overrides if key_of(word) != RUN_NAME), override(RUN_NAME, run_name)]
 
 
 def _sweep_of(record: RunRecord) -> SweepRecord | None:

@@ -207,9 +207,8 @@ def _check_free(run_dir: Path) -> None:
         )
     resume = ""
     with suppress(ConfigurationError, SerializationError):
-        existing = StoredRun.read(run_dir)
-        overrides = existing.provenance.overrides if existing.provenance else ()
-        resume = f"; to resume it: {Program.of(existing).line(overrides)}"
+        program = Program.of(StoredRun.read(run_dir))
+        resume = f"; to resume it: {program.line(program.resuming(run_dir.name))}"
     raise ConfigurationError(f"run_name={run_dir.name}: this run already exists; choose another name{resume}")
 
 
