@@ -203,6 +203,20 @@ def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirror(make_run, tmp_p
     assert mlflow_runs(original)[1] == []
 
 
+def test_the_mirrors_of_all_names_of_a_run_are_deleted_but_none_of_another_run(make_run, tmp_path, trieye_command):
+    mirrored = {"persistence": {"mirror": f"file://{tmp_path}/mirror"}}
+    make_run("first", **mirrored).rename(tmp_path / "root" / "agents" / "runs" / "second")
+    make_run("second", **mirrored).rename(tmp_path / "root" / "agents" / "runs" / "third")
+    run_dir = make_run("third", **mirrored)
+    shutil.rmtree(tmp_path / "mirror" / "agents" / "second")
+    make_run("second", **mirrored)  # the name is free for another run
+    kept = contents(tmp_path / "mirror" / "agents" / "second")
+    code, output = trieye_command("rm", "third", "--yes")
+    assert (code, run_dir.exists(), f"{tmp_path}/mirror/agents/second is not deleted" in output) == (0, False, True)
+    assert contents(tmp_path / "mirror") == {f"agents/second/{name}": data for name, data in kept.items()}
+    assert RunRecord.read(make_run("first", **mirrored) / "run.json").attempt == 1  # nothing was left to restore
+
+
 def test_an_mlflow_run_of_another_directory_is_not_deleted(make_run, trieye_command):
     mlflow = {"sinks": {"mlflow": {"enabled": True}}}
     first, second = make_run("first", **mlflow), make_run("second", **mlflow)

@@ -85,6 +85,16 @@ class ForkPoint(BaseModel):
         return {name: text for name, text in tags.items() if text}
 
 
+class MirrorIdentity(BaseModel):
+    """The name of a run in its mirror, and the owner's token in the states of that mirror."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    app_name: Name
+    run_name: Name
+    token: str
+
+
 class RunRecord(BaseModel):
     """Identity of a run across its attempts; all times are Unix seconds.
 
@@ -109,6 +119,7 @@ class RunRecord(BaseModel):
         summary: Summaries of the metrics.
         owner: The directory that owns the MLflow run and the mirror; None until an attempt starts in this directory,
             for example after a restore from the mirror.
+        former_mirrors: Mirrors of the attempts before the run was renamed or moved; deleting the run deletes them too.
     """
 
     # newer versions may add fields, and older versions must still be able to read the identity
@@ -137,6 +148,7 @@ class RunRecord(BaseModel):
     axis: str = "step"
     summary: dict[str, MetricSummary] = Field(default_factory=dict)
     owner: Owner | None = None
+    former_mirrors: list[MirrorIdentity] = Field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -182,6 +194,13 @@ class RunRecord(BaseModel):
             except (OSError, SerializationError):
                 continue
         return None
+
+    @property
+    def mirror(self) -> MirrorIdentity | None:
+        """Where the latest attempt is mirrored, if `persistence.mirror` is set; None without an owner."""
+        if self.owner is None:
+            return None
+        return MirrorIdentity(app_name=self.app_name, run_name=self.run_name, token=self.owner.token)
 
     def refusal(self, run_dir: Path) -> str | None:
         """Return why `run_dir`, which contains this record, does not own MLflow run and mirror; None if it does."""
@@ -247,6 +266,9 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
     record = _new(app_name, run_name, fields) if earlier is None else _next_attempt(earlier, app_name, run_name, fields)
     if record.owner is None or not record.owner.is_exactly(path.parent):
         record.owner = Owner.of(path.parent)
+    former = None if earlier is None else earlier.mirror
+    if former is not None and former not in (record.mirror, *record.former_mirrors):
+        record.former_mirrors = [*record.former_mirrors, former]
     record.save(path)
     return record
 

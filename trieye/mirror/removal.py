@@ -1,19 +1,19 @@
 """Finds and deletes the objects of a mirror that belong to one run directory."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from trieye.exceptions import SerializationError
 from trieye.mirror.layout import COMMIT, StateMark, whole_states
 from trieye.mirror.store import MirrorStore
 
 
-def owned_objects(store: MirrorStore, *, run_id: str, owner: str) -> dict[str, int] | None:
+def owned_objects(store: MirrorStore, *, run_id: str, owners: Collection[str]) -> dict[str, int] | None:
     """Return keys and sizes of all objects, {} if there are none; None if the mirror has another owner or none.
 
     Args:
         store: The store of the run's mirror.
         run_id: Id of the run.
-        owner: Token of the directory, which the newest complete state must contain.
+        owners: Tokens of the directory, one of which the newest complete state must contain.
 
     Raises:
         ConnectionError: The mirror does not answer.
@@ -29,7 +29,7 @@ def owned_objects(store: MirrorStore, *, run_id: str, owner: str) -> dict[str, i
             state = StateMark.from_bytes(store.read(key))
         except (SerializationError, FileNotFoundError):
             return None
-        return index if (state.run_id, state.owner) == (run_id, owner) else None
+        return index if state.run_id == run_id and state.owner in owners else None
     return None
 
 

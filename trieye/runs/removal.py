@@ -202,7 +202,7 @@ class Removal:
 
     @cached_property
     def mirrors(self) -> list[tuple[MirrorStore, dict[str, int] | None]]:
-        """Its mirror, also under its name before a rename, and keys and bytes of the objects; None: not its own.
+        """Its mirror under its current and all earlier names, and keys and bytes of the objects; None: not its own.
 
         Raises:
             ConfigurationError: The mirror cannot be used.
@@ -213,10 +213,12 @@ class Removal:
             return []
         if (url := config.persistence.mirror) is None:
             return []
-        names = dict.fromkeys([(config.app_name, config.run_name), (record.app_name, record.run_name)])
-        stores = [MirrorStore(url, *name) for name in names]
+        owners = {(config.app_name, config.run_name): {record.owner.token}}
+        for mirror in filter(None, [record.mirror, *record.former_mirrors]):
+            owners.setdefault((mirror.app_name, mirror.run_name), set()).add(mirror.token)
+        stores = [(MirrorStore(url, *name), tokens) for name, tokens in owners.items()]
         with _explained():
-            return [(store, owned_objects(store, run_id=record.run_id, owner=record.owner.token)) for store in stores]
+            return [(store, owned_objects(store, run_id=record.run_id, owners=tokens)) for store, tokens in stores]
 
     @property
     def mirrored_bytes(self) -> int:
