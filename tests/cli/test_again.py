@@ -429,7 +429,7 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(com
 def test_the_command_that_continues_a_run_has_its_present_name(typed, planted):
     overrides = [*typed, "agent.lr=0.25"]
     run_dir, _ = planted(command=[sys.executable, "train.py", *overrides], overrides=overrides)
-    update_json(run_dir / "run.json", status="KILLED")
+    update_json(run_dir / "run.json", status="KILLED", owner=None)  # moved, not copied
     assert runs.diagnose("planted").next_steps[0].command.endswith(" train.py agent.lr=0.25 run_name=planted")
 
 
@@ -437,7 +437,7 @@ def test_the_program_of_a_run_away_from_its_project_must_be_confirmed(command, p
     alone = shutil.copytree(runs_of(project) / "first", tmp_path / "alone")
     code, _, err = command("rerun", alone, "--dry-run")
     assert (code, f"cd {project} && " in err, "--yes" in err) == (2, True, True)
-    update_json(alone / "run.json", status="KILLED")
+    update_json(alone / "run.json", status="KILLED", owner=None)  # moved, not copied
     assert runs.diagnose(alone).next_steps[0].effect == f"run its program, which does not find the run in {alone}"
 
 

@@ -103,6 +103,19 @@ def test_an_active_run_is_never_deleted(make_run, trieye_command, tmp_path):
     assert remaining_runs(tmp_path) == {"idle", "alive"}
 
 
+def test_a_copy_of_an_active_run_is_deleted_and_the_moved_run_itself_is_not(make_run, trieye_command, tmp_path):
+    active = make_run("active", age_s=1e6)
+    with RunLock(active / "run.lock"):
+        shutil.copytree(active, active.with_name("copy"))
+        active.rename(active.with_name("moved"))
+        code, output = trieye_command("rm", "moved", "--yes")
+        assert (code, "still running" in output) == (3, True)
+        assert trieye_command("rm", "copy", "--yes")[0] == 0
+        assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
+        assert remaining_runs(tmp_path) == {"moved"}
+        active.with_name("moved").rename(active)  # where the lock is released
+
+
 def test_a_run_is_kept_if_its_mirror_cannot_be_deleted(make_run, tmp_path, trieye_command):
     run_dir = make_run("first", persistence={"mirror": f"file://{tmp_path}/mirror"})
     (tmp_path / "mirror").rename(tmp_path / "away")

@@ -10,6 +10,7 @@ import pytest
 
 import trieye
 from tests import warm
+from tests.moved import moved
 from trieye.cli import main
 from trieye.files.run_record import RunRecord
 from trieye.runs import diagnose
@@ -62,7 +63,7 @@ def root(tmp_path_factory, warm_programs):
 
 
 def test_a_pruned_job_of_a_sweep_is_not_called_stopped(root, tmp_path):
-    run_dir = shutil.copytree(root / "agents/runs/stopped", tmp_path / "data/agents/runs/stopped")
+    run_dir = moved(shutil.copytree(root / "agents/runs/stopped", tmp_path / "data/agents/runs/stopped"))
     job_dir = tmp_path / "sweep/5"
     job_dir.mkdir(parents=True)
     (job_dir / "run").symlink_to(run_dir)
@@ -121,7 +122,7 @@ def test_a_later_attempt_that_finishes_hides_the_earlier_error(root, tmp_path):
 def test_the_state_at_the_error_is_a_next_step(root, tmp_path):
     copied = tmp_path / "data"
     shutil.copytree(root, copied)
-    checkpoints = copied / "agents" / "runs" / "failed" / "checkpoints"
+    checkpoints = moved(copied / "agents" / "runs" / "failed") / "checkpoints"
     shutil.copytree(checkpoints / "checkpoint_step_7", checkpoints / "crash-8")
     step = diagnose("failed", root=copied).next_steps[1]
     assert step.command == f"trieye checkpoints {checkpoints.parent}"
@@ -134,6 +135,16 @@ def test_a_running_run_is_explained_without_a_restart(run):
     diagnosis = diagnose(run.dir)
     assert diagnosis.reason.startswith("it is running")
     assert [step.command for step in diagnosis.next_steps] == [f"trieye watch {run.dir}"]
+
+
+def test_the_next_steps_of_a_copy_never_continue_the_original_run(run, root, tmp_path):
+    run.save(step=1, state={"a": 1.0}).wait()
+    of_running = shutil.copytree(run.dir, run.dir.with_name("copy"))
+    of_killed = shutil.copytree(root / "agents/runs/killed", tmp_path / "copies/agents/runs/killed")
+    for copy, original in ((of_running, run.dir), (of_killed, root / "agents/runs/killed")):
+        diagnosis = diagnose(copy)
+        assert (diagnosis.run.status, str(original) in diagnosis.reason) == ("LOST", True)
+        assert [step.command for step in diagnosis.next_steps] == [f"trieye fork {copy}", f"trieye rm {copy}"]
 
 
 def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp_path, capsys):
@@ -155,7 +166,7 @@ def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp
 def test_a_run_whose_files_are_gone_is_still_explained(root, tmp_path):
     copied = tmp_path / "data"
     shutil.copytree(root, copied)
-    run_dir = copied / "agents" / "runs" / "killed"
+    run_dir = moved(copied / "agents" / "runs" / "killed")
     for part in ("logs", "checkpoints", "provenance", "journal.db", "history"):
         shutil.rmtree(run_dir / part, ignore_errors=True)
         (run_dir / part).unlink(missing_ok=True)

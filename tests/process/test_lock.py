@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -174,6 +175,23 @@ def test_a_run_locked_by_another_machine_is_alive(tmp_path):
         assert is_alive(tmp_path)
     lock.path.with_name("run.lock.holder").write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "b"}))
     assert not is_alive(tmp_path)
+
+
+def test_a_copy_of_a_locked_directory_is_not_alive_but_a_moved_one_is(tmp_path, start_holder):
+    holder = start_holder()
+    copy, moved = shutil.copytree(tmp_path / "my_run", tmp_path / "copy"), tmp_path / "moved"
+    (tmp_path / "my_run").rename(moved)
+    assert (is_alive(copy), is_alive(moved)) == (False, True)
+    path = moved / "run.lock.holder"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"inode": record["inode"] + 1}))  # as after a remount with other numbers
+    assert is_alive(moved)  # the lock decides
+    path.write_text(json.dumps({name: record[name] for name in record if name != "inode"}))  # of an earlier version
+    (moved / "run.lock").unlink()
+    assert is_alive(moved)
+    holder.kill()
+    holder.wait()
+    assert not is_alive(moved)
 
 
 def test_a_run_is_alive_only_while_it_is_locked(tmp_path):

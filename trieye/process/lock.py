@@ -128,7 +128,8 @@ class RunLock:
         try:
             with self._holder_path.open("x") as file:  # does not follow a symbolic link
                 # readers treat an incomplete record as absent
-                file.write(json.dumps({"kind": "driver", **_about, **process, "started": time.time()}))
+                record = {"kind": "driver", **_about, **process, "inode": _inode(self.path.parent)}
+                file.write(json.dumps({**record, "started": time.time()}))
         except FileExistsError:
             return False
         return True
@@ -157,8 +158,9 @@ class RunLock:
         """Return the record of the last holder that did not release the lock.
 
         Returns:
-            The fields of its `ProcessIdentity`, `started` (time of the acquisition, Unix seconds), and the fields that
-            it passed to `describe_process`; None if the lock is free or the record is unreadable.
+            The fields of its `ProcessIdentity`, `started` (time of the acquisition, Unix seconds), `inode` of the
+            guarded directory, and the fields that it passed to `describe_process`; None if the lock is free or the
+            record is unreadable.
         """
         try:
             record = json.loads(self._holder_path.read_bytes())
@@ -210,8 +212,17 @@ def is_alive(run_dir: Path) -> bool:
         if (holder := lock.holder()) is None:
             return False
         liveness = ProcessIdentity.of_mapping(holder).liveness
-        if liveness == "unknown":  # on another machine: ask the file server
+        # a copied record names the holder of the original; a moved directory keeps its inode
+        is_copied = holder.get("inode") not in (None, _inode(run_dir))
+        if liveness == "unknown" or is_copied:  # on another machine, or a copy: ask the file server
             RunLock.check(lock.path)
     except RunLockedError:
         return True
-    return liveness == "alive"
+    return liveness == "alive" and not is_copied
+
+
+def _inode(directory: Path) -> int | None:
+    try:
+        return directory.stat().st_ino
+    except OSError:
+        return None

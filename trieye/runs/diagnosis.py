@@ -166,16 +166,19 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
         by_search = f"the pruner or scheduler of its sweep stopped it {after}{value}"
         return by_signal if job is None else f"{by_search}: {job.reason}" if job.reason else by_search
     if stored.status == "LOST":
-        return (
-            f"its process ended {after} without recording why: SIGKILL, such as for lack of memory, or a machine that "
-            "stopped"
-        )
+        ended = f"its process ended {after} without recording why"
+        return _copy_reason(stored) or f"{ended}: SIGKILL, such as for lack of memory, or a machine that stopped"
     if stored.status == "FINISHED":
         return f"it finished {after}"
     silent_s = time.time() - status.get("time", time.time() - stored.took_s)
     if silent_s > STALE_AFTER_S:
         return f"it has been running for {duration(stored.took_s)}, and its hub is silent for {duration(silent_s)}"
     return f"it is running, for {duration(stored.took_s)} so far"
+
+
+def _copy_reason(stored: StoredRun) -> str:
+    original = stored.record.copy_of(stored.run_dir)
+    return "" if original is None else f"it is a copy of {original}, made before that run recorded its end"
 
 
 def _pruned_job(stored: StoredRun) -> JobRecord | None:
@@ -197,23 +200,17 @@ def _next_steps(
     if stored.is_alive:
         yield NextStep(f"trieye watch {name}", "follow it live")
         return
+    if (original := stored.record.copy_of(stored.run_dir)) is not None:
+        yield from _steps_of_copy(name, original, checkpoint)
+        return
     if stored.status == "FINISHED":
         yield NextStep(f"trieye metrics {name}", "show its metrics")
     elif _pruned_job(stored) is not None:
         yield NextStep(f"trieye sweep status {shlex.quote(str(stored.sweep))}", "compare the jobs of its sweep")
     elif stored.sweep is not None and Path(stored.sweep).is_dir():
         yield NextStep(f"trieye sweep relaunch {shlex.quote(stored.sweep)}", "run the unfinished jobs of its sweep")
-    elif (provenance := stored.provenance) is not None:
-        start = "from step 0" if checkpoint is None else f"from the checkpoint of step {checkpoint.step:,}"
-        command = command_to_resume(stored, provenance)
-        located = located_program(stored, command, Path(provenance.directory))
-        if located is None:
-            yield NextStep(shlex.join(command), f"continue {start}, in the directory of its program")
-        else:
-            effect = (
-                f"continue {start}" if located.finds_run else f"run its program, which does not find the run in {name}"
-            )
-            yield NextStep(f"cd {shlex.quote(str(located.directory))} && {shlex.join(located.words)}", effect)
+    else:
+        yield from _continuation(stored, checkpoint)
     if crash is not None:
         key = f"persistence.load_checkpoint_path={stored.name}:{crash}"
         effect = f"show the state at the error; another run starts from it: {key}"
@@ -222,3 +219,24 @@ def _next_steps(
         yield NextStep(f"trieye close {name}", "deliver its pending points, and record it as ended")
     if stored.status == "LOST":
         yield NextStep(f"trieye verify {name}", "check its files for damage")
+
+
+def _continuation(stored: StoredRun, checkpoint: CheckpointEntry | None) -> Iterator[NextStep]:
+    if (provenance := stored.provenance) is None:
+        return
+    start = "from step 0" if checkpoint is None else f"from the checkpoint of step {checkpoint.step:,}"
+    command = command_to_resume(stored, provenance)
+    located = located_program(stored, command, Path(provenance.directory))
+    if located is None:
+        yield NextStep(shlex.join(command), f"continue {start}, in the directory of its program")
+        return
+    unfound = f"run its program, which does not find the run in {shlex.quote(str(stored.run_dir))}"
+    effect = f"continue {start}" if located.finds_run else unfound
+    yield NextStep(f"cd {shlex.quote(str(located.directory))} && {shlex.join(located.words)}", effect)
+
+
+def _steps_of_copy(name: str, original: Path, checkpoint: CheckpointEntry | None) -> Iterator[NextStep]:
+    """Yield the commands that work in a copy: the others refuse it, and its program would continue the original."""
+    if checkpoint is not None:
+        yield NextStep(f"trieye fork {name}", f"start another run from the checkpoint of step {checkpoint.step:,}")
+    yield NextStep(f"trieye rm {name}", f"delete this copy, and keep the run in {original}")
