@@ -223,10 +223,10 @@ def test_the_mirrors_of_all_names_of_a_run_are_deleted_but_none_of_another_run(m
     run_dir = make_run("third", **mirrored)
     shutil.rmtree(tmp_path / "mirror" / "agents" / "second")
     make_run("second", **mirrored)  # the name is free for another run
-    kept = contents(tmp_path / "mirror" / "agents" / "second")
+    untouched = contents(tmp_path / "mirror" / "agents" / "second")
     code, output = trieye_command("rm", "third", "--yes")
     assert (code, run_dir.exists(), f"{tmp_path}/mirror/agents/second is not deleted" in output) == (0, False, True)
-    assert contents(tmp_path / "mirror") == {f"agents/second/{name}": data for name, data in kept.items()}
+    assert contents(tmp_path / "mirror") == {f"agents/second/{name}": data for name, data in untouched.items()}
     assert RunRecord.read(make_run("first", **mirrored) / "run.json").attempt == 1  # nothing was left to restore
 
 
