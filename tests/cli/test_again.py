@@ -26,6 +26,7 @@ from trieye.run.provenance import Provenance
 from trieye.runs import get
 from trieye.runs.comparing import Divergence
 from trieye.runs.program import LOAD, Program
+from trieye.sweeps.record import moved_program
 
 WARM = warm.RUN
 
@@ -423,6 +424,14 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(com
     assert f"cd {copied} && " in out
     assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
     assert (project / "begun.txt").read_text() == begun
+
+
+@pytest.mark.parametrize(
+    ("words", "is_found"), [(["-u", "train.py"], True), (["-um", "train"], False), (["-m", "train"], True), ([], False)]
+)
+def test_the_program_next_to_a_run_is_found_behind_the_flags_of_python(words, is_found, project, tmp_path):
+    moved = moved_program([sys.executable, *words], tmp_path, project)
+    assert moved == ([sys.executable, *words] if is_found else None)
 
 
 @pytest.mark.parametrize("typed", [["run_name=first"], []])

@@ -283,22 +283,33 @@ def project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
 
 def _is_outside(program: Sequence[str], project: Path) -> bool:
     """Return whether the file or module of a program is outside of a project."""
-    if program[1:2] == ["-m"]:
-        root = project / program[2].partition(".")[0]
+    first = _first_of(program)
+    if program[first : first + 1] == ["-m"]:
+        root = project / program[first + 1].partition(".")[0]
         return not (root.is_dir() or root.with_suffix(".py").exists())
-    return bool(program) and not Path(project, program[1]).resolve().is_relative_to(project)
+    return bool(program) and not Path(project, program[first]).resolve().is_relative_to(project)
+
+
+def _first_of(program: Sequence[str]) -> int:
+    """Return the index of the script or of `-m`, which follows the interpreter and its flags, such as `-u`."""
+    words = enumerate(program)
+    return next((at for at, word in words if at and (word == "-m" or not word.startswith("-"))), len(program))
 
 
 def moved_program(program: Sequence[str], before: Path, project: Path) -> list[str] | None:
     """Return the words of a program with the paths of another project; None if its file or module does not exist."""
     if not program:
         return []
+    first = _first_of(program)
+    is_module = program[first : first + 1] == ["-m"]
+    if first + is_module >= len(program):  # an interactive interpreter
+        return None
     interpreter, *rest = program
-    module = rest[1].partition(".")[0] if rest[:1] == ["-m"] else None
-    script = f"{module}.py" if module is not None else rest[0]
+    module = program[first + 1].partition(".")[0] if is_module else None
+    script = f"{module}.py" if module is not None else program[first]
     exists = [(root / script).exists() or bool(module and (root / module).is_dir()) for root in (project, before)]
     words = [_below(word, before, project) for word in rest]
-    if module is None and not Path(project, words[0]).exists():
+    if module is None and not Path(project, words[first - 1]).exists():
         return None
     if module is not None and exists == [False, True]:
         return None
