@@ -17,7 +17,7 @@ import trieye
 from tests import warm
 from tests.forked import in_a_child
 from trieye.process import output
-from trieye.process.output import OutputLog
+from trieye.process.output import OutputLog, discard_dead_output
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 WARM = warm.RUN
@@ -322,3 +322,16 @@ def test_a_signal_handler_that_prints_during_a_print_causes_no_deadlock(start, c
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert content().count("line") > 1900
+
+
+def test_output_is_discarded_only_where_nothing_can_read_it():
+    def printed():
+        (reading, out), (closed, err) = os.pipe(), os.pipe()
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for descriptor in (err, closed):
+            os.close(descriptor)
+        discard_dead_output()
+        return os.write(2, b"lost") == 4 and os.write(1, b"read") == 4 and os.read(reading, 9) == b"read"
+
+    assert in_a_child(printed) == 1

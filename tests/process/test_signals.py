@@ -47,6 +47,7 @@ def stopping(**settings):
         (signal.SIGUSR1, None, 128 + signal.SIGUSR1),
         (signal.SIGUSR1, 0, 0),
         (signal.SIGXCPU, 75, 75),
+        (signal.SIGHUP, None, 129),
     ],
 )
 def test_the_first_signal_requests_a_stop_with_the_configured_exit_code(number, requeue, code, capsys):
@@ -56,7 +57,7 @@ def test_the_first_signal_requests_a_stop_with_the_configured_exit_code(number, 
         signal.raise_signal(number)
     assert exit_codes == [code] == [stops.exit_code] == [exit_code_of(number, requeue)]
     assert f"{signal.Signals(number).name}: stopping" in capsys.readouterr().err
-    assert signal.getsignal(number) is before or number == signal.SIGXCPU
+    assert signal.getsignal(number) is before or number in {signal.SIGXCPU, signal.SIGHUP}
 
 
 def test_a_signal_requests_a_stop_even_if_stderr_is_closed(monkeypatch):
@@ -139,13 +140,34 @@ def test_ctrl_c_after_another_signal_interrupts():
         signal.raise_signal(signal.SIGINT)
 
 
-def test_repeated_sigxcpu_is_one_request():
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGHUP])
+def test_a_signal_that_the_kernel_repeats_is_one_request(number, monkeypatch):
+    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
     stops, exit_codes = stopping()
     with stops:
         for _ in range(3):
-            signal.raise_signal(signal.SIGXCPU)
-    signal.raise_signal(signal.SIGXCPU)
-    assert exit_codes == [128 + signal.SIGXCPU]
+            signal.raise_signal(number)
+    signal.raise_signal(number)
+    assert exit_codes == [128 + number]
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_after_sighup_ctrl_c_interrupts_and_a_first_sigterm_does_not(second):
+    stops, exit_codes = stopping()
+    with pytest.raises(KeyboardInterrupt) if second == signal.SIGINT else contextlib.nullcontext(), stops:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(second)
+    assert exit_codes == [129]
+
+
+def test_a_program_under_nohup_ignores_sighup():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
+    leave.take()
+    with stops:
+        signal.raise_signal(signal.SIGHUP)
+    leave.give_back()
+    assert (exit_codes, signal.getsignal(signal.SIGHUP)) == ([], signal.SIG_IGN)
 
 
 def test_a_loop_closed_by_another_thread_passes_signals_to_the_previous_handlers():
@@ -181,7 +203,7 @@ def test_a_user_handler_of_sigusr1_is_not_replaced():
     assert (handled, exit_codes) == ([signal.SIGUSR1], [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU, signal.SIGHUP])
 def test_a_signal_outside_a_loop_raises_run_interrupted(number, capsys):
     leave = LeaveOnSignal("leaving run 'a'", requeue_exit_code=75)
     leave.take()
@@ -283,12 +305,13 @@ def test_children_outlive_scheduler_signals_and_the_sigterm_handler_is_kept():
     unmasked = start(SLEEPER)
     handling = start(OUTLIVING)
     for process in (masked, unmasked, handling):
+        process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGTERM)
     for process in (masked, unmasked, handling):
         process.communicate("", timeout=20)
     assert masked.returncode == handling.returncode == 0
-    assert unmasked.returncode in {-signal.SIGUSR1, -signal.SIGTERM}
+    assert unmasked.returncode in {-signal.SIGHUP, -signal.SIGUSR1, -signal.SIGTERM}
     assert signal.getsignal(signal.SIGTERM) is before
 
 

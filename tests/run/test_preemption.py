@@ -20,6 +20,7 @@ from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.history.table import read_history
 from trieye.process.lock import RunLock
+from trieye.runs import diagnose
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 
@@ -274,6 +275,61 @@ def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_
     client = MlflowClient(config.persistence.MLFLOW_TRACKING_URI)
     points = client.get_metric_history(record_of(config).mlflow_run_id, "seen")
     assert sum(point.value for point in points) == saved + 1
+
+
+HUNG_UP = """
+import fcntl, sys, termios
+import trieye
+from trieye import Experiment
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal signals this session when it is closed
+
+class Talking(Experiment):
+    def setup(self, config):
+        self.done = 0
+    def step(self):
+        self.done += 1
+        print("step", self.done, flush=True)
+        return {"done": 1.0 * self.done}
+    def save_checkpoint(self, directory):
+        print("saving", flush=True)
+        return {"done": self.done}
+    def load_checkpoint(self, saved):
+        self.done = saved["done"]
+
+config = {"app_name": "app", "run_name": "run", "runtime": {"kind": "local"}, "sinks": {"mlflow": {"enabled": False}}}
+config |= {"persistence": {"root_data_dir": sys.argv[1]}, "loop": {"steps": 10_000_000}}
+trieye.run_experiment(Talking, trieye.TrieyeConfig.model_validate(config))
+"""
+
+
+def test_a_training_whose_terminal_is_closed_saves_and_records_the_reason(tmp_path):
+    terminal, other_end = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HUNG_UP, str(tmp_path)],
+        stdin=other_end,
+        stdout=other_end,
+        stderr=other_end,
+        env=os.environ | {"TERM": "xterm"},  # with a progress bar
+        start_new_session=True,
+    )
+    os.close(other_end)
+    try:
+        shown = b""
+        while b"step 20" not in shown:
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
+        assert process.wait(60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+    (run_dir,) = tmp_path.glob("app/runs/run")
+    output = (run_dir / "logs" / "output.log").read_text()
+    assert "SIGHUP: stopping after this step and saving" in output
+    assert "Traceback" not in output
+    diagnosis = diagnose(run_dir)
+    assert (diagnosis.run.status, "a closed terminal" in diagnosis.reason) == ("KILLED", True)
+    assert diagnosis.checkpoint.step == diagnosis.run.step >= 20
 
 
 def signal_everything(process, number):

@@ -73,8 +73,8 @@ class RuntimeConfig(StrictModel):
         default=None,
         ge=0,
         le=255,
-        description="Exit code after SIGTERM, SIGUSR1 or SIGXCPU, for schedulers that requeue jobs by exit code; "
-        "null = 128 + signal number. Ctrl-C always exits with 130.",
+        description="Exit code after SIGTERM, SIGHUP, SIGUSR1 or SIGXCPU, for schedulers that requeue jobs by exit "
+        "code; null = 128 + signal number. Ctrl-C always exits with 130.",
     )
 
     @model_validator(mode="after")

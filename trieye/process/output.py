@@ -7,8 +7,10 @@ kill, and `isatty` would return False.
 
 import os
 import re
+import select
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,9 @@ from trieye.process.progress import say
 
 MAX_OUTPUT_BYTES = 64 * 2**20
 """Limit of the file size; headings, tracebacks and a line that reports the limit may exceed it."""
+
+PIPELINE_S = 0.1
+"""A closed terminal also ends the other programs of a pipeline, such as `tee`, a moment later."""
 
 _MAX_LINE = 2**16
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>])")
@@ -232,6 +237,21 @@ def print_to(path: Path) -> None:
     with suppress(OSError), path.open("ab", buffering=0) as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
+
+
+def discard_dead_output() -> None:
+    """Redirect standard output and error to /dev/null if their terminal, or the reader of their pipe, no longer exists.
+
+    Otherwise `print` in a step, and the flush at exit, would fail.
+    """
+    time.sleep(PIPELINE_S)
+    streams = select.poll()
+    for number in (1, 2):
+        streams.register(number, 0)
+    with suppress(OSError), Path(os.devnull).open("wb") as null:
+        for number, events in streams.poll(0):
+            if events & (select.POLLERR | select.POLLHUP):
+                os.dup2(null.fileno(), number)
 
 
 def _remove_colors(file: int, begin: int) -> None:

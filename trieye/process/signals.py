@@ -14,10 +14,11 @@ from types import FrameType
 from typing import Any, Self
 
 from trieye.exceptions import RunInterrupted
+from trieye.process.output import discard_dead_output
 from trieye.process.progress import say
 
-FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
-"""Signals of schedulers and resource limits: they may be repeated for one request, unlike Ctrl-C."""
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU, signal.SIGHUP)
+"""Signals of schedulers, resource limits and closed terminals: they may be repeated for one request, unlike Ctrl-C."""
 
 STOP_SIGNALS = (signal.SIGINT, *FROM_OUTSIDE)
 
@@ -25,7 +26,9 @@ SAME_WITHIN_S = 3.0
 """`timeout`, Slurm and systemd signal a process and its group: equal signals within this time are one request."""
 
 _ALWAYS = frozenset({signal.SIGINT, signal.SIGTERM})
-_OF_A_SCHEDULER = frozenset({signal.SIGTERM, signal.SIGUSR1})
+_OF_A_GROUP = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
+_AT_MOST_ONCE = frozenset({signal.SIGXCPU, signal.SIGHUP})
+"""Repeated without a second request: by the kernel every second, and when the shell of a closed terminal exits."""
 
 
 def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
@@ -66,9 +69,10 @@ class StopSignals:
 
     Ctrl-C after any other signal counts as a repetition. A scheduler's signal after Ctrl-C, or after another signal of
     the scheduler, does not: saving continues, and after Ctrl-C the request is repeated with the signal's exit code.
-    SIGUSR1 and SIGXCPU are not handled if the program has a handler for them. Python delivers signals to the main
-    thread only; in other threads this class does nothing. If the block is left in another thread, for example when the
-    garbage collector closes a loop after an error, later signals are forwarded to the previous handlers.
+    SIGUSR1, SIGXCPU and SIGHUP are not handled if the program handles or, as under `nohup`, ignores them. Python
+    delivers signals to the main thread only; in other threads this class does nothing. If the block is left in another
+    thread, for example when the garbage collector closes a loop after an error, later signals are forwarded to the
+    previous handlers.
 
     Args:
         on_request: Called at the first signal with the exit code of the process; if it raises, the block ends.
@@ -113,8 +117,9 @@ class StopSignals:
         if self.is_given_back:
             self._pass_on(number, frame)
             return
-        if number == signal.SIGXCPU:
-            self._ignore_from_now_on(signal.SIGXCPU)
+        if number in _AT_MOST_ONCE:
+            self._before.pop(signal.Signals(number), None)
+            _ignore_from_now_on(number)
         if number != signal.SIGINT and _is_same(self._asked_at):
             return
         if self._received and (number == signal.SIGINT or number in self._received):
@@ -132,11 +137,6 @@ class StopSignals:
             self._on_request(self.exit_code)
         message = self._message if isinstance(self._message, str) else self._message(number)
         say(stop_reason() or f"{signal.Signals(number).name}: {message}")
-
-    def _ignore_from_now_on(self, number: signal.Signals) -> None:
-        # the kernel repeats it every second; a repetition is not a second request
-        self._before.pop(number, None)
-        signal.signal(number, signal.SIG_IGN)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         handler = self._before[signal.Signals(number)]
@@ -225,8 +225,8 @@ class LeaveOnSignal:
         if _forks_under_way:
             return
         _deferred.clear()
-        if number == signal.SIGXCPU:  # see `StopSignals`
-            signal.signal(number, signal.SIG_IGN)
+        if number in _AT_MOST_ONCE:
+            _ignore_from_now_on(number)
         if _is_same(self.asked_at):
             return
         for one in _open:
@@ -297,6 +297,12 @@ def _raises_run_interrupted(handler: Any) -> bool:
     return isinstance(getattr(handler, "__self__", None), LeaveOnSignal)
 
 
+def _ignore_from_now_on(number: int) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        discard_dead_output()
+
+
 def _is_same(asked_at: float) -> bool:
     return time.monotonic() - asked_at <= SAME_WITHIN_S
 
@@ -319,13 +325,13 @@ def _owner(handler: Any) -> str:
 
 @contextlib.contextmanager
 def children_outlive_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGUSR1 in processes started by the block, and undo a SIGTERM handler that the block installs.
+    """Block such signals in processes started by the block, and undo a SIGTERM handler that the block installs.
 
-    Schedulers signal every process of a job. Children inherit the mask; signals to this process are pending until the
-    block ends.
+    Schedulers signal every process of a job, a closed terminal all its foreground processes. Children inherit the mask;
+    signals to this process are pending until the block ends.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_SCHEDULER)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
     was_ended = False
     try:
         yield
@@ -376,7 +382,7 @@ def let_sigterm_through() -> None:
 
 
 def outlive_signals() -> None:
-    """Ignore the signals that schedulers send to every process of a job; child processes are not affected."""
+    """Ignore signals to every process of a job or a terminal; child processes are not affected."""
     if threading.current_thread() is threading.main_thread():
-        for number in _OF_A_SCHEDULER:
+        for number in _OF_A_GROUP:
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which would be inherited

@@ -13,7 +13,7 @@ NUM_SLOTS = 64
 HANDLED, MAIN_THREAD = 0, 1
 """Indices in the shared memory: whether Python has handled the signal; calls of the main thread."""
 
-STOP_SIGNALS = frozenset(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)))
+STOP_SIGNALS = frozenset(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU, signal.SIGHUP)))
 INTERRUPT_S, AGAIN_S, END_S = 2.0, 1.0, 7.0
 """Seconds from the signal to the first interrupt, between interrupts, and from the signal to SIGKILL."""
 
@@ -99,7 +99,7 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Wait for a signal to the parent, which holds the other end of standard input."""
-    for number in (*STOP_SIGNALS, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     file, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     timer = CallTimer(memoryview(mmap.mmap(file, 8 * NUM_SLOTS)).cast("Q"), settings)

@@ -129,8 +129,8 @@ class Run(Recorder):
         If a checkpoint may have to be restored, counting the attempt and changing the run directory are deferred until
         `restore` succeeds, or until the first other use of the run, such as `log`.
 
-        If the main thread opens the run, SIGTERM, SIGUSR1 and SIGXCPU raise `RunInterrupted` from now on, so that the
-        run is closed, unless the program has its own handlers.
+        If the main thread opens the run, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU raise `RunInterrupted` from now on, so
+        that the run is closed, unless the program has its own handlers, or `nohup` ignores SIGHUP.
 
         Raises:
             ConfigurationError: The directory is unusable, or a sink of `sinks.required` does not exist.
@@ -428,8 +428,8 @@ class Run(Recorder):
     def steps(self, total: int | None) -> Iterator[int]:
         """Yield the remaining step numbers up to `total`, the first being 1, and show a progress bar.
 
-        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the current step finish and sets `save_due`; the same
-        signal again, or Ctrl-C, stops immediately.
+        The first signal (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU) lets the current step finish and sets `save_due`;
+        the same signal again, or Ctrl-C, stops immediately.
 
         Args:
             total: The last step; None yields steps until the loop is left.

@@ -162,7 +162,7 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
     if stored.status == "KILLED":
         job = _pruned_job(stored)
         value = "" if job is None or job.objective is None else f" at an objective of {job.objective:g}"
-        by_signal = f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
+        by_signal = f"it was stopped {after}: by Ctrl-C, a closed terminal, another signal or `trieye close`"
         by_search = f"the pruner or scheduler of its sweep stopped it {after}{value}"
         return by_signal if job is None else f"{by_search}: {job.reason}" if job.reason else by_search
     if stored.status == "LOST":
