@@ -278,7 +278,7 @@ def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_
 
 
 HUNG_UP = """
-import fcntl, sys, termios
+import fcntl, sys, termios, time
 import trieye
 from trieye import Experiment
 
@@ -290,6 +290,7 @@ class Talking(Experiment):
     def step(self):
         self.done += 1
         print("step", self.done, flush=True)
+        time.sleep(0.05)  # the kernel makes a write fail a moment before it signals that the terminal was closed
         return {"done": 1.0 * self.done}
     def save_checkpoint(self, directory):
         print("saving", flush=True)

@@ -165,8 +165,6 @@ class SavedStates:
         link = self._files.best_checkpoint_path
         if self.checkpoints.prune(retention) and link.is_symlink() and not link.exists():  # keep_best=0
             link.unlink()
-            for entry in self.checkpoints.ranked(retention.mode)[:1]:
-                self._files.update_best_link(entry.path)
 
     def find(self, *, group: str | None, config_hash: str | None) -> RestoredCheckpoint | None:
         """Return the checkpoint of `Run.save` to resume from; None if there is none.
