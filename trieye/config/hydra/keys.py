@@ -1,6 +1,7 @@
 """Lookup of fields and models of a config type by dotted keys; variants and their kinds."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -19,6 +20,11 @@ def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
 
 def models_at(model: type[BaseModel], path: Sequence[str]) -> Models:
     """Return the models at a path of keys: one, all models of a variant, or none if the path is not a config model."""
+    return _models_at(model, tuple(path))
+
+
+@cache  # a config has many keys below each path
+def _models_at(model: type[BaseModel], path: tuple[str, ...]) -> Models:
     holders: Models = [model]
     steps = iter(path)
     for name in steps:
