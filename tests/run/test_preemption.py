@@ -278,9 +278,11 @@ def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_
 
 
 HUNG_UP = """
-import fcntl, sys, termios, time
+import fcntl, signal, sys, termios, time
 import trieye
 from trieye import Experiment
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal signals this session when it is closed
 
@@ -290,7 +292,7 @@ class Talking(Experiment):
     def step(self):
         self.done += 1
         print("step", self.done, flush=True)
-        time.sleep(0.05)  # the kernel makes a write fail a moment before it signals that the terminal was closed
+        time.sleep(0.05)  # a write at the moment of the close would fail
         return {"done": 1.0 * self.done}
     def save_checkpoint(self, directory):
         print("saving", flush=True)
