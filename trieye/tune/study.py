@@ -4,6 +4,7 @@ import importlib
 import logging
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -169,7 +170,7 @@ class Study:
             elif not has_ended:
                 raise ConfigurationError(
                     f"run_name={self._config.run_name}: trial {index} would resume {run_dir}, which this study did "
-                    f"not start; delete it (trieye rm {run_dir}), or set another run_name"
+                    f"not start; delete it (trieye rm {shlex.quote(str(run_dir))}), or set another run_name"
                 )
         for path, run in moved.items():
             run.group = here

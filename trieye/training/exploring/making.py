@@ -60,20 +60,7 @@ def make_explorers(
         registry=registry if is_followed else None,
         make_writer=None if experience is None else experience.make_writer,
     )
-    queue: Reports | Fragments
-    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
-    if experience is not None:
-        is_bounded = config.replay.max_staleness is not None
-        publish_version = experience.set_version if is_bounded else lambda _: None
-        queue = Reports(config.env.num, policy.device, publish_version=publish_version)
-    elif config.replay.kind == "fragment":
-        chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
-        rules = FragmentRules(**{"max_staleness": bound, **chosen})
-        queue = Fragments(
-            rules, config.run_name, policy.device, seed=config.seed, min_capacity=config.min_waiting_fragments
-        )
-    else:  # each fragment is used once, and none too stale
-        queue = Reports(config.env.num, policy.device, max_staleness=bound)
+    queue = _make_queue(config, policy, experience)
     explorers = Explorers(
         task,
         pool,
@@ -85,6 +72,20 @@ def make_explorers(
         stop=stop,
     )
     return explorers, experience
+
+
+def _make_queue(config: Any, policy: Policy, experience: RemoteExperience | None) -> Reports | Fragments:
+    """Create the queue of results, whose rows are in the replay, in a fragment buffer, or in the results."""
+    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
+    if experience is not None:
+        is_bounded = config.replay.max_staleness is not None
+        publish_version = experience.set_version if is_bounded else lambda _: None
+        return Reports(config.env.num, policy.device, publish_version=publish_version)
+    if config.replay.kind == "fragment":
+        chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
+        rules, least = FragmentRules(**{"max_staleness": bound, **chosen}), config.min_waiting_fragments
+        return Fragments(rules, config.run_name, policy.device, seed=config.seed, min_capacity=least)
+    return Reports(config.env.num, policy.device, max_staleness=bound)  # each used once, and none too stale
 
 
 def _make_registry(*, in_this_process: bool) -> Any:
