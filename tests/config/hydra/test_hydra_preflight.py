@@ -53,6 +53,13 @@ def test_a_text_in_a_file_that_yaml_reads_as_another_number_is_rejected(project,
     assert mistaken("seed=1") == "tags.nightly=True: expected text, found True"
 
 
+def test_a_number_written_as_it_is_shown_is_a_text_whatever_other_files_contain(project):
+    primary = (project.conf / "train.yaml").read_text()
+    project.write("unused", "tags:\n  version: 1.10\n")
+    project.write("train", f"{primary}tags:\n  version: 1.1\n  copied: ${{seed}}\n")
+    assert project.ran("seed=1").code == 0
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -218,9 +218,17 @@ class Preflight(Generic[Config]):
         with as_in_a_job(composed):
             values = resolved(composed, self._config_type)
         numbers = [item for item in _numbers_in(values, ()) if holds_text(self._config_type, item[0])]
-        if complaints := [line for item in numbers for line in _altered(*item, self._loader.directories)]:
+        files = self._composed_files(composed) if numbers else []
+        if complaints := [line for item in numbers if (line := _misread(*item, files)) is not None]:
             raise ConfigurationError("\n".join(complaints))
         return values
+
+    def _composed_files(self, composed: DictConfig) -> list[Path]:
+        """Return the files of the primary config and of the selected options."""
+        choices = composed.hydra.runtime.choices
+        names = [self._loader.source.name, *(f"{str(group).partition('@')[0]}/{choices[group]}" for group in choices)]
+        paths = [directory / f"{name}.yaml" for directory in self._loader.directories for name in names]
+        return [path for path in paths if path.is_file()]
 
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
@@ -283,20 +291,23 @@ def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
         yield path, value
 
 
-def _altered(path: tuple[str, ...], number: float, directories: Iterable[Path]) -> Iterator[str]:
-    """Yield a complaint for each text in config files that YAML has read as this number: `1.10` as 1.1, `010` as 8."""
+def _misread(path: tuple[str, ...], number: float, files: Iterable[Path]) -> str | None:
+    """Return a complaint if YAML has read a text in a config file as this number, such as `1.10` as 1.1, `010` as 8."""
     key, shown = path[-1], str(number)
-    for file in (file for directory in directories for file in sorted(directory.rglob("*.yaml"))):
-        for node in _texts_at(key, file):
-            read: Any = OmegaConf.create(f"{key}: {node.value}")
-            if node.value != shown and str(read[key]) == shown:
-                yield (
-                    f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {shown}; "
-                    f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
-                )
+    unquoted = [(node, file) for file in files for node in _unquoted_at(key, file)]
+    if any(node.value == shown or "${" in node.value for node, _ in unquoted):
+        return None  # written as shown, or the value of another key
+    for node, file in unquoted:
+        read: Any = OmegaConf.create(f"{key}: {node.value}")
+        if str(read[key]) == shown:
+            return (
+                f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {shown}; "
+                f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
+            )
+    return None
 
 
-def _texts_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
+def _unquoted_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
     """Yield the values of a key in a config file that are not quoted."""
     try:
         nodes = [yaml.compose(file.read_text("utf-8"), Loader=yaml.SafeLoader)]
