@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from trieye.exceptions import JournalError, SequenceGapError
-from trieye.journal import keys as journal_keys
 from trieye.journal.journal import Journal, JournalChunk, JournalEntry, Segment, Snapshot
 from trieye.journal.scan import connect_read_only
 
@@ -139,7 +138,7 @@ def test_repeated_batches_and_keys_are_ignored_after_their_entries_are_deleted(r
 
 
 def test_only_the_newest_keys_are_remembered(reopened, monkeypatch):
-    monkeypatch.setattr(journal_keys, "MAX_CALLS", 100)
+    monkeypatch.setattr("trieye.journal.journal.MAX_CALLS", 100)
     journal = reopened.current
     for number in range(110):
         journal.append("rows", b"", at=0.0, client=f"task-{number}")

@@ -221,7 +221,7 @@ class History:
         """
         start = max(start, 0)
         items, end = self._read(start, limit)
-        if items and overlapping(start, end, self._superseded):
+        if items and self._superseded and overlapping(start, end, self._superseded):
             hidden = mask(start, end, self._superseded).tolist()
             flagged = zip(items, hidden, strict=True)
             items = [item for item, is_hidden in flagged if not is_hidden or isinstance(item, _RUN_OPERATIONS)]
@@ -229,7 +229,9 @@ class History:
 
     def _read(self, start: int, limit: int) -> tuple[list[Item], int]:
         """Return the items from an index on, including superseded ones, and the index of the next read."""
-        (first, end), *_ = uncovered(start, start + limit, self._store.lost) or [(start + limit, start + limit)]
+        first, end = start, start + limit
+        if self._store.lost:
+            (first, end), *_ = uncovered(start, end, self._store.lost) or [(end, end)]
         if first > start:
             return [], first
         with self._lock:

@@ -111,7 +111,7 @@ def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, 
 def _refusal(name: str) -> str | None:
     if len(name) > MAX_NAME_LENGTH:
         return "name_too_long"
-    return None if name and is_text(name) else "unnamed"
+    return None if name and (name.isascii() or is_text(name)) else "unnamed"
 
 
 def project_contexts(

@@ -106,8 +106,9 @@ class EventSender:
         self._seq = gap.expected
 
     def _until_accepted(self, call: Callable[[], None]) -> None:
-        began, backoff = time.monotonic(), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        began, backoff = time.monotonic(), None
         while self._is_abandoned.is_set() or not self._try(call):
+            backoff = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
             if self._is_abandoned.wait(backoff.failed()):
                 raise RunClosedError(f"run {self._channel.run_name!r} is closed")
         if self.trouble is not None:

@@ -256,7 +256,7 @@ class Aggregator:
         ]
         for point in [*points, *diverging]:
             self._summarize(point)
-        dropped = self.drops.changed()
+        dropped = self.drops.changed() if self.drops.by_reason else {}
         step = max(self.highest_step, 0) if dropped else 0
         points += [
             Point(f"trieye/dropped/{reason}", float(total), step, self.started + at, count=0)

@@ -35,7 +35,8 @@ PARENT_TAG = "mlflow.parentRunId"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
 """Tag of an experiment that makes MLflow show training runs and their metrics rather than agent traces."""
 
-_INT64 = range(-(2**63), 2**63)
+_END_OF_TIME_S = 2.0**53
+"""MLflow stores milliseconds in 64 bits."""
 
 MAX_NAME_LENGTH = 250
 """MLflow's maximum length of the name of a metric, parameter or tag, in characters."""
@@ -112,7 +113,8 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
 def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     """Create the MLflow run and return its id."""
     tags = {RUN_ID_TAG: run.run_id, "mlflow.user": _user()}
-    created = client.create_run(experiment_id, start_time=milliseconds(run.created), tags=tags, run_name=run.run_name)
+    start_ms = int(run.created * 1000) if 0 <= run.created < _END_OF_TIME_S else None
+    created = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.run_name)
     return str(created.info.run_id)
 
 
@@ -190,7 +192,7 @@ def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
     parents = _sweep_parents(client, experiment_id, group)
     if not parents:
         tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": _user()}
-        now = milliseconds(time.time())
+        now = int(time.time() * 1000)
         new_id = client.create_run(experiment_id, start_time=now, tags=tags, run_name=sweep_name(group)).info.run_id
         parents = _sweep_parents(client, experiment_id, group)
         if parents[0].info.run_id != new_id:
@@ -250,15 +252,6 @@ def require_active(client: Any, run: Any) -> None:
             "the MLflow run was deleted and is in MLflow's trash; restore it with "
             f" `mlflow runs restore --run-id {run.info.run_id}`"
         )
-
-
-def milliseconds(unix_time: float) -> int | None:
-    """Convert Unix seconds to MLflow's milliseconds, clipped at 0; None if the result does not fit into 64 bits."""
-    try:
-        time_ms = int(unix_time * 1000)
-    except (OverflowError, ValueError, TypeError):  # inf, nan, not a number
-        return None
-    return max(0, time_ms) if time_ms in _INT64 else None
 
 
 def _user() -> str:

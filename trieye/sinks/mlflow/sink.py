@@ -21,7 +21,7 @@ from trieye.exceptions import ProcessingError, SinkBusyError, SinkGoneError, Tri
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow import run as mlflow_run
 from trieye.sinks.mlflow import store as mlflow_store
-from trieye.sinks.mlflow.run import artifact_directory, milliseconds, mlflow_name
+from trieye.sinks.mlflow.run import artifact_directory, mlflow_name
 from trieye.sinks.mlflow.system import SystemMetrics
 from trieye.stats.operations import LogImage, LogTable, LogText, LogVideo, Medium
 from trieye.stats.point import Point
@@ -123,7 +123,7 @@ class MlflowSink:
 
         metrics, refused = [], []
         for point in self._superseded.without(points):
-            timestamp = milliseconds(point.wall_time)
+            timestamp = _milliseconds(point.wall_time)
             if timestamp is None:
                 refused.append((point, "wall time", f"{point.wall_time} cannot be stored as a time"))
             elif point.step not in _INT64:
@@ -385,6 +385,15 @@ class MlflowSink:
             f"MLflow at {redacted_text(self._uri)} {how}; after this run ends, `trieye rebuild {self._run_dir} "
             "--sink mlflow` or a restart of the run writes the history to it again"
         )
+
+
+def _milliseconds(unix_time: float) -> int | None:
+    """Convert Unix seconds to MLflow's milliseconds, clipped at 0; None if the result does not fit into 64 bits."""
+    try:
+        time_ms = int(unix_time * 1000)
+    except (OverflowError, ValueError, TypeError):  # inf, nan, not a number
+        return None
+    return max(0, time_ms) if time_ms in _INT64 else None
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import TrieyeError
 from trieye.sinks.mlflow import store as mlflow_store
-from trieye.sinks.mlflow.run import PARENT_TAG, milliseconds
+from trieye.sinks.mlflow.run import PARENT_TAG
 
 _TABLE = "jobs.json"
 _LONGEST_PARAM = 500
@@ -43,7 +43,7 @@ def describe_sweep(
         if parent_id is None:
             return  # the tag was deleted manually
         parent = client.get_run(parent_id)
-        now = milliseconds(time.time())
+        now = int(time.time() * 1000)
         # parameters are immutable in MLflow: a tag stores the values of a parameter that has gained some
         fresh = {key: value[:_LONGEST_PARAM] for key, value in params.items() if key not in parent.data.params}
         grown = {key: value for key, value in params.items() if parent.data.params.get(key, value) != value}
