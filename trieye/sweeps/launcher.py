@@ -28,19 +28,19 @@ from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.composing import message_of, shared_base
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
-from trieye.sweeps.objectives import Objectives
-from trieye.sweeps.on_slurm import run_on_slurm
+from trieye.sweeps.objectives import ObjectiveError, Objectives
 from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.record import OTHER_SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
+from trieye.sweeps.slurm import run_on_slurm
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
 from trieye.sweeps.working import SweepContext
 
 _LOOK_S = 0.5
-_RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
+_RESOURCES = {"num_cpus", "num_gpus", "memory", "resources"}
 
 
 class JobQueue(Protocol):
@@ -70,7 +70,10 @@ class JobList:
         return next(self._jobs, None)
 
     def ended(self, job: Job, done: Done) -> None:
-        """Do nothing: outcomes do not affect the list."""
+        """Raise the `ObjectiveError` of a job that lacks the objectives of the sweep; the next jobs would, too."""
+        del job
+        if isinstance(done.error, ObjectiveError):
+            raise done.error
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return no jobs."""
@@ -215,8 +218,7 @@ class SweepExecution:
         raise interrupt
 
     def _progress(self, size: int | None) -> SweepProgress:
-        location = location_of(self.options, self._shared)
-        is_live = self.options.isolate != "none"
+        location, is_live = location_of(self.options, self._shared), self.options.isolate != "none"
         return SweepProgress(self.directory, size, self._shared.varying, location=location, is_live=is_live)
 
     def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
@@ -376,8 +378,7 @@ class SweepExecution:
 
     @staticmethod
     def _resources(options: LauncherConfig) -> dict[str, Any]:
-        requested: Mapping[str, Any] = {name: getattr(options, name) for name in _RESOURCES}
-        return {name: value for name, value in requested.items() if value is not None}
+        return options.model_dump(include=_RESOURCES, exclude_none=True)
 
     def _resolve(self, job: Job, outcome: Outcome) -> Done | None:
         """Record and return the outcome of a job; None if the job is retried in another process."""

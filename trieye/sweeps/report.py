@@ -1,20 +1,20 @@
-"""Tables of a sweep: its planned jobs, and its best jobs."""
+"""Tables of a sweep: its planned jobs, its best jobs, and its failed jobs with the error message."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trieye.process.terminal import Terminal, TextTable
 from trieye.process.text import counted
 from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.importance import Importance, importances
-from trieye.sweeps.record import SweepRecord
-
-if TYPE_CHECKING:
-    from trieye.sweeps.status import JobStatus
+from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
+from trieye.sweeps.record import KEEP_GOING, SweepRecord
+from trieye.sweeps.status import JobStatus, pareto_optimal_jobs, status_of
 
 _MOST = 10
+_LONGEST = 120
+_UNGUARDED = """Error locating target '__main__."""  # Hydra's message
 
 
 def plan_table(grid: Grid) -> None:
@@ -52,8 +52,6 @@ def _few(grid: Grid) -> list[int]:
 
 def final_table(directory: Path, record: SweepRecord) -> None:
     """Print the best jobs of a sweep; with several objectives, the Pareto-optimal jobs."""
-    from trieye.sweeps.status import status_of
-
     if record.modes:
         _pareto_table(status_of(directory), record)
         return
@@ -68,9 +66,7 @@ def final_table(directory: Path, record: SweepRecord) -> None:
         console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}")
 
 
-def _pareto_table(jobs: "Sequence[JobStatus]", record: SweepRecord) -> None:
-    from trieye.sweeps.status import pareto_optimal_jobs
-
+def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     optimal = pareto_optimal_jobs(jobs, record.modes)
     chosen = [job for job in jobs if job.index in optimal]
     if not chosen:
@@ -90,7 +86,48 @@ def _pareto_table(jobs: "Sequence[JobStatus]", record: SweepRecord) -> None:
     Terminal().print(table)
 
 
-def importance_table(jobs: "Sequence[JobStatus]") -> TextTable | None:
+def failure_table(failed: Sequence[Done], directory: Path) -> None:
+    """Print the failed jobs of a sweep with their varying values and errors."""
+    states = {job.index: job for job in status_of(directory)}
+    shown = [(done, states[done.index]) for done in failed if done.index in states][:_MOST]
+    keys = list(dict.fromkeys(key for _, job in shown for key in job.values))
+    table = TextTable(right=("job", *headings(keys)), title=f"{counted(len(failed), 'job')} did not complete")
+    table.add_column("error")
+    for done, job in shown:
+        error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."
+        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), error)
+    if len(failed) > len(shown):
+        table.note(f"{len(failed) - len(shown)} more: trieye sweep status {directory}")
+    Terminal().print(table)
+
+
+def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fail_fast: bool) -> str:
+    """Return the error message of a sweep with failed jobs.
+
+    Args:
+        failed: The failed jobs.
+        num: The number of all jobs.
+        directory: Directory of the sweep.
+        is_fail_fast: Whether the first failure has prevented other jobs from starting.
+    """
+    num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
+    verb = "failed" if num_skipped < len(failed) else "are running in other processes"
+    has_output = any((directory / str(done.index) / OUTPUT).exists() for done in failed)
+    retry = f"Output: {directory}/<job>/{OUTPUT}; to retry" if has_output else "To retry"  # none with isolate=none
+    raised = " raised" if failed[0].is_raised else ":"
+    num_missing = sum(job.record is None for job in status_of(directory)) if is_fail_fast else 0
+    missing = f"; {num_missing} did not start" if num_missing else ""
+    unguarded = "; backend=local finds classes of a program that calls main below `if __name__ == '__main__':`"
+    hint = unguarded if _UNGUARDED in failed[0].error_text else ""
+    option = f" {KEEP_GOING}" if num_missing else ""  # else the failed jobs would end it again
+    return (
+        f"{len(failed)} of {counted(num, 'job')} {verb}{missing}; job {failed[0].index}{raised} "
+        f"{failed[0].error_text.removesuffix('.')}{hint}. "
+        f"{retry}: trieye sweep relaunch {directory}{option}"
+    )
+
+
+def importance_table(jobs: Sequence[JobStatus]) -> TextTable | None:
     """Return a table of the importance of each varying key for each objective; None with too few completed jobs."""
     completed = [job for job in jobs if job.how == "completed"]
     objectives = [dict(job.objectives) if job.objective is None else {"objective": job.objective} for job in completed]
@@ -124,7 +161,7 @@ def headings(keys: Sequence[str]) -> list[str]:
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
-def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
+def ranked(jobs: Sequence[JobStatus], record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
     title = f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else ""

@@ -1,4 +1,4 @@
-"""Slurm: the script of a job array that runs a sweep, and its submission."""
+"""Slurm: the script of a job array that runs a sweep, its submission, and the wait for it."""
 
 import math
 import re
@@ -6,16 +6,28 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trieye.config.launcher import LauncherConfig, ranges
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.files.atomic import write_atomic
+from trieye.process.progress import say
+from trieye.process.text import counted
+from trieye.sweeps.jobs import Done, Job, JobRecord, ReportedError
+from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.slurm_array import SlurmArray
 
 SCRIPT, LOGS = "slurm.sh", "slurm"
 """The script, and the directory of the tasks' output, in the directory of the sweep."""
+
+_FIRST_POLL_S, _LONGEST_POLL_S = 1.0, 15.0
+_USUAL = {"None", "Resources", "Priority", "JobArrayTaskLimit", "BeginTime", "Cleaning"}
+"""Reasons of pending tasks that need no action."""
+
+_LARGE_CORE_H = 10_000
+"""Threshold in core-hours above which core-years are shown too, as a warning."""
 
 _PATIENCE_S = 120.0
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -38,6 +50,96 @@ _HINTS = (
     ("socket timed out", "the controller does not answer: check with `squeue --me` whether the array was submitted"),
 )
 """Lower-case parts of sbatch errors, and advice with keys of `hydra.launcher` for each."""
+
+
+def run_on_slurm(
+    directory: Path, jobs: Sequence[Job], options: LauncherConfig, progress: SweepProgress
+) -> dict[int, Done]:
+    """Submit jobs, and return their outcomes by index; a detached sweep has none.
+
+    Args:
+        directory: Directory of the sweep.
+        jobs: The jobs.
+        options: Options of the launcher.
+        progress: Shows the jobs.
+
+    Raises:
+        ConfigurationError: An array of the sweep is still pending or running, or sbatch refused the script.
+        RunInterrupted: A signal arrived; the array continues.
+    """
+    if not jobs:
+        return {}
+    before = {job.index: JobRecord.read(directory / str(job.index)) for job in jobs}
+    array = submit_jobs(directory, [job.index for job in jobs], options)
+    num = len(array.tasks)
+    say(f"sweep: submitted Slurm array {array.id}: {counted(num, 'task')}{_cost(num, options)}")
+    if options.detach:
+        say(f"sweep: status: trieye sweep status {directory}; cancel: scancel {array.id}")
+        return {}
+    try:
+        return _wait(directory, {job.index: job for job in jobs}, array, before, progress)
+    except KeyboardInterrupt:
+        interrupt = RunInterrupted(
+            f"Slurm array {array.id} continues; status: trieye sweep status {directory}; cancel: scancel {array.id}"
+        )
+    interrupt.tell(say)
+    raise interrupt
+
+
+def _cost(num_tasks: int, options: LauncherConfig) -> str:
+    """Return the maximum core-hours of so many tasks as text; nothing without a time limit."""
+    slurm = options.slurm
+    if slurm.hours is None:
+        return ""
+    hours = num_tasks * slurm.hours * _num_cpus(options) * slurm.max_concurrent
+    years = f" ({hours / 8766:,.1f} core-years)" if hours >= _LARGE_CORE_H else ""
+    return f", at most {hours:,.0f} core-hours{years}"
+
+
+def _wait(
+    directory: Path,
+    left: dict[int, Job],
+    array: SlurmArray,
+    before: Mapping[int, JobRecord | None],
+    progress: SweepProgress,
+) -> dict[int, Done]:
+    """Return the outcomes of jobs when all have ended, or the array has."""
+    ended: dict[int, Done] = {}
+    running: set[int] = set()
+    reasons: set[str] = set()
+    poll_s = _FIRST_POLL_S
+    while left:
+        tasks = array.states()
+        is_over = tasks == {}  # before the records, which are then final
+        for reason in {task.reason for task in (tasks or {}).values() if task.state == "PENDING"} - _USUAL - reasons:
+            reasons.add(reason)
+            say(f"sweep: tasks are pending because of {reason}; `squeue -j {array.id}` lists them")
+        for index, job in list(left.items()):
+            record = JobRecord.read(directory / str(index))
+            is_new = record is not None and record != before[index]
+            if (is_new or is_over) and index not in running:
+                progress.began(job)
+                running.add(index)
+            done = _outcome(index, record if is_new else None, directory / LOGS / f"{array.id}_*.log", is_over=is_over)
+            if done is not None:
+                progress.ended(left.pop(index), done)
+                ended[index] = done
+        progress.show()
+        if left:
+            time.sleep(poll_s)
+            poll_s = min(1.5 * poll_s, _LONGEST_POLL_S)
+    return ended
+
+
+def _outcome(index: int, record: JobRecord | None, logs: Path, *, is_over: bool) -> Done | None:
+    """Return the outcome of a job; None if it has not ended."""
+    if record is not None and record.state in ("completed", "pruned"):
+        return Done(index, record.objective, is_pruned=record.state == "pruned")
+    if record is not None and record.state == "failed":
+        return Done(index, error=ReportedError(record.error or "failed"))
+    if is_over:
+        return Done(index, error=ReportedError(f"its Slurm task ended before the job did; output of the tasks: {logs}"))
+    return None
 
 
 def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig) -> SlurmArray:
@@ -71,12 +173,6 @@ def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig
     array = SlurmArray(id=_submit(directory / SCRIPT), tasks=tasks)
     array.write(directory)
     return array
-
-
-def core_hours(num_tasks: int, options: LauncherConfig) -> float | None:
-    """Return the maximum core-hours of so many tasks; None without a time limit."""
-    slurm = options.slurm
-    return None if slurm.hours is None else num_tasks * slurm.hours * _num_cpus(options) * slurm.max_concurrent
 
 
 def _num_cpus(options: LauncherConfig) -> int:

@@ -24,14 +24,13 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.sweeps.budgets import run_further, with_raised_budget
-from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs
 from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution
-from trieye.sweeps.objectives import ObjectiveError, Objectives
+from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
-from trieye.sweeps.report import final_table, plan_table
+from trieye.sweeps.report import failure_message, failure_table, final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
 from trieye.sweeps.space import SearchSpace, check_search
 from trieye.sweeps.spec import grid_of
@@ -44,20 +43,6 @@ _MOST_CHANGES = 5
 
 class SweepError(TrieyeError):
     """Raised at the end of a sweep if jobs failed."""
-
-
-class GridQueue(JobList):
-    """The jobs of a grid, which ends at a job that does not provide the objectives of the sweep."""
-
-    def ended(self, job: Job, done: Done) -> None:
-        """Check the outcome of a job.
-
-        Raises:
-            ObjectiveError: The job does not provide the objectives.
-        """
-        del job
-        if isinstance(done.error, ObjectiveError):
-            raise done.error
 
 
 class SweeperBody:
@@ -315,8 +300,7 @@ class SweeperBody:
 
     def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:
         if execution is not None:
-            jobs = GridQueue(Job(index, grid[index]) for index in grid)
-            return execution.run(jobs, grid.num_jobs)
+            return execution.run(JobList(Job(index, grid[index]) for index in grid), grid.num_jobs)
         ended: list[Done] = []
         left = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
