@@ -102,7 +102,9 @@ class ForkServer:
         self._pids: dict[int, int] = {}  # number of the worker -> pid
         self._interrupted: set[int] = set()
         self._kill_at: float | None = None
-        self._exits, self._wakeup = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else _nonblocking_pipe()
+        self._exits, self._wakeup = os.pipe()
+        for end in (self._exits, self._wakeup):
+            os.set_blocking(end, False)
 
     def serve(self) -> WorkerStart | None:
         """Serve until the driver closes the connection and all workers have exited; in a fork, return its start."""
@@ -275,13 +277,6 @@ def _is_safe_to_fork() -> bool:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing; a Python function, since ignored signals would be ignored in forks and their programs as well."""
-
-
-def _nonblocking_pipe() -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        os.set_blocking(end, False)
-    return ends
 
 
 def _content(file: int) -> bytes:

@@ -41,10 +41,8 @@ class Axis:
     def in_the_order_of(self, other: Self) -> Self:
         """Return this axis in the order of another axis with the same or fewer values, followed by its other values.
 
-        An axis that lacks a value of the other axis is returned unchanged.
+        Both have the same keys. An axis that lacks a value of the other axis is returned unchanged.
         """
-        if self.keys != other.keys:
-            return self
         mine, theirs = (tuple(zip(*axis.places, strict=True)) for axis in (self, other))
         if len(self.places) == len(other.places):  # each key has its own order
             is_same = all(sorted(now) == sorted(before) for now, before in zip(mine, theirs, strict=True))

@@ -75,17 +75,11 @@ def _groups(column: Sequence[Any]) -> list[Any]:
 
 def _ranks(numbers: Sequence[float]) -> list[float]:
     """Return ranks from 1; equal numbers share their mean rank."""
-    order = sorted(range(len(numbers)), key=lambda at: numbers[at])
-    ranks = [0.0] * len(numbers)
-    first = 0
-    while first < len(order):
-        end = first
-        while end < len(order) and numbers[order[end]] == numbers[order[first]]:
-            end += 1
-        for at in order[first:end]:
-            ranks[at] = (first + 1 + end) / 2
-        first = end
-    return ranks
+    import numpy as np  # tables without importances need it not
+
+    _, positions, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    mean_ranks = counts.cumsum() - (counts - 1) / 2
+    return [float(rank) for rank in mean_ranks[positions]]
 
 
 def _share(groups: Sequence[Any], ranks: Sequence[float]) -> float:

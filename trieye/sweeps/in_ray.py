@@ -8,7 +8,7 @@ import ray
 
 from trieye.config import RuntimeConfig
 from trieye.config.launcher import LauncherConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
@@ -77,11 +77,11 @@ class RayPool:
             return
         # on another machine, this directory may be missing or contain other configs
         if config is None and self._options.address is not None:
-            composed = self._composing.composed_or_error(index, overrides)
-            if isinstance(composed, Exception):
-                self._ended.append(Done(index, error=composed))
+            try:
+                config = self._composing.composed_here(index, overrides)
+            except TrieyeError as error:
+                self._ended.append(Done(index, error=error))
                 return
-            config = composed
         self._running[self._task.options(**resources).remote(self._shared, index, overrides, config)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:
@@ -116,15 +116,16 @@ class RayPool:
 
     def cancel(self, index: int) -> None:
         """Interrupt a job like Ctrl-C."""
-        for reference, running in self._running.items():
-            if running == index:
-                ray.cancel(reference, force=False)
+        self._cancel(index, force=False)
 
     def kill(self, index: int) -> None:
         """Kill the process of a job."""
+        self._cancel(index, force=True)
+
+    def _cancel(self, index: int, *, force: bool) -> None:
         for reference, running in self._running.items():
             if running == index:
-                ray.cancel(reference, force=True)
+                ray.cancel(reference, force=force)
 
     def close(self) -> None:
         """Do nothing: Ray ends its workers."""

@@ -27,13 +27,12 @@ class LocalPool:
     Args:
         shared: Data that all jobs share.
         options: The options of the launcher.
-        slots: The resources of this machine.
 
     Raises:
         ConfigurationError: An option needs Ray.
     """
 
-    def __init__(self, shared: SweepContext, options: LauncherConfig, slots: Slots | None = None) -> None:
+    def __init__(self, shared: SweepContext, options: LauncherConfig) -> None:
         if options.resources:
             raise ConfigurationError(
                 f"hydra.launcher.resources={options.resources}: custom resources need hydra.launcher.backend=ray; "
@@ -43,7 +42,7 @@ class LocalPool:
         self._context = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._context.write(shared.pickled())
         self._context.flush()
-        self._slots = slots or Slots.of_machine()
+        self._slots = Slots.of_machine()
         self._memory = MemoryLimits()
         self._workers: list[Worker] = []
         self._ended: list[Outcome] = []

@@ -30,11 +30,6 @@ class Numbering:
         return cls(tuple(retained))
 
     @cached_property
-    def size(self) -> int:
-        """Number of combinations."""
-        return self._ends[-1]
-
-    @cached_property
     def _ends(self) -> tuple[int, ...]:
         return tuple(math.prod(stage) for stage in self.stages)
 
@@ -58,7 +53,7 @@ class Numbering:
         """Return the position along each axis of a combination.
 
         Args:
-            index: 0 to `size - 1`.
+            index: From 0, below the number of combinations of the last stage.
         """
         stage = bisect_right(self._ends, index)
         rest = index - (self._ends[stage - 1] if stage else 0)

@@ -20,7 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import relink
 from trieye.process.output import printing_to
 from trieye.process.signals import stop_reason, stop_reason_in
@@ -80,19 +80,12 @@ class SweepContext:
                 config.hydra.sweep.subdir = str(self.working_dir / save_path)
         return config
 
-    def composed_here(self, index: int, overrides: Sequence[str], *, is_last: bool) -> DictConfig:
+    def composed_here(self, index: int, overrides: Sequence[str], *, is_last: bool = False) -> DictConfig:
         """Compose the config of a job; the message of a `ConfigurationError` contains the cause."""
         try:
             return self.composed(index, overrides, is_last=is_last)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigurationError(message_of(error)) from error
-
-    def composed_or_error(self, index: int, overrides: Sequence[str]) -> DictConfig | Exception:
-        """Compose the config of a job, or return the error."""
-        try:
-            return self.composed(index, overrides)
-        except (HydraException, OmegaConfBaseException, TrieyeError) as error:
-            return error
 
     def pickled(self) -> bytes:
         """Return the context for a process of this machine, as `main_module.loaded` reads it."""
