@@ -108,7 +108,7 @@ def _working_dir(runtime: RuntimeConfig) -> Path | None:
 
 def _start_ray(**options: Any) -> None:
     """Start a Ray that survives a scheduler's signal to every process of a job, until this process ends it."""
-    with _worker_settings("trieye.hub.ray_worker"), _signals_deferred():
+    with environment(_worker_settings()), _signals_deferred():
         try:
             ray.init(address="local", **options)
         except Exception as error:
@@ -147,16 +147,21 @@ def keep_token_private() -> None:
             path.chmod(0o600)
 
 
-@contextlib.contextmanager
-def _worker_settings(module: str) -> Iterator[None]:
-    """Make the workers of a Ray that is started in the block import a module before anything else.
+def _worker_settings() -> dict[str, str]:
+    """Return the environment of a Ray whose workers import `trieye.hub.ray_worker` before anything else.
 
     They start with the niceness of services, unless the user has set another: with Ray's default of 15, a hub starts
     for a minute on a busy machine, and users other than root cannot lower the niceness of a process.
     """
-    before = {name: os.environ.get(name) for name in (_PRELOADED, _NICENESS)}
-    os.environ[_PRELOADED] = ",".join(filter(None, (before[_PRELOADED], module)))
-    os.environ.setdefault(_NICENESS, str(SERVICE_NICENESS))
+    preloaded = filter(None, (os.environ.get(_PRELOADED), "trieye.hub.ray_worker"))
+    return {_PRELOADED: ",".join(preloaded), _NICENESS: os.environ.get(_NICENESS, str(SERVICE_NICENESS))}
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the block, and restore them at its end."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

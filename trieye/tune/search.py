@@ -85,11 +85,9 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
     ) -> None:
         super().__init__(metric=metric, mode=mode)
         self._dimensions, self._options, self._num = dimensions, options, num_trials
-        self._best_is = mode
         self._trials: dict[str, _TrialValues] = {}
-        self._search: OptunaSearch | None = OptunaSearch(
-            SearchSpace.of(dimensions), options, mode
-        )  # fails before anything starts
+        self._search: OptunaSearch | None = None
+        self._optuna()  # fails before anything starts
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_search": None}  # rebuilt from the trials
@@ -134,7 +132,7 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
 
     def _optuna(self) -> OptunaSearch:
         if self._search is None:
-            self._search = OptunaSearch(SearchSpace.of(self._dimensions), self._options, self._best_is)
+            self._search = OptunaSearch(SearchSpace.of(self._dimensions), self._options, self.mode)
             for trial in self._trials.values():
                 self._search.resume(trial.index, trial.words)
                 if trial.has_ended:

@@ -40,9 +40,8 @@ class Space:
         for dimension in self.dimensions:
             if dimension.key.partition(".")[0] in {"tune", "run_name", "app_name"}:
                 raise ConfigurationError(f"tune.space.{dimension.key}: a study does not vary this key")
-            values = [value_of(text) for text in dimension.choices] or [
-                _end(dimension, end) for end in _ends(dimension)
-            ]
+            ends = () if dimension.choices else (dimension.low, dimension.high)
+            values = [*map(value_of, dimension.choices), *(_end(dimension, end) for end in ends)]
             for value in values:
                 with_values(config, {dimension.key: value})
             secrets = [word for value in values for word in overrides_of({dimension.key: value}) if HIDDEN in word]
@@ -104,10 +103,6 @@ def _text(key: str, value: Any) -> str:
     if value is None:
         raise ConfigurationError(f"tune.space.{key} is null; remove the key, or set its values")
     return str(value)
-
-
-def _ends(dimension: Dimension) -> tuple[float, float]:
-    return dimension.low, dimension.high
 
 
 def _end(dimension: Dimension, value: float) -> float:

@@ -3,7 +3,6 @@
 import importlib
 import logging
 import math
-import os
 import shlex
 import signal
 import sys
@@ -30,7 +29,7 @@ from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
 from trieye.files.run_files import RUN_RECORD, RunFiles
 from trieye.files.run_record import RunRecord, require_owner
-from trieye.hub.ray_start import join_ray
+from trieye.hub.ray_start import environment, join_ray
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
@@ -41,7 +40,7 @@ from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
 from trieye.sweeps.search import print_remarks
-from trieye.sweeps.status import status_of, sum_up
+from trieye.sweeps.status import HOWS, status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
 from trieye.tune.ended import ended_record
@@ -191,8 +190,7 @@ class Study:
 
     @staticmethod
     def _is_over(record: SweepRecord) -> bool:
-        counts = {how: number for how, number in record.summary.items() if how in {"completed", "pruned"}}
-        return bool(counts) and sum(counts.values()) == record.size
+        return bool(record.summary.get("completed", 0) + record.summary.get("pruned", 0) == record.size)
 
     def _num_trials(self) -> int:
         config = self._config.tune
@@ -312,7 +310,7 @@ class Study:
         final_table(self.directory, record)
         if self._config.tune.search != "grid":
             print_remarks(status_of(self.directory))
-        counts = ", ".join(f"{number} {how}" for how, number in record.summary.items() if how in _HOWS)
+        counts = ", ".join(f"{number} {how}" for how, number in record.summary.items() if how in HOWS)
         counts += "" if limit is None else f" ({limit})"
         failed = [job for job in status_of(self.directory) if job.how == "failed"]
         index = record.summary.get("best")
@@ -375,9 +373,6 @@ class Study:
         say(f"the config of the best trial is in {path}; rerun it with experiment={path.stem}")
 
 
-_HOWS = ("completed", "pruned", "failed", "incomplete", "running", "missing")
-
-
 class TargetStopper(tune.Stopper):  # type: ignore[misc]  # Ray has no types for us
     """Stops a study when a trial has reached the target; pickled with the study."""
 
@@ -404,22 +399,15 @@ def _quiet() -> Iterator[None]:
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
     }
-    before = {name: os.environ.get(name) for name in variables}
     importlib.import_module("ray.tune.tune")  # creates its logger
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
     levels = [logger.level for logger in loggers]
-    os.environ |= variables
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with environment(variables), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

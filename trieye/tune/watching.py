@@ -172,11 +172,6 @@ class StudyMonitor:
                 record.state, record.ended = "interrupted", time.time()
                 self._write(record, is_lasting=True)
 
-    @property
-    def failures(self) -> list[JobRecord]:
-        """The permanently failed trials."""
-        return [record for record in self._records.values() if record.state == "failed"]
-
     def _show(self, done: Done, record: JobRecord) -> None:
         if record.index not in self._running:
             self.progress.began(self._job(record))
@@ -216,6 +211,8 @@ class StudyMonitor:
 class StudyCallback(Callback):  # type: ignore[misc]  # Ray has no types for us
     """Callback of Tune that forwards to the monitor of this process; pickled with the study.
 
+    Tune passes all arguments by keyword.
+
     Attributes:
         watch: The monitor of the study that this process runs.
     """
@@ -227,36 +224,28 @@ class StudyCallback(Callback):  # type: ignore[misc]  # Ray has no types for us
         assert self.watch is not None  # noqa: S101 - Tune calls it in a study only
         return self.watch
 
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_start(self, *, trial: Any, **_: Any) -> None:
         """Forward."""
-        del iteration, trials, info
         self._monitor.started(trial)
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
+    def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Forward."""
-        del iteration, trials, info
         self._monitor.record_result(trial, result)
 
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
         """Forward."""
-        del iteration, trials, info
         self._monitor.recovered(trial)
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
         """Forward."""
-        del iteration, trials, info
         self._monitor.ended(trial)
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_error(self, *, trial: Any, **_: Any) -> None:
         """Forward."""
-        del iteration, trials, info
         self._monitor.failed(trial)
 
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+    def on_step_end(self, **_: Any) -> None:
         """Refresh the table."""
-        del iteration, trials, info
         self._monitor.progress.show()
 
 
