@@ -13,9 +13,8 @@ from trieye.exceptions import ConfigurationError
 from trieye.sweeps.fork_client import ForkClient, Worker, discard, server_for
 from trieye.sweeps.fork_server import Exited, Started
 from trieye.sweeps.jobs import Done, JobLimitError
-from trieye.sweeps.memory import MemoryLimits
 from trieye.sweeps.pools import STOP_S, Died, Outcome
-from trieye.sweeps.slots import Slots, num_cores
+from trieye.sweeps.slots import MemoryLimits, Slots, num_cores
 from trieye.sweeps.working import Composed, SweepContext
 
 _POLL_S = 0.05

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
-from trieye.process.text import counted
+from trieye.process.text import counted, duration
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError
 
@@ -191,8 +191,4 @@ def _short(path: Path) -> str:
 
 
 def _clock(seconds: float) -> str:
-    if seconds < 60:  # noqa: PLR2004 - a minute
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)  # noqa: PLR2004 - a minute
