@@ -45,11 +45,6 @@ def actor_name(run_name: str) -> str:
     return f"trieye_actor_{run_name}"
 
 
-def call_id() -> str:
-    """Return the unique id of the current call; it is the same if Ray retries the call."""
-    return str(ray.get_runtime_context().get_task_id())
-
-
 def _is_restart() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray calls deprecated functions of Ray
@@ -97,7 +92,7 @@ def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]
     @functools.wraps(request)
     def forward(self: "HubActor", *args: Any, **kwargs: Any) -> Any:
         if has_key:
-            kwargs.setdefault("key", call_id())
+            kwargs.setdefault("key", ray.get_runtime_context().get_task_id())  # the same if Ray retries the call
         return request(self._logic.parts[request.__name__], *args, **kwargs)
 
     # Ray would look for its attributes on the wrapped function, which has none

@@ -117,7 +117,7 @@ class RayEventChannel(EventChannel):
         try:
             return ray.get(reference, timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
-            raise _cause(error) from error
+            raise (error.cause if isinstance(error.cause, TrieyeError) else TrieyeError(str(error))) from error
         except ray.exceptions.GetTimeoutError as error:
             raise ConnectionError(
                 f"the hub of run {self.run_name!r} did not answer within {timeout_s:.0f} s"
@@ -254,11 +254,6 @@ def _reason(error: ray.exceptions.RayActorError) -> str:
     if error.actor_init_failed:
         return lines[-1]
     return " ".join([lines[0], *(line for line in lines[1:] if line.startswith("The actor"))])
-
-
-def _cause(error: ray.exceptions.RayTaskError) -> Exception:
-    cause = error.cause
-    return cause if isinstance(cause, TrieyeError) else TrieyeError(str(error))
 
 
 def take_over(runtime: RuntimeConfig, run_name: str, lock: RunLock) -> None:

@@ -160,8 +160,6 @@ def _answer(probe: Any, description: Any, deadline: float) -> dict[str, Any]:
     except ray.exceptions.RayError as error:
         return {"error": " ".join(str(error).split())[:300]}
     latency_s, offset_s = offset_of(samples)
-    answer["disks"] = {directory: (free, total) for directory, (free, total) in answer["disks"].items()}
-    answer["import_error"] = answer.pop("error")
     return {**answer, "latency_s": latency_s, "offset_s": offset_s}
 
 

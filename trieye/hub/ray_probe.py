@@ -28,12 +28,12 @@ class Probe:
         disks, existing = {}, _existing(root)
         for directory in {existing, "/tmp"}:  # noqa: S108 - Ray's own files are in /tmp
             usage = shutil.disk_usage(directory)
-            disks[directory] = [usage.free, usage.total]
+            disks[directory] = (usage.free, usage.total)
         return {
             "python": platform.python_version(),
             "executable": sys.executable,
             "versions": {name: _version(name) for name in packages},
-            "error": _error("trieye"),
+            "import_error": _error("trieye"),
             "disks": disks,
             "can_write": os.access(existing, os.W_OK),
             "sees_root": os.path.exists(os.path.join(root, token)),  # noqa: PTH110, PTH118
