@@ -199,14 +199,10 @@ def statements() -> list[str]:
     """Return the SQL that creates the tables of a journal, exactly as SQLite stores it."""
     return [
         # without a row id, a text key needs no second tree
-        f"CREATE TABLE {table} ({definition}, crc INTEGER)" + (" WITHOUT ROWID" if is_keyed_by_text(table) else "")
+        f"CREATE TABLE {table} ({definition}, crc INTEGER)"
+        + (" WITHOUT ROWID" if "TEXT PRIMARY KEY" in definition else "")
         for table, definition in TABLES.items()
     ]
-
-
-def is_keyed_by_text(table: str) -> bool:
-    """Return whether the key of a table is a text instead of a number."""
-    return "TEXT PRIMARY KEY" in TABLES[table]
 
 
 class JournalState(NamedTuple):

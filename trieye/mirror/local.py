@@ -124,10 +124,8 @@ class LocalRun:
         """
         if self.record().restoring:
             return True
-        files, folders = (
-            [self.paths.run_record_path, self.paths.journal_path],
-            [*self.folders.values(), self.paths.history_dir],
-        )
+        files = [self.paths.run_record_path, self.paths.journal_path]
+        folders = [*self.folders.values(), self.paths.history_dir]
         return not any(path.exists() for path in files) and not any(any(folder.glob("*")) for folder in folders)
 
     def saves(self) -> list[LocalSave]:

@@ -18,8 +18,6 @@ def limit_niceness(*, at_least: int = -20, at_most: int = 19) -> None:
 
     Sources: sched(7), the weights of niceness; `worker_niceness` of Ray.
     """
-    if not hasattr(os, "setpriority"):
-        return
     threads = [int(entry.name) for entry in _THREADS.iterdir()] if _THREADS.is_dir() else [0]
     for thread in threads:
         with contextlib.suppress(OSError):  # not permitted, or the thread has exited

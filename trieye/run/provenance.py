@@ -291,7 +291,7 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
-        return str(os.getuid()) if hasattr(os, "getuid") else ""
+        return str(os.getuid())
 
 
 @lru_cache(maxsize=1)

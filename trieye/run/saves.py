@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.hub.saved_states import SavedCheckpoint
+from trieye.process.worker import settle
 
 MAX_IN_FLIGHT = 2
 """Maximum number of states in memory: a further save waits for the oldest one, or replaces the newest one."""
@@ -78,13 +79,7 @@ class SaveHandle:
     def _supersede_by(self, successor: "SaveHandle") -> None:
         """Take over the outcome of another save; callers may already wait for this one."""
         self._is_superseded = True
-        successor._outcome.add_done_callback(self._copy_outcome)  # noqa: SLF001 - its own class
-
-    def _copy_outcome(self, outcome: "Future[str]") -> None:
-        if (error := outcome.exception()) is not None:
-            self._outcome.set_exception(error)
-        else:
-            self._outcome.set_result(outcome.result())
+        successor._outcome.add_done_callback(lambda done: settle(self._outcome, done.result))  # noqa: SLF001 - its own class
 
 
 def step_to_save(step: Any) -> int:
@@ -185,15 +180,9 @@ class PendingSaves:
         outcome = Future[None]()
         self._requests.append(outcome)
 
-        def forward(done: "Future[None]") -> None:
-            if (error := done.exception()) is not None:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(None)
-
         def start(_: "Future[str]") -> None:
             try:
-                begin().add_done_callback(forward)
+                begin().add_done_callback(lambda done: settle(outcome, done.result))
             except Exception as error:  # noqa: BLE001 - the caller of the request gets it
                 outcome.set_exception(error)
 

@@ -12,7 +12,7 @@ from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import json_of
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import ConfigurationError, JournalError
-from trieye.files.run_files import JOURNAL, RUN_RECORD, RunFiles
+from trieye.files.run_files import JOURNAL, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, require_owner
 from trieye.hub.directory import HubFiles
 from trieye.hub.logic import HubLogic
@@ -24,6 +24,7 @@ from trieye.process.waiting import wait_while_moving
 from trieye.runs.attempt_rows import attempts
 from trieye.runs.config import config_of, sinks_of
 from trieye.runs.finding import RunReference, run_directory
+from trieye.runs.stored_run import record_in
 from trieye.sinks.bookmark import FROM_THE_BEGINNING
 from trieye.sinks.mlflow.store import require_password
 
@@ -160,7 +161,7 @@ def idle_run(run_dir: Path) -> tuple[RunRecord, TrieyeConfig]:
         ConfigurationError: It is no run, its config cannot be read, or it may be a copy of another run.
         RunLockedError: A process writes to it.
     """
-    record = _record(run_dir)
+    record = record_in(run_dir)
     require_owner(record, run_dir)
     config = config_of(run_dir)
     for lock in ("run.lock", "hub.lock"):
@@ -199,20 +200,13 @@ def deliver(
     run_dir = hub.files.paths.run_base_dir
     return DeliveryResult(
         run_dir,
-        _record(run_dir).status,
+        record_in(run_dir).status,
         sinks_of(config),
         health["points"],
         time.monotonic() - began,
         [*hub.files.journal.damage, *refusals],
         {sink["name"]: lacks for sink in health["sinks"] if (lacks := _lacks(sink))},
     )
-
-
-def _record(run_dir: Path) -> RunRecord:
-    record = RunRecord.read(run_dir / RUN_RECORD)
-    if record is None:
-        raise ConfigurationError(f"{run_dir} is not a run: it has no {RUN_RECORD}")
-    return record
 
 
 def _is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> bool:
@@ -262,7 +256,7 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[HubLogic]:
     paths = RunFiles(config.persistence)
     # as a driver holds it: until everything is recorded, so that no other attempt starts before
     with RunLock(paths.lock_path), contextlib.ExitStack() as rest:
-        record = _record(paths.run_base_dir)
+        record = record_in(paths.run_base_dir)
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
         ended = record.ended or _last_sign_of_life(record, paths.run_base_dir)
         hub = HubLogic(config)
@@ -285,7 +279,7 @@ def _last_sign_of_life(record: RunRecord, run_dir: Path) -> float:
 
 
 def _record_end(paths: RunFiles, status: RunStatus, ended: float | None) -> None:
-    record = _record(paths.run_base_dir)
+    record = record_in(paths.run_base_dir)
     record.status, record.ended = status, ended
     record.save(paths.run_record_path)
 

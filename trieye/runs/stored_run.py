@@ -165,12 +165,7 @@ class StoredRun:
             ConfigurationError: It has been deleted.
             SerializationError: It is damaged.
         """
-        from trieye.files.run_record import RunRecord
-
-        record = RunRecord.read(self.run_dir / RUN_RECORD)
-        if record is None:
-            raise ConfigurationError(f"{self.run_dir} is not a run: it has no {RUN_RECORD}")
-        return record
+        return record_in(self.run_dir)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -187,6 +182,21 @@ class StoredRun:
         from trieye.run.provenance import Provenance
 
         return Provenance.last(self.run_dir)
+
+
+def record_in(run_dir: Path) -> "RunRecord":
+    """Return the whole run.json of a run.
+
+    Raises:
+        ConfigurationError: It is missing.
+        SerializationError: It is damaged.
+    """
+    from trieye.files.run_record import RunRecord
+
+    record = RunRecord.read(run_dir / RUN_RECORD)
+    if record is None:
+        raise ConfigurationError(f"{run_dir} is not a run: it has no {RUN_RECORD}")
+    return record
 
 
 def config_in(run_dir: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from trieye.history.store import survey
 from trieye.hub.status import read_status
 from trieye.journal.journal import Segment
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
-from trieye.journal.scan import Contents, inspect
+from trieye.journal.scan import Contents, count, inspect
 from trieye.journal.watermark import Expected, read_watermark, stored_watermark_path
 from trieye.process.lock import is_alive
 from trieye.runs.checkpoint_rows import CheckpointRow, rows_in
@@ -233,7 +233,7 @@ def _history(directory: Path, contents: Contents | None) -> VerifiedPart:
             lost = [*lost, *gone]
     sizes = [_size_of(directory / segment.name) for segment in files if (directory / segment.name).exists()]
     location = f"in {len(sizes)} files" + (" and the journal" if chunks else "") if sizes else "in the journal"
-    text = f"{inventory.end - _count(lost):,} points and operations, {location}" if inventory.end else "nothing yet"
+    text = f"{inventory.end - count(lost):,} points and operations, {location}" if inventory.end else "nothing yet"
     return VerifiedPart("history", text, sum(sizes), damage, is_there=inventory.end > 0)
 
 
@@ -260,14 +260,10 @@ def _lost_items(name: str, finding: str, lost: list[Range]) -> Damage:
         return Damage(f"{name} {finding}", "nothing is lost: its items can be read", "no action is needed")
     ranges = ", ".join(f"{first} to {end - 1}" for first, end in lost[:3]) + (", ..." if lost[3:] else "")
     return Damage(
-        f"{name} {finding}: {_count(lost):,} items are lost ({ranges})",
+        f"{name} {finding}: {count(lost):,} items are lost ({ranges})",
         "sinks that have them keep them; a rebuilt or later sink does not receive them",
         f"restore {name} from a backup; otherwise no action is needed",
     )
-
-
-def _count(ranges: list[Range]) -> int:
-    return sum(end - first for first, end in ranges)
 
 
 def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:

@@ -80,17 +80,16 @@ def write_best(
         "# @package _global_",
         f"# Written {_WRITTEN}: trial {index} of {directory.name}, {config.loop.objective} {objective:g}.",
         f"# Values chosen by the study: {', '.join(overrides_of(values))}",
-        *(["# Final values; population-based training changed them during the trial."] * _is_pbt(config)),
+        *(
+            ["# Final values; population-based training changed them during the trial."]
+            * (config.tune.scheduler == "pbt")
+        ),
         yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120),
     ]
     path = _preset_path(launch, directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "\n".join(lines).encode())
     return path
-
-
-def _is_pbt(config: TrieyeConfig) -> bool:
-    return config.tune.scheduler == "pbt"
 
 
 def _preset_path(launch: Launch | None, directory: Path) -> Path:
