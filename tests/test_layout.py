@@ -41,8 +41,8 @@ HOMES = {
     "mlflow": {"sinks/mlflow/*"},
     "tensorboard": {"sinks/tensorboard/*"},
     "wandb": {"sinks/wandb.py", "integrations/wandb/offline.py"},
-    "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/composing.py", "sweeps/working.py"},
-    "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/composing.py", "sweeps/working.py"},
+    "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
+    "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "ray": {
         "compat/actor*.py",
         "hub/actor.py",

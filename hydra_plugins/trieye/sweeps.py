@@ -1,7 +1,7 @@
 """Hydra plugins: trieye's launcher and sweeper; every Hydra program imports them, so heavy modules load on use."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
@@ -9,16 +9,24 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
+T = TypeVar("T")
+
+
+def _refusing(call: Callable[..., T], /, *arguments: Any, **options: Any) -> T:
+    """Call a method of a plugin; a configuration error ends the program with its message."""
+    from trieye.config.hydra.registration import refusing
+
+    with refusing():
+        return call(*arguments, **options)
+
 
 class TrieyeLauncher(Launcher):
     """Runs the jobs of a sweep in parallel."""
 
     def __init__(self, **options: Any) -> None:
-        from trieye.config.hydra.registration import refusing
         from trieye.sweeps.launcher import LauncherBody
 
-        with refusing():
-            self.body = LauncherBody(**options)
+        self.body = _refusing(LauncherBody, **options)
 
     def setup(self, **options: Any) -> None:
         """Receive the program and its config from Hydra."""
@@ -26,35 +34,24 @@ class TrieyeLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return the outcome of each job."""
-        from trieye.config.hydra.registration import refusing
-
-        with refusing():
-            return self.body.launch(job_overrides, initial_job_idx)
+        return _refusing(self.body.launch, job_overrides, initial_job_idx)
 
 
 class TrieyeSweeper(Sweeper):
     """Runs a grid or a search."""
 
     def __init__(self, **options: Any) -> None:
-        from trieye.config.hydra.registration import refusing
         from trieye.sweeps.sweeper import SweeperBody
 
-        with refusing():
-            self.body = SweeperBody(**options)
+        self.body = _refusing(SweeperBody, **options)
 
     def setup(self, **options: Any) -> None:
         """Receive the program and its config from Hydra."""
-        from trieye.config.hydra.registration import refusing
-
-        with refusing():
-            self.body.setup(**options)
+        _refusing(self.body.setup, **options)
 
     def sweep(self, arguments: Sequence[str]) -> Any:
         """Run all jobs; return the outcome of each job."""
-        from trieye.config.hydra.registration import refusing
-
-        with refusing():
-            return self.body.sweep(arguments)
+        return _refusing(self.body.sweep, arguments)
 
 
 # copies of the defaults in `trieye.config.launcher` and `trieye.config.sweeper`, whose import would slow all programs

@@ -25,7 +25,6 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.process.text import counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
-from trieye.sweeps.composing import message_of, shared_base
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
 from trieye.sweeps.objectives import ObjectiveError, Objectives
@@ -37,7 +36,7 @@ from trieye.sweeps.recorder import new_record
 from trieye.sweeps.slurm import run_on_slurm
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
-from trieye.sweeps.working import SweepContext
+from trieye.sweeps.working import SweepContext, message_of, shared_base
 
 _LOOK_S = 0.5
 _RESOURCES = {"num_cpus", "num_gpus", "memory", "resources"}

@@ -8,7 +8,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from trieye.config.hydra.loader import VERSION_BASE
-from trieye.sweeps.composing import shared_base, with_values
+from trieye.sweeps.working import shared_base, with_values
 
 CONFIG = """
 defaults: [{net: small}, _self_]
