@@ -81,32 +81,25 @@ def test_signals_in_quick_succession_are_one_request():
     assert exit_codes == [143]
 
 
-def test_a_repeated_signal_runs_the_previous_handler(monkeypatch):
-    handled = []
-    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
+@pytest.fixture
+def handled(monkeypatch):
+    """Return the calls of a SIGTERM handler of the program; each signal is a request of its own."""
+    calls = []
+    signal.signal(signal.SIGTERM, lambda *_: calls.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
+    return calls
+
+
+@pytest.mark.parametrize(("first", "calls"), [(signal.SIGTERM, ["before"]), (signal.SIGUSR1, [])])
+def test_only_a_repeated_signal_runs_the_previous_handler(handled, first, calls):
     stops, exit_codes = stopping()
     with stops:
+        signal.raise_signal(first)
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-    assert (handled, exit_codes) == (["before"], [143])
+    assert (handled, exit_codes) == (calls, [128 + first])
 
 
-def test_a_different_scheduler_signal_after_the_first_is_ignored(monkeypatch):
-    handled = []
-    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
-    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
-    stops, exit_codes = stopping()
-    with stops:
-        signal.raise_signal(signal.SIGUSR1)
-        signal.raise_signal(signal.SIGTERM)
-    assert (handled, exit_codes) == ([], [128 + signal.SIGUSR1])
-
-
-def test_sigterm_after_ctrl_c_is_another_request(monkeypatch):
-    handled = []
-    signal.signal(signal.SIGTERM, lambda *_: handled.append("before"))
-    monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
+def test_sigterm_after_ctrl_c_is_another_request(handled):
     stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGINT)

@@ -288,14 +288,20 @@ def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_on
     assert "hydra.launcher.slurm.hours=2" in record["own"]
 
 
-@pytest.mark.long
-def test_a_waiting_driver_shows_the_jobs_and_the_best(slurm):
+def waiting_driver(slurm, *, reason):
+    """Start a sweep of two jobs, and return its driver once it waits for the tasks, which are pending."""
     Path("train.py").write_text(PLAIN)
     words = ["hydra.launcher.backend=slurm", "hydra.sweep.dir=sweep", "+x=1,2"]
     command = [sys.executable, "train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *words]
-    (slurm / "queue").write_text("0 PENDING PartitionConfig\n1 PENDING PartitionConfig\n")
+    (slurm / "queue").write_text(f"0 PENDING {reason}\n1 PENDING {reason}\n")
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: Path("sweep/slurm.json").exists())
+    return driver
+
+
+@pytest.mark.long
+def test_a_waiting_driver_shows_the_jobs_and_the_best(slurm):
+    driver = waiting_driver(slurm, reason="PartitionConfig")
     assert task(0).wait(120) == 0, Path("said").read_text()
     (slurm / "queue").unlink()
     out, err = driver.communicate(timeout=60)
@@ -308,12 +314,7 @@ def test_a_waiting_driver_shows_the_jobs_and_the_best(slurm):
 
 @pytest.mark.long
 def test_an_interrupted_driver_leaves_the_array_running(slurm):
-    Path("train.py").write_text(PLAIN)
-    words = ["hydra.launcher.backend=slurm", "hydra.sweep.dir=sweep", "+x=1,2"]
-    command = [sys.executable, "train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *words]
-    (slurm / "queue").write_text("0 PENDING None\n1 PENDING None\n")
-    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: Path("sweep/slurm.json").exists())
+    driver = waiting_driver(slurm, reason="None")
     driver.send_signal(signal.SIGINT)
     err = driver.communicate(timeout=60)[1]
     assert driver.returncode == 130

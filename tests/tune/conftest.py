@@ -1,7 +1,8 @@
-"""Configs of walks below a temporary root."""
+"""Configs of walks and of a DQN below a temporary root."""
 
 import pytest
 
+from tests.training.algorithms import TrainConfig
 from tests.tune.walks import WalksConfig
 
 
@@ -20,3 +21,16 @@ def walks_config(tmp_path):
         )
 
     return make
+
+
+@pytest.fixture
+def dqn_config(tmp_path):
+    return TrainConfig(
+        run_name="dqn",
+        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        env={"id": "CartPole-v1", "eval_episodes": 1},
+        persistence={"root_data_dir": str(tmp_path / "root")},
+        runtime={"kind": "local"},
+        sinks={},
+        loop={"axis": "env_steps", "steps": 2000, "evaluate_every_steps": 40},
+    )

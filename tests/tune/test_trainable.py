@@ -22,6 +22,8 @@ from trieye.sweeps.status import status_of
 from trieye.tune.study import StudyError
 from trieye.tune.trainable import StudyPlace, as_trainable
 
+POPULATION = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3}
+
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.filterwarnings("ignore")]
 
 
@@ -72,17 +74,8 @@ def test_a_trainable_passes_tunes_own_check_of_save_and_restore(walks_config):
 
 
 @pytest.mark.long
-def test_an_engine_passes_tunes_own_check_of_save_and_restore(tmp_path):
-    config = TrainConfig(
-        run_name="dqn",
-        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
-        env={"id": "CartPole-v1", "eval_episodes": 1},
-        persistence={"root_data_dir": str(tmp_path / "root")},
-        runtime={"kind": "local"},
-        sinks={},
-        loop={"axis": "env_steps", "steps": 2000, "evaluate_every_steps": 50},
-    )
-    assert validate_save_restore(as_trainable(DQN, config))
+def test_an_engine_passes_tunes_own_check_of_save_and_restore(dqn_config):
+    assert validate_save_restore(as_trainable(DQN, dqn_config))
 
 
 def test_a_trainable_implements_the_interface_of_tune(walks_config, tmp_path):
@@ -255,33 +248,17 @@ def test_ended_trials_missing_in_the_state_of_tune_are_not_retrained(ends, walks
 @pytest.mark.long
 def test_a_population_continues_without_a_failed_trial(walks_config, study_place, monkeypatch):
     monkeypatch.chdir(study_place.working_dir)
-    tune_options = {
-        "enabled": True,
-        "scheduler": "pbt",
-        "space": {"walk.pace": "1,2,3"},
-        "num_trials": 3,
-        "max_failures": 0,
-    }
+    config = walks_config("herd", tune={**POPULATION, "max_failures": 0})
     with pytest.raises(StudyError, match="the last one fell over"):
-        trieye.run_experiment(FallsOver, walks_config("herd", tune=tune_options))
-    assert [job.how for job in status_of(study_place.working_dir / "multirun/herd")] == [
-        "completed",
-        "failed",
-        "completed",
-    ]
+        trieye.run_experiment(FallsOver, config)
+    jobs = status_of(study_place.working_dir / "multirun/herd")
+    assert [job.how for job in jobs] == ["completed", "failed", "completed"]
 
 
 @pytest.mark.long
 def test_a_trial_whose_process_dies_while_copying_another_is_retried(walks_config, study_place, monkeypatch):
     monkeypatch.chdir(study_place.working_dir)
-    tune_options = {
-        "enabled": True,
-        "scheduler": "pbt",
-        "space": {"walk.pace": "1,2,3"},
-        "num_trials": 3,
-        "num_cpus": 2,
-    }
-    config = walks_config("stumbles", tune=tune_options)
+    config = walks_config("stumbles", tune={**POPULATION, "num_cpus": 2})
     trieye.run_experiment(Stumbles, config)
     jobs = status_of(study_place.working_dir / "multirun/stumbles")
     assert [job.how for job in jobs] == ["completed"] * 3

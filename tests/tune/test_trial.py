@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from tests.training.algorithms import DQN, TrainConfig
+from tests.training.algorithms import DQN
 from tests.tune.walks import Agreeing, Raising, Walk, curve_in
 from trieye.checkpoints.manifest import verify
 from trieye.checkpoints.store import load_checkpoint
@@ -225,24 +225,15 @@ def test_an_incompatible_state_is_rejected(walks_config, tmp_path):
         incompatible.restore(tmp_path / "saved")
 
 
-def test_a_saved_state_of_a_replaced_branch_can_be_resumed_and_saved(tmp_path):
-    config = TrainConfig(
-        run_name="dqn",
-        agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
-        env={"id": "CartPole-v1", "eval_episodes": 1},
-        persistence={"root_data_dir": str(tmp_path / "root")},
-        runtime={"kind": "local"},
-        sinks={},
-        loop={"axis": "env_steps", "steps": 2000, "evaluate_every_steps": 40},
-    )
-    trial = Trial(DQN, config)
+def test_a_saved_state_of_a_replaced_branch_can_be_resumed_and_saved(dqn_config, tmp_path):
+    trial = Trial(DQN, dqn_config)
     for number in (1, 2):
         trial.iterate()
         trial.save(tmp_path / f"kept{number}")
-    trial.reset(with_values(config, {"seed": 1, "agent.lr": 0.1}), {})
+    trial.reset(with_values(dqn_config, {"seed": 1, "agent.lr": 0.1}), {})
     trial.restore(tmp_path / "kept1")
     trial.iterate()  # its rows and checkpoint replace the first branch
-    trial.reset(config, {})
+    trial.reset(dqn_config, {})
     trial.restore(tmp_path / "kept2")
     step = trial.iterate()["step"]
     trial.close()
