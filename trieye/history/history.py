@@ -68,6 +68,7 @@ class History:
         directory: Directory of the files; None: everything stays in the journal.
 
     Attributes:
+        branch: Id of the current branch: it changes with every rewind; 0 before the first one.
         dead: Indices that no checkpoint can restore: the journal lost them before the run resumed from a checkpoint.
 
     Raises:
@@ -82,7 +83,7 @@ class History:
         self._gap = min(journal.num_lost, 1)
         self.dead: Sequence[Range] = ()
         self._superseded = journal.superseded()
-        self._branch = _branch_of(self._superseded)
+        self.branch = _branch_of(self._superseded)
         self._is_superseded_saved = True
         self._chunks: list[JournalChunk] = []
         self._undecodable: set[int] = set()
@@ -120,11 +121,6 @@ class History:
         """Whether every item that no rewind has superseded is readable, according to current knowledge."""
         surviving = uncovered(0, self.end, self._superseded)
         return not self.dead and not any(overlapping(*span, self._store.lost) for span in surviving)
-
-    @property
-    def branch(self) -> int:
-        """Id of the current branch: it changes with every rewind; 0 before the first one."""
-        return self._branch
 
     # writing
 
@@ -185,7 +181,7 @@ class History:
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Replace the superseded ranges, whose points and media are hidden; the next commit stores them."""
         self._superseded = merged(ranges)
-        self._branch = _branch_of(self._superseded)
+        self.branch = _branch_of(self._superseded)
         self._is_superseded_saved = False
 
     @property

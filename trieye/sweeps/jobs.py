@@ -298,12 +298,16 @@ def _is_locked(directory: Path) -> bool | None:
 
 
 class RunningJob:
-    """A job that runs in this process, in the `running` block, under the lock of the job."""
+    """A job that runs in this process, in the `running` block, under the lock of the job.
+
+    Attributes:
+        record: The record of the job.
+    """
 
     def __init__(self, directory: Path, index: int, overrides: Sequence[str]) -> None:
         self._directory = directory
         self._before = JobRecord.read(directory)
-        self._record = JobRecord(
+        self.record = JobRecord(
             index=index,
             overrides=[redacted_text(word) for word in overrides],
             **ProcessIdentity.current().as_mapping(),
@@ -330,10 +334,10 @@ class RunningJob:
         try:
             now = JobRecord.read(self._directory)
             if now is not None and now.state == "completed" and (self._before is None or now != self._before):
-                self._record = now
+                self.record = now
                 yield now
                 return
-            if now is not None and now != self._before and now.overrides != self._record.overrides:
+            if now is not None and now != self._before and now.overrides != self.record.overrides:
                 raise JobElsewhereError(f"another process has started it with {' '.join(now.overrides)!r}")
             self._follow(now)
             with self._recorded():
@@ -344,35 +348,30 @@ class RunningJob:
     def _follow(self, before: JobRecord | None) -> None:
         if before is not None:
             died = before.state == "running"  # killed without a final record
-            self._record.attempt, self._record.deaths = before.attempt + 1, before.deaths + died
-            self._record.step = before.step
+            self.record.attempt, self.record.deaths = before.attempt + 1, before.deaths + died
+            self.record.step = before.step
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        self._record.started = self._record.heartbeat = time.time()
-        self._record.write(self._directory, is_lasting=False)  # if it is lost, the job restarts
+        self.record.started = self.record.heartbeat = time.time()
+        self.record.write(self._directory, is_lasting=False)  # if it is lost, the job restarts
         beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
         beating.start()
         try:
             yield
         except Exception as error:
-            if self._record.ended is None:
+            if self.record.ended is None:
                 self.end("failed", error=error)
             raise
         except BaseException:
-            if self._record.ended is None:  # a signal may arrive after the job, and must not make it run again
+            if self.record.ended is None:  # a signal may arrive after the job, and must not make it run again
                 self.end("interrupted")
             raise
         finally:
             self._over.set()
             beating.join()
-            if self._record.ended is None:
+            if self.record.ended is None:
                 self.end("completed")
-
-    @property
-    def record(self) -> JobRecord:
-        """The record of the job."""
-        return self._record
 
     @property
     def run_dir(self) -> Path | None:
@@ -383,20 +382,20 @@ class RunningJob:
     def end(self, state: State, *, done: Done | None = None, error: BaseException | None = None) -> None:
         """Write the final state, with the objectives of `done`."""
         with self._lock:
-            self._record.state, self._record.step = state, self._step()
+            self.record.state, self.record.step = state, self._step()
             if done is not None:
-                self._record.rate(done)
+                self.record.rate(done)
             if error is not None:
-                self._record.fail(f"{type(error).__name__}: {error}")
-            self._record.ended = self._record.heartbeat = time.time()
-            self._record.write(self._directory)
+                self.record.fail(f"{type(error).__name__}: {error}")
+            self.record.ended = self.record.heartbeat = time.time()
+            self.record.write(self._directory)
 
     def _beat(self) -> None:
         while not self._over.wait(HEARTBEAT_S):
             with self._lock, suppress(OSError):  # a temporarily full disk must not stop the job
-                if self._record.ended is None:
-                    self._record.heartbeat, self._record.step = time.time(), self._step()
-                    self._record.write(self._directory, is_lasting=False)
+                if self.record.ended is None:
+                    self.record.heartbeat, self.record.step = time.time(), self._step()
+                    self.record.write(self._directory, is_lasting=False)
 
     def _step(self) -> int | None:
         """Return the last recorded step of the run."""
@@ -406,5 +405,5 @@ class RunningJob:
         with suppress(JournalError, OSError):
             metrics = read_status(run_dir).get("metrics", {}) if run_dir.is_dir() else {}
             steps = [int(metric["step"]) for metric in metrics.values() if metric.get("step") is not None]
-            return max(steps, default=self._record.step)
-        return self._record.step
+            return max(steps, default=self.record.step)
+        return self.record.step
