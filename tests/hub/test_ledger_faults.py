@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from trieye.files.run_record import RunRecord
 from trieye.history.history import History
 from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
+from trieye.hub.supersession import after_restore
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
@@ -138,6 +140,7 @@ def test_memory_and_journal_agree_after_a_full_disk(hub, monkeypatch, method):
             ("to_state", [3], {}),
             ("record", [LogParams({"a": "1"})], {}),
             ("rewind", [state], {}),
+            ("open_again", [partial(after_restore, step=10)], {"resumed_at": 10}),
             ("finish", [], {"force": True}),
         ):
             with monkeypatch.context() as patch, contextlib.suppress(JournalFullError):

@@ -56,7 +56,7 @@ class Watchdog:
     """
 
     def __init__(self, run_name: str, env_id: str, stop: StopRequest) -> None:
-        self._stop, self._pid, self._env_id = stop, os.getpid(), env_id
+        self._stop, self._env_id = stop, env_id
         self._next_slot, self._lock = MAIN_THREAD + 1, threading.Lock()
         with tempfile.TemporaryFile() as file:
             file.truncate(8 * NUM_SLOTS)
@@ -92,16 +92,13 @@ class Watchdog:
             os.write(self._pipe, bytes([signal.SIGTERM]))
 
     def close(self) -> None:
-        """Stop the watchdog process; idempotent."""
-        if self._pid != os.getpid() or self._pipe < 0:
-            return
+        """Stop the watchdog process."""
         if threading.current_thread() is threading.main_thread():
             if self._fd_before == -1:
                 signal.set_wakeup_fd(-1)
             if signal.getsignal(POKE) == self._poked:
                 signal.signal(POKE, self._handler_before)
         os.close(self._pipe)
-        self._pipe = -1
         self._process.wait()
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
