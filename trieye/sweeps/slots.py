@@ -145,7 +145,7 @@ def has_nvidia_driver() -> bool:
 class MemoryLimits:
     """Finds processes that use more memory than their limit.
 
-    Shared pages count in proportion, where the system says so, since forks share most of theirs.
+    Shared pages count in proportion where the system reports it, since forks share most of theirs.
     """
 
     def __init__(self) -> None:
