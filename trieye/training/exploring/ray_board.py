@@ -1,5 +1,7 @@
 """The version registry in Ray: an actor process that does not import torch and only forwards calls."""
 
+import asyncio
+import contextlib
 import threading
 import time
 import uuid
@@ -25,19 +27,21 @@ class SynchronizerActor:
 
     def __init__(self) -> None:
         self._board, self._identity = Synchronizer(), uuid.uuid4().hex
+        self._changed = asyncio.Condition()
 
     async def publish(self, published: Published) -> str:
         """Announce weights, and return the identity of this actor, by which a restart is recognized."""
-        self._board.publish(published)
+        async with self._changed:
+            self._board.publish(published)
+            self._changed.notify_all()
         return self._identity
-
-    async def latest(self) -> Published | None:
-        """Return the newest announcement."""
-        return self._board.latest()
 
     async def wait_newer(self, version: int, timeout_s: float) -> Published | None:
         """Wait until the newest announcement is newer than `version`, and return it."""
-        return await self._board.await_newer(version, timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._board.wait_newer(version, 0.0) is not None)
+        return self._board.wait_newer(version, 0.0)
 
 
 class RayBoard:
@@ -59,8 +63,6 @@ class RayBoard:
         self._sent_at, self._is_silent = 0.0, False
         self._fault: BaseException | None = None
         self._identity: str | None = None
-        self._is_delivered = threading.Event()
-        self._is_delivered.set()
 
     def __getstate__(self) -> Any:
         return self._actor
@@ -90,7 +92,6 @@ class RayBoard:
 
     def _send(self, *, is_again: bool = False) -> None:
         self._sent, self._sent_at = self._newest, time.monotonic()
-        self._is_delivered.clear()
         # Ray retries only the second call, until the new process runs; the first one must fail, to report the death
         publish = self._actor.publish.options(max_task_retries=-1 if is_again else 0)
         sent = publish.remote(self._sent).future()
@@ -118,31 +119,20 @@ class RayBoard:
                 self._send()
                 return
             self._sent = None
-            self._is_delivered.set()
 
-    def latest(self) -> Published | None:
-        """Return the newest announcement.
+    def wait_newer(self, version: int, timeout_s: float) -> Published | None:
+        """Wait until the newest announcement is newer than `version`, and return it.
 
         Raises:
             ConnectionError: The actor does not answer.
         """
-        self._is_delivered.wait(_CALL_TIMEOUT_S)
-        newest: Published | None = self._get(self._actor.latest.remote(), _CALL_TIMEOUT_S)
-        return newest
-
-    def wait_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Wait until the newest announcement is newer than `version`, and return it; raises as `latest` does."""
         answer = self._actor.wait_newer.options(max_task_retries=0).remote(version, timeout_s)
-        newer: Published | None = self._get(answer, timeout_s + _CALL_TIMEOUT_S)
+        try:
+            newer: Published | None = ray.get(answer, timeout=timeout_s + _CALL_TIMEOUT_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise ConnectionError(f"the version registry does not answer: {error}") from error
         return newer
 
     def close(self) -> None:
         """Kill the actor."""
         ray.kill(self._actor)
-
-    @staticmethod
-    def _get(reference: Any, timeout_s: float) -> Any:
-        try:
-            return ray.get(reference, timeout=timeout_s)
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise ConnectionError(f"the version registry does not answer: {error}") from error

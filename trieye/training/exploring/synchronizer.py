@@ -1,6 +1,5 @@
 """Synchronizer: announces the newest version of the weights; a transport delivers the weights themselves."""
 
-import asyncio
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -44,9 +43,6 @@ class VersionRegistry(Protocol):
     def publish(self, published: Published) -> None:
         """Announce weights; version, handle and step become visible atomically."""
 
-    def latest(self) -> Published | None:
-        """Return the newest announcement."""
-
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
         """Wait until the newest announcement is newer than `version`, and return it; None after `timeout_s`."""
 
@@ -60,7 +56,6 @@ class Synchronizer:
     def __init__(self) -> None:
         self._published: Published | None = None
         self._changed = threading.Condition()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def publish(self, published: Published) -> None:
         """Announce weights.
@@ -76,35 +71,12 @@ class Synchronizer:
                 )
             self._published = published
             self._changed.notify_all()
-            for loop, event in self._waiting:
-                loop.call_soon_threadsafe(event.set)
-
-    def latest(self) -> Published | None:
-        """Return the newest announcement; None before the first."""
-        return self._published
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
         """Wait until the newest announcement is newer than `version`, and return it; None after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_newer(version), timeout_s)
             return self._published if self._is_newer(version) else None
-
-    async def await_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Behave as `wait_newer` without blocking the event loop."""
-        event = asyncio.Event()
-        entry = (asyncio.get_running_loop(), event)
-        with self._changed:
-            self._waiting.add(entry)
-        try:
-            if not self._is_newer(version):
-                async with asyncio.timeout(timeout_s):
-                    await event.wait()
-        except TimeoutError:
-            return None
-        finally:
-            with self._changed:
-                self._waiting.discard(entry)
-        return self._published if self._is_newer(version) else None
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
