@@ -160,8 +160,7 @@ def _packed(tensor: Any) -> PackedTensor | None:
 def _bits(tensor: Any) -> NDArray[Any]:
     import torch
 
-    bits: NDArray[Any] = tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8).numpy()  # noqa: PLR2004
-    return bits
+    return np.asarray(tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8))  # noqa: PLR2004
 
 
 def _raw_bytes(tensor: Any) -> NDArray[np.uint8] | None:

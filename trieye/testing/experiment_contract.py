@@ -159,8 +159,7 @@ class _Tuned:
         self._trainable = as_trainable(kind, config)(dict(values))
 
     def iterate(self) -> Mapping[str, Any]:
-        result: Mapping[str, Any] = self._trainable.train()
-        return result
+        return dict(self._trainable.train())
 
     def save(self, directory: Path) -> None:
         directory.mkdir()

@@ -60,8 +60,7 @@ class PolicyContract:
         finally:
             env.close()
         stacked = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
-        observations: Obs = nested({name: torch.from_numpy(array) for name, array in stacked.items()})
-        return observations
+        return nested({name: torch.from_numpy(array) for name, array in stacked.items()})
 
     def act(self, policy: Policy, n: int, *, explore: bool = True, seed: int = 0) -> Any:
         """Return the policy's output for `n` initial observations."""

@@ -12,8 +12,7 @@ class AtariGame(_ale.AtariEnv):  # type: ignore[misc]  # the package may be miss
 
     def get_state(self) -> bytes:
         """Return the state of the emulator, including its random generator."""
-        state: bytes = self.ale.cloneState(include_rng=True).serialize()
-        return state
+        return bytes(self.ale.cloneState(include_rng=True).serialize())
 
     def set_state(self, state: bytes) -> None:
         """Set the state of the emulator."""

@@ -293,8 +293,7 @@ class Collector:
     def _obs_at(t: int, columns: dict[str, Array], device: torch.device) -> Obs:
         if "obs" in columns:  # the usual case; the general one costs some percent of a step
             return torch.from_numpy(columns["obs"][t]).to(device)
-        obs: Obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in columns.items()})
-        return obs
+        return nested({name: torch.from_numpy(item[t]).to(device) for name, item in columns.items()})
 
     def _reset_state(self, state: Any, begins: NDArray[np.bool_]) -> Any:
         """Return the state of a recurrent policy, replaced by `initial_state` where an episode begins."""

@@ -181,8 +181,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     @property
     def schedule_step(self) -> int:
         """Argument of schedules: environment steps, or updates with `mode=train`, which makes no environment steps."""
-        steps: int = getattr(self, self.config.schedule_axis)
-        return steps
+        return self.updates if self.config.schedule_axis == "updates" else self.env_steps
 
     @property
     def generator(self) -> torch.Generator:

@@ -168,8 +168,7 @@ def chosen_actions(policy: Policy, act: object) -> NDArray[Any]:
         ConfigurationError: `act()` did not return an `Act` with a tensor.
     """
     if isinstance(act, Act) and isinstance(act.action, torch.Tensor):
-        actions: NDArray[Any] = act.action.cpu().numpy()
-        return actions
+        return act.action.cpu().numpy()
     returned = f"an Act with an action of type {_name(act.action)}" if isinstance(act, Act) else f"a {_name(act)}"
     raise ConfigurationError(
         f"{_name(policy)}.act() returned {returned}; return trieye.Act(action) with a torch.Tensor"

@@ -76,8 +76,7 @@ class Rows:
     @property
     def after(self) -> Obs:
         """The observations after the last row, `[n, ...]`."""
-        obs: Obs = nested({name: self._tensor(array) for name, array in self.last_obs.items()})
-        return obs
+        return nested({name: self._tensor(array) for name, array in self.last_obs.items()})
 
     def transitions(self) -> tuple[dict[str, Array], NDArray[np.int64]]:
         """Return the valid rows for a replay buffer, `[rows, ...]` by key, and the environment id of each.

@@ -1,13 +1,15 @@
 """Spaces of one environment, their plain-data form, and conversion of observations to arrays."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError, SerializationError
+
+Value = TypeVar("Value")
 
 _MIN_IMAGE_AXES = 3  # environments, height and width
 
@@ -93,7 +95,7 @@ def as_column(array: NDArray[Any]) -> NDArray[Any]:
     return array if is_image else array.astype(np.float32, copy=False)
 
 
-def nested(values: dict[str, Any]) -> Any:
+def nested(values: dict[str, Value]) -> Value | dict[str, Value]:
     """Return the value of `obs`, or a dict of the values of `obs/<key>`; likewise for `next_obs` and other prefixes."""
     name = next(iter(values))
     return values[name] if "/" not in name else {key.partition("/")[2]: value for key, value in values.items()}

@@ -39,16 +39,10 @@ def operation(group: Group | None = None) -> Callable[[Function], Function]:
     return mark
 
 
-def group_of(function: Callable[..., Any]) -> Group | None:
-    """Return the group of an operation."""
-    group: Group | None = vars(function)["group"]
-    return group
-
-
 def operations_of(server: type) -> dict[str, Group | None]:
     """Return the groups of all operations of a server class by name."""
     functions = inspect.getmembers(server, inspect.isfunction)
-    return {name: group_of(function) for name, function in functions if "group" in vars(function)}
+    return {name: vars(function)["group"] for name, function in functions if "group" in vars(function)}
 
 
 class ReplayChannel(Protocol[Server_co]):
@@ -227,7 +221,7 @@ class Client(Generic[Server]):
             ReplayTimeoutError: There was no response in time.
             TrieyeError: Raised by the server.
         """
-        timeout_s = SAVE_TIMEOUT_S if group_of(operation) == "save" else self.timeout_s
+        timeout_s = SAVE_TIMEOUT_S if vars(operation)["group"] == "save" else self.timeout_s
         deadline = Deadline(timeout_s, lambda: f"{self.channel.name!r} did not answer {operation.__name__}()")
         return deadline.answer(self.channel, operation, *values, **options)
 

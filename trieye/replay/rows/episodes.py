@@ -155,8 +155,7 @@ class EpisodeLinks:
 
     def has_ended(self, ids: Ids) -> NDArray[np.bool_]:
         """Return whether each row ended its episode; False as well for an open row that has no successor yet."""
-        ended: NDArray[np.bool_] = self._next[ids % self.capacity] < 0
-        return ended
+        return self._next[ids % self.capacity] < 0
 
     def steps(self, ids: Ids) -> Ids:
         """Return each row's position in its episode, from 0; requires `count_steps`."""

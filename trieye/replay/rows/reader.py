@@ -126,8 +126,7 @@ class RowReader:
         """Return the values `[n, ...]` of one key in their original form."""
         if key in self._layout.paired:
             return self._next(key, ids, low, None)
-        values: NDArray[Any] = self._gather(ids, low, [key], None, None)[0][key]
-        return values
+        return self._gather(ids, low, [key], None, None)[0][key]
 
     def iter_rows(self, low: int, total: int, chunk: int) -> Iterator[tuple[Data, Ids]]:
         """Yield the rows `[low, total)` in their original form, and the episode number of each.

@@ -33,8 +33,7 @@ def _shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
     are intact if afterwards all their ids are at least `low` and at least `writing_until` minus the capacity.
     Processors that reorder writes (ARM) need the memory ordering of Python's own locks between two such steps.
     """
-    header: NDArray[np.int64] = memory.allocate("header", (len(COUNTERS),), np.int64)
-    return header
+    return memory.allocate("header", (len(COUNTERS),), np.int64)
 
 
 def _arrays_in(memory: ArrayAllocator, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:

@@ -146,8 +146,7 @@ def spliced(draw: SampledIds, where: NDArray[Any], fresh: SampledIds) -> Sampled
 def below(draw: SampledIds, low: int) -> NDArray[np.bool_]:
     """Return bool `[n]`, True for rows or sequences with an id below `low`."""
     ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, low)
-    is_below: NDArray[np.bool_] = ids < low if ids.ndim == 1 else ids.min(axis=1) < low
-    return is_below
+    return ids < low if ids.ndim == 1 else ids.min(axis=1) < low
 
 
 def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:

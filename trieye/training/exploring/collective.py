@@ -130,8 +130,7 @@ def _nccl_store(host: str, port: int, *, is_master: bool) -> TCPStore:
 def _address_of(line: Connection) -> str:
     """Return the local address of a connection."""
     with socket.fromfd(line.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
-        address: str = same.getsockname()[0]
-        return address
+        return str(same.getsockname()[0])
 
 
 class BroadcastSender:

@@ -77,8 +77,7 @@ class ObjectStoreTransport:
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
         """Return read-only arrays."""
-        arrays: Mapping[str, Any] = handle if isinstance(handle, dict) else ray.get(handle[0])
-        return arrays
+        return handle if isinstance(handle, dict) else ray.get(handle[0])
 
 
 def node_address() -> str:

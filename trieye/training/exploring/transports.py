@@ -71,10 +71,9 @@ class LocalTransport:
         del version
         return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
-    def fetch(self, handle: Any) -> Mapping[str, Any]:
+    def fetch(self, handle: Weights) -> Weights:
         """Return the copy."""
-        weights: Mapping[str, Any] = handle
-        return weights
+        return handle
 
 
 class CheckpointTransport:
