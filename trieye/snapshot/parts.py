@@ -25,9 +25,6 @@ class IncrementalState(Protocol):
     def state_parts(self, known_parts: Collection[str]) -> StateParts:
         """Return a snapshot; see `StateParts`."""
 
-    def load_state_dict(self, state: Any) -> None:
-        """Restore a `SavedParts`."""
-
 
 @dataclass(frozen=True)
 class SavedParts:

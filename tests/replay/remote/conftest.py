@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
-from trieye.replay.remote.channel import group_of
 from trieye.replay.samplers.base import SampledIds
 
 
@@ -41,7 +40,7 @@ class FlakyChannel:
             else:
                 call.set_result(done.result())
 
-        (self._ingest if group_of(operation) == "ingest" else self._others).submit(act)
+        (self._ingest if vars(operation)["group"] == "ingest" else self._others).submit(act)
         return call
 
     def die(self):

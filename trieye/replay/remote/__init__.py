@@ -6,11 +6,10 @@ with replay.writer() as writer:                                     # in any tas
 batch = replay.reader().sample(256)                                 # from shared memory if on the same machine
 """
 
-from trieye.replay.remote.channel import LocalChannel
 from trieye.replay.remote.handle import RemoteFragments, RemoteReplay
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.replay_server import ReplayServer
-from trieye.replay.remote.server import FragmentServer
+from trieye.replay.remote.server import FragmentServer, LocalChannel
 from trieye.replay.remote.writer import Writer
 
 __all__ = ["FragmentServer", "LocalChannel", "Reader", "RemoteFragments", "RemoteReplay", "ReplayServer", "Writer"]

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trieye.exceptions import TrieyeError
 from trieye.process.niceness import SERVICE_NICENESS, limit_niceness
 from trieye.process.progress import say
-from trieye.replay.remote.channel import Group, operations_of
+from trieye.replay.remote.channel import Group, Operation, operations_of
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.remote.server import FragmentServer
 
@@ -78,6 +78,36 @@ class FragmentActor:
         self.server = FragmentServer(rules, **options)
 
 
+def ray_call(
+    send: Callable[[], Any],
+    translated: Callable[[BaseException], BaseException],
+    result: Callable[[Any], Any] = lambda answer: answer,
+) -> "Future[Any]":
+    """Call an actor without blocking.
+
+    Args:
+        send: Sends the call, and returns Ray's reference.
+        translated: Translates an error of Ray.
+        result: Returns the result in an answer.
+    """
+    call: Future[Any] = Future()
+
+    def finish(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is None:
+            call.set_result(result(done.result()))
+        else:
+            call.set_exception(translated(error))
+
+    try:
+        sent = send().future()
+    except ray.exceptions.RayError as error:
+        call.set_exception(translated(error))
+    else:
+        sent.add_done_callback(finish)
+    return call
+
+
 class RayReplayChannel(Generic[Server]):
     """Connection to a replay actor, from any process that receives it through Ray.
 
@@ -93,40 +123,23 @@ class RayReplayChannel(Generic[Server]):
         self._identity: str | None = None
 
     def begin(
-        self,
-        operation: Callable[Concatenate[Server, Values], Result],
-        /,
-        *values: Values.args,
-        **options: Values.kwargs,
+        self, operation: Operation[Server, Values, Result], /, *values: Values.args, **options: Values.kwargs
     ) -> "Future[Result]":
         """Start a call; see `ReplayChannel.begin`."""
-        call: Future[Result] = Future()
-        try:
-            sent = getattr(self._actor, operation.__name__).remote(*values, **options).future()
-        except ray.exceptions.RayError as error:
-            call.set_exception(self._translated(error))
-            return call
-        sent.add_done_callback(lambda done: self._settle(call, done))
-        return call
+        method = getattr(self._actor, operation.__name__)
+        return ray_call(lambda: method.remote(*values, **options), self._translated, self._result)
 
     def kill(self) -> None:
         """Stop the actor permanently."""
         ray.kill(self._actor)
 
-    def _settle(self, call: "Future[Any]", done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is None:
-            identity, result = done.result()
-            self._note(identity)
-            call.set_result(result)
-        else:
-            call.set_exception(self._translated(error))
-
-    def _note(self, identity: str) -> None:
-        """Note who answered, and report a restart: a call during a restart may wait for it instead of failing."""
+    def _result(self, answer: tuple[str, Any]) -> Any:
+        """Return the result in an answer; report a restart, during which a call may wait instead of failing."""
+        identity, result = answer
         before, self._identity = self._identity, identity
         if self._reports and before not in {None, identity}:
             say(f"the process of replay {self.name!r} died; Ray restarted it, and it continues from its last snapshot")
+        return result
 
     def _translated(self, error: BaseException) -> BaseException:
         """Translate a Ray error into the error that all kinds of channel raise."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from trieye.exceptions import ReplayTimeoutError, noted
 from trieye.process.waiting import Backoff
@@ -27,6 +27,9 @@ Server = TypeVar("Server")
 Server_co = TypeVar("Server_co", covariant=True)
 Values = ParamSpec("Values")
 Result = TypeVar("Result")
+
+Operation: TypeAlias = Callable[Concatenate[Server, Values], Result]
+"""A method of a server; passed as the function itself, so that its arguments and result are type-checked."""
 
 
 def operation(group: Group | None = None) -> Callable[[Function], Function]:
@@ -58,11 +61,7 @@ class ReplayChannel(Protocol[Server_co]):
     name: str
 
     def begin(
-        self,
-        operation: Callable[Concatenate[Server_co, Values], Result],
-        /,
-        *values: Values.args,
-        **options: Values.kwargs,
+        self, operation: Operation[Server_co, Values, Result], /, *values: Values.args, **options: Values.kwargs
     ) -> "Future[Result]":
         """Start an operation of the server; operations of one group arrive in the order of their calls.
 
@@ -74,53 +73,6 @@ class ReplayChannel(Protocol[Server_co]):
 
     def kill(self) -> None:
         """Stop the server permanently."""
-
-
-class Closable(Protocol):
-    """A server in this process.
-
-    Attributes:
-        name: Name in messages.
-    """
-
-    name: str
-
-    def close(self) -> None:
-        """Release all resources."""
-
-
-LocalServer = TypeVar("LocalServer", bound=Closable)
-
-
-class LocalChannel(Generic[LocalServer]):
-    """Connection to a server in this process; every call runs immediately.
-
-    Args:
-        server: A `ReplayServer` or a `FragmentServer`.
-    """
-
-    def __init__(self, server: LocalServer) -> None:
-        self.name = server.name
-        self._server = server
-
-    def begin(
-        self,
-        operation: Callable[Concatenate[LocalServer, Values], Result],
-        /,
-        *values: Values.args,
-        **options: Values.kwargs,
-    ) -> "Future[Result]":
-        """Run the operation in this thread."""
-        call: Future[Result] = Future()
-        try:
-            call.set_result(operation(self._server, *values, **options))
-        except Exception as error:  # noqa: BLE001 - as in a remote call, the future raises every error
-            call.set_exception(error)
-        return call
-
-    def kill(self) -> None:
-        """Close the server."""
-        self._server.close()
 
 
 def poll_s(timeout_s: float) -> float:
@@ -180,7 +132,7 @@ class Deadline:
     def answer(
         self,
         channel: ReplayChannel[Server],
-        operation: Callable[Concatenate[Server, Values], Result],
+        operation: Operation[Server, Values, Result],
         /,
         *values: Values.args,
         **options: Values.kwargs,
@@ -209,11 +161,7 @@ class Client(Generic[Server]):
         self.channel, self.timeout_s = channel, timeout_s
 
     def ask(
-        self,
-        operation: Callable[Concatenate[Server, Values], Result],
-        /,
-        *values: Values.args,
-        **options: Values.kwargs,
+        self, operation: Operation[Server, Values, Result], /, *values: Values.args, **options: Values.kwargs
     ) -> Result:
         """Call an operation of the server, such as `ReplayServer.stats`, and return its result; it may run twice.
 

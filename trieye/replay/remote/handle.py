@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,15 +15,13 @@ from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Client, Deadline
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.replay_server import ReplayServer
-from trieye.replay.remote.server import FragmentServer, Server
+from trieye.replay.remote.server import FragmentServer, Server, ServerType
 from trieye.replay.remote.writer import Writer
 from trieye.replay.rows.store import AttachedReplay
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
 NO_TIMEOUT_S = 1e9
-
-ServerType = TypeVar("ServerType", bound=Server)
 
 
 class Remote(Client[ServerType]):

@@ -3,16 +3,17 @@
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from trieye.checkpoints.directory import has_parts, load_parts, save_parts
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.limiter import RateLimiter
-from trieye.replay.remote.channel import operation
+from trieye.replay.remote.channel import Operation, operation
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -135,6 +136,36 @@ class Server(ABC):
                 say(f"replay {self.name!r}: writing a snapshot failed: {error}")
 
 
+ServerType = TypeVar("ServerType", bound=Server)
+
+
+class LocalChannel(Generic[ServerType]):
+    """Connection to a server in this process; every call runs immediately.
+
+    Args:
+        server: A `ReplayServer` or a `FragmentServer`.
+    """
+
+    def __init__(self, server: ServerType) -> None:
+        self.name = server.name
+        self._server = server
+
+    def begin(
+        self, operation: Operation[ServerType, Values, Result], /, *values: Values.args, **options: Values.kwargs
+    ) -> "Future[Result]":
+        """Run the operation in this thread."""
+        call: Future[Result] = Future()
+        try:
+            call.set_result(operation(self._server, *values, **options))
+        except Exception as error:  # noqa: BLE001 - as in a remote call, the future raises every error
+            call.set_exception(error)
+        return call
+
+    def kill(self) -> None:
+        """Close the server."""
+        self._server.close()
+
+
 class _StateRecorder:
     """Forwards to a server while it is saved, and records the saved state."""
 
@@ -147,13 +178,8 @@ class _StateRecorder:
         self.state = parts.state
         return parts
 
-    def load_state_dict(self, state: Any) -> None:
-        self._server.load_state_dict(state)
 
-
-def _buffer_operation(
-    act: Callable[Concatenate[FragmentBuffer, Values], Result],
-) -> "Callable[Concatenate[FragmentServer, Values], Result]":
+def _buffer_operation(act: Operation[FragmentBuffer, Values, Result]) -> "Operation[FragmentServer, Values, Result]":
     """Return a server operation that forwards to the buffer."""
 
     @operation()

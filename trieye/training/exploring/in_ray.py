@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.hub.ray_start import on_this_node
 from trieye.process.niceness import WORKER_NICENESS, limit_niceness
+from trieye.replay.remote.actor import ray_call
 from trieye.training.exploring.explorer import Explorer, Task
 from trieye.training.exploring.places import WorkerHandle
 from trieye.training.exploring.transports import Weights, as_arrays
@@ -117,21 +118,10 @@ class _RayWorker:
         self._actor = actor
 
     def find(self) -> "Future[str]":
-        return self._call(self._actor.machine)
+        return ray_call(self._actor.machine.remote, _translated)
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
-        return self._call(self._actor.do, method, *values)
-
-    @staticmethod
-    def _call(remote: Any, *values: Any) -> "Future[Any]":
-        call: Future[Any] = Future()
-        try:
-            sent = remote.remote(*values).future()
-        except ray.exceptions.RayError as error:
-            call.set_exception(_translated(error))
-            return call
-        sent.add_done_callback(lambda done: _forward(done, call))
-        return call
+        return ray_call(lambda: self._actor.do.remote(method, *values), _translated)
 
     def kill(self) -> None:
         ray.kill(self._actor)
@@ -141,14 +131,6 @@ def _unpickle(search_paths: list[str], pickled: bytes) -> Any:
     """Unpickle an object, importing its classes from the driver's search paths."""
     sys.path += [path for path in search_paths if path not in sys.path]
     return ray.cloudpickle.loads(pickled)
-
-
-def _forward(done: "Future[Any]", call: "Future[Any]") -> None:
-    error = done.exception()
-    if error is None:
-        call.set_result(done.result())
-    else:
-        call.set_exception(_translated(error))
 
 
 def _translated(error: BaseException) -> BaseException:
