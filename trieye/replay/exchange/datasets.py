@@ -102,8 +102,6 @@ def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = F
             rows = _sb3_rows(attributes, steps)
         except (*_PICKLE_ERRORS, RecursionError) as error:
             raise SerializationError(f"{path} contains no replay buffer of stable-baselines3 ({error!r})") from error
-    if not len(steps):
-        return 0
     with separate_episodes(buffer):
         return len(buffer.extend(rows, np.tile(np.arange(num_envs), len(steps))))
 

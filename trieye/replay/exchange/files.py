@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
+from trieye.files.atomic import replacing
 from trieye.replay.buffer import ReplayBuffer
 
 EPISODE = "__episode__"
@@ -196,12 +197,7 @@ def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` when the block ends, and is removed if it fails."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as scratch, scratch.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

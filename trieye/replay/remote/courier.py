@@ -336,11 +336,8 @@ class BatchSender:
         try:
             call = self._channel.begin(ReplayServer.await_insert, self._client, count, wait_s)
             ack = call.result(ANSWER_TIMEOUT_S)
-        except ConnectionError as error:
-            self._wait_longer(str(error))
-            return
-        except TimeoutError:
-            self._wait_longer("it does not answer")
+        except (ConnectionError, TimeoutError) as error:
+            self._wait_longer(str(error) or "it does not answer")
             return
         self._last_answer = time.monotonic()
         self.trouble = ack.refused

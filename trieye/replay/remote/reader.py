@@ -179,16 +179,13 @@ class Reader(ReplayUser[ReplayServer]):
             self._rows = FarRows(self.channel, 1, 1.0)  # releases the memory
 
     def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
-        deadline = Deadline(self.timeout_s, lambda: self._describe(n))
+        deadline = Deadline(self.timeout_s, lambda: f"replay {self.channel.name!r} had nothing to draw for sample({n})")
         batch = self._rows.sample(n, out, keys, deadline)
         if batch is None:
             self._rows = FarRows(self.channel, self._options["ahead"], self.timeout_s)
             batch = self._rows.sample(n, out, keys, deadline)
         self._num_sampled += n
         return batch
-
-    def _describe(self, n: int) -> str:
-        return f"replay {self.channel.name!r} had nothing to draw for sample({n})"
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -224,7 +221,8 @@ class Updates:
         if generation != self._generation:
             self._generation, self._waiting = generation, []
         self._waiting.append((row_ids.astype(np.int64), values.copy()))  # sent later
-        self._finish_completed()
+        while self._calls and self._calls[0][1].done():
+            self._finish_oldest()
         if sum(len(waiting_ids) for waiting_ids, _ in self._waiting) > MAX_WAITING_ROWS:
             self._finish_oldest()
         if len(self._calls) < MAX_CALLS:
@@ -243,10 +241,6 @@ class Updates:
         call = self._channel.begin(ReplayServer.update_priorities, self._generation, ids, priorities)
         self._calls.append((len(ids), call))
 
-    def _finish_completed(self) -> None:
-        while self._calls and self._calls[0][1].done():
-            self._finish_oldest()
-
     def _finish_oldest(self) -> None:
         deadline = Deadline(self._timeout_s, lambda: f"{self._channel.name!r} accepted no priorities")
         count, call = self._calls.popleft()
@@ -263,17 +257,17 @@ class ReadAheadQueue(Generic[CallResult, Item]):
     """A short queue of items that calls return several at a time; it starts the next call at a low-water mark.
 
     Args:
-        begin: Starts a call.
-        unpack: Returns the items of its result, or why there are none yet.
+        begin: Starts a call, whose result may state why there are no items yet.
+        unpack: Returns the items of its result.
         low: Low-water mark: number of remaining items that triggers the next call.
     """
 
     def __init__(
-        self, begin: Callable[[], "Future[CallResult]"], unpack: Callable[[CallResult], Sequence[Item] | str], low: int
+        self, begin: Callable[[], "Future[CallResult | str]"], unpack: Callable[[CallResult], Sequence[Item]], low: int
     ) -> None:
         self._begin, self._unpack, self._low = begin, unpack, low
         self._items: deque[Item] = deque()
-        self._call: Future[CallResult] | None = None
+        self._call: Future[CallResult | str] | None = None
 
     def next(self, deadline: Deadline) -> Item:
         """Return the next item.
@@ -290,24 +284,19 @@ class ReadAheadQueue(Generic[CallResult, Item]):
         return item
 
     def _fetch(self, deadline: Deadline) -> None:
-        call = self._call or self._begin()
-        self._call = call
+        self._call = call = self._call or self._begin()
         try:
             result = deadline.result(call)
         except ConnectionError as error:
-            self._call = None
             deadline.pause(str(error))
             return
-        except Exception:
-            if call.done():
+        finally:
+            if call.done():  # otherwise the next attempt waits for it
                 self._call = None
-            raise
-        self._call = None
-        items = self._unpack(result)
-        if isinstance(items, str):
-            deadline.check(items)
+        if isinstance(result, str):
+            deadline.check(result)
         else:
-            self._items.extend(items)
+            self._items.extend(self._unpack(result))
 
 
 class RowSource(ABC):
@@ -343,12 +332,10 @@ class RowSource(ABC):
         signature: Any,
         begin: Callable[[], "Future[CallResult | str]"],
         unpack: Callable[[CallResult], Sequence[Item]],
-    ) -> ReadAheadQueue[CallResult | str, Item]:
+    ) -> ReadAheadQueue[CallResult, Item]:
         """Return the queue of draws with this signature."""
         if signature not in self._queues:
-            self._queues[signature] = ReadAheadQueue(
-                begin, lambda result: result if isinstance(result, str) else unpack(result), self._low
-            )
+            self._queues[signature] = ReadAheadQueue(begin, unpack, self._low)
         return self._queues[signature]
 
 
@@ -427,7 +414,7 @@ class FarRows(RowSource):
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
         """Draw rows; see `RowSource`."""
         selected_keys = None if keys is None else tuple(keys)
-        batches: ReadAheadQueue[list[SentBatch] | str, SentBatch] = self._ahead(
+        batches: ReadAheadQueue[list[SentBatch], SentBatch] = self._ahead(
             (n, selected_keys),
             lambda: self._channel.begin(ReplayServer.batches, self._num_ahead, n, selected_keys, self._poll_s),
             lambda result: result,
