@@ -1,3 +1,5 @@
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
 from trieye.exceptions import ConfigurationError
-from trieye.replay.hindsight import STRATEGIES, HindsightRelabeler
+from trieye.replay.hindsight import HindsightRelabeler, Strategy
 
 STREAMS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 4).map(lambda number: not number)), min_size=1, max_size=50
@@ -40,7 +42,7 @@ def relabelled(stream, ids, strategy="future", k=4.0, low=0, seed=0):
     return drawn, is_new
 
 
-@given(STREAMS, st.sampled_from(STRATEGIES), st.integers(0, 20), st.integers(0, 2**32 - 1))
+@given(STREAMS, st.sampled_from(get_args(Strategy)), st.integers(0, 20), st.integers(0, 2**32 - 1))
 def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed):
     ids = np.arange(min(low, len(stream) - 1), len(stream))
     drawn, is_new = relabelled(stream, ids, strategy, low=ids[0], seed=seed)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from trieye.replay.rows.schema import PREFIX, check_known
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
 Strategy = Literal["future", "final", "episode"]
-STRATEGIES: tuple[Strategy, ...] = ("future", "final", "episode")
 _FAR = 1 << 62  # rows; more than any episode has
 RewardFn = Callable[[NDArray[Any], NDArray[Any], Mapping[str, NDArray[Any]]], NDArray[Any]]
 
@@ -54,7 +53,7 @@ class HindsightRelabeler:
         Raises:
             ConfigurationError: The strategy is unknown, or `k` is negative or infinite.
         """
-        check_known(f"HER strategy {strategy!r}", strategy, STRATEGIES)
+        check_known(f"HER strategy {strategy!r}", strategy, get_args(Strategy))
         if not 0 <= k < math.inf:
             raise ConfigurationError(
                 f"HER k is {k}; it must be at least 0 (relabelled rows per original row) and finite"

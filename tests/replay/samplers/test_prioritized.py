@@ -80,8 +80,6 @@ def test_drawing_is_an_error_if_all_priorities_are_zero():
         sampler.draw(3, 0, 6, np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match=r"all 6 rows to choose from have priority 0, .*; set epsilon"):
         sampler.pick(3, np.arange(6), np.random.default_rng(0))
-    with pytest.raises(ConfigurationError, match="pick: expected at least one id"):
-        sampler.pick(3, np.arange(0), np.random.default_rng(0))
 
 
 def test_extreme_priorities_keep_finite_positive_weights():

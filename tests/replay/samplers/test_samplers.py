@@ -73,8 +73,6 @@ def test_a_uniform_draw_takes_every_row_equally_often_with_weight_one():
 
 def test_pick_returns_only_candidate_ids():
     assert set(UniformSampler().pick(300, np.array([3, 9, 11]), rng()).tolist()) == {3, 9, 11}
-    with pytest.raises(ConfigurationError, match="pick: expected at least one id"):
-        UniformSampler().pick(3, np.array([], np.int64), rng())
 
 
 def test_a_uniform_draw_equals_that_of_version_0_2_for_the_same_seed():

@@ -73,12 +73,6 @@ class PayloadSchema:
         """Key, dtype and shape of each array, as plain data."""
         return [(name, *column.spec) for name, column in self.columns.items()]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PayloadSchema) and self.columns == other.columns
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.columns.items()))
-
     def conform(self, payload: Mapping[str, Any]) -> dict[str, Array]:
         """Return the payload as arrays of the schema.
 

@@ -179,7 +179,7 @@ def _check(state: Any, fragments_state: FragmentState, schema: PayloadSchema | N
         )
     if schema is not None and state.get("schema") is not None:
         saved_schema = PayloadSchema.from_spec(state["schema"])
-        if saved_schema != schema:
+        if saved_schema.columns != schema.columns:
             raise ConfigurationError(
                 f"the saved fragments have {describe(saved_schema.columns)}, this buffer has "
                 f"{describe(schema.columns)}; load them into a new buffer"

@@ -42,8 +42,9 @@ class EpisodeLinks:
         self.capacity = capacity
         self._next = arrays.allocate("next_row", shape, dtype)
         self._previous = arrays.allocate("previous_row", shape, dtype)
-        self._steps = arrays.allocate("step", shape, dtype) if count_steps else None
-        self._starts = arrays.allocate("start", shape, dtype) if count_steps else None
+        self._counts_steps = count_steps
+        self._steps: NDArray[Any] = arrays.allocate("step", shape, dtype) if count_steps else np.empty(0, dtype)
+        self._starts: NDArray[Any] = arrays.allocate("start", shape, dtype) if count_steps else np.empty(0, dtype)
         self._most = int(np.iinfo(dtype).max)  # cap of steps and distances, for episodes without end
         self._ended = np.iinfo(dtype).min  # instead of a distance: the episode ended, and the next has not begun
         self._end = 0  # id after the newest row
@@ -63,7 +64,7 @@ class EpisodeLinks:
             self._next[last_id % self.capacity] = distance
         self._previous[slot] = distance
         self._next[slot] = self._ended if ended else _OPEN
-        if self._steps is not None and self._starts is not None:
+        if self._counts_steps:
             self._steps[slot] = min(step + 1, self._most)
             self._starts[slot] = min(row_id - start, self._most)
         self._end = row_id + 1
@@ -89,7 +90,7 @@ class EpisodeLinks:
         alive = rows >= low
         distance = np.where(before >= max(low, 0), rows - before, 0)
         self._write(rows[alive], np.where(follows, distance, -distance)[alive], ends[alive])
-        if self._steps is not None and self._starts is not None:
+        if self._counts_steps:
             self._steps[rows[alive] % self.capacity] = np.minimum(steps, self._most)[alive]
             self._starts[rows[alive] % self.capacity] = np.minimum(rows - starts, self._most)[alive]
         self._end = int(ids[-1]) + 1
@@ -137,7 +138,7 @@ class EpisodeLinks:
             The rows reached, and the number of rows moved, both int64 `[n]`.
         """
         at, moved = ids.copy(), np.zeros(len(ids), np.int64)
-        most = min(int(limit.max(initial=0)), self._end - low) if self._steps is not None else 0
+        most = min(int(limit.max(initial=0)), self._end - low) if self._counts_steps else 0
         for power in range(most.bit_length() - 1, -1, -1):
             candidates = np.flatnonzero(limit - moved >= 1 << power)
             target = self._leap(at[candidates], 1 << power, low, backwards=backwards)
@@ -159,8 +160,7 @@ class EpisodeLinks:
 
     def steps(self, ids: Ids) -> Ids:
         """Return each row's position in its episode, from 0; requires `count_steps`."""
-        if self._steps is None:
-            raise AssertionError("the positions of rows are not stored; create EpisodeLinks with count_steps=True")
+        assert self._counts_steps, "create EpisodeLinks with count_steps=True"  # noqa: S101 - the caller's mistake
         return self._steps[ids % self.capacity].astype(np.int64)
 
     def interrupt(self, env_id: int | None = None, *, lost_rows: bool = False) -> None:
@@ -177,7 +177,7 @@ class EpisodeLinks:
         """Return copies of the immutable data of rows, for `restore_rows`: arrays `[count]` by name."""
         slots = np.arange(first_id, first_id + count) % self.capacity
         rows = {"previous": self._previous[slots], "ended": self._next[slots] < 0}
-        if self._steps is not None and self._starts is not None:
+        if self._counts_steps:
             rows |= {"step": self._steps[slots], "start": self._starts[slots]}
         return rows
 
@@ -196,7 +196,7 @@ class EpisodeLinks:
         is_alive = ids >= max(low, first_id + len(ids) - self.capacity)
         ids, distance = ids[is_alive], rows["previous"][is_alive].astype(np.int64)
         self._write(ids, np.where(ids - np.abs(distance) >= low, distance, 0), rows["ended"][is_alive])
-        if self._steps is not None and self._starts is not None:
+        if self._counts_steps:
             self._steps[ids % self.capacity] = rows["step"][is_alive]
             starts = rows["start"][is_alive]
             # two rows whose episodes began below `low` may belong to different episodes, so the start is unknown
@@ -214,8 +214,6 @@ class EpisodeLinks:
 
     def _leap(self, ids: Ids, length: int, low: int, *, backwards: bool) -> Ids:
         """Return the row `length` rows away if all distances on the way equal the first one; otherwise -1."""
-        if self._steps is None or self._starts is None:
-            raise AssertionError("the positions of rows are not stored; create EpisodeLinks with count_steps=True")
         slots = ids % self.capacity
         sign = -1 if backwards else 1
         distance = (self._previous if backwards else self._next)[slots].astype(np.int64)

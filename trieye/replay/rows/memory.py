@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,7 +19,6 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.schema import check_known
 
 Storage = Literal["ram", "shm", "mmap"]
-STORAGES: tuple[Storage, ...] = ("ram", "shm", "mmap")
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no constant for it
 _NO_SPACE = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG, errno.EINVAL}
@@ -52,6 +51,10 @@ class ArrayAllocator(Protocol):
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
         """Allocate an array; without `prefault`, its memory is allocated on the first write."""
 
+
+class Memory(ArrayAllocator, Protocol):
+    """The memory of a buffer."""
+
     @property
     def handle(self) -> MemoryHandle | None:
         """The handle for other processes; None if they cannot attach."""
@@ -66,7 +69,7 @@ class ArrayAllocator(Protocol):
 
 def open_memory(
     storage: str, directory: str | Path | None = None, *, prefault: bool = True, is_full_soon: bool = False
-) -> ArrayAllocator:
+) -> Memory:
     """Create an allocator.
 
     Args:
@@ -78,7 +81,7 @@ def open_memory(
     Raises:
         ConfigurationError: The storage is unknown or unsupported by this system, or the directory is missing.
     """
-    check_known(f"replay storage {storage!r}", storage, STORAGES)
+    check_known(f"replay storage {storage!r}", storage, get_args(Storage))
     if (directory is not None) != (storage == "mmap"):
         raise ConfigurationError(
             f"replay storage_dir is {str(directory)!r} and storage is {storage!r}; storage='mmap' requires "
@@ -205,11 +208,8 @@ class AttachedMemory:
         handle: The owner's `handle`.
     """
 
-    handle: MemoryHandle | None = None
-
     def __init__(self, handle: MemoryHandle) -> None:
         self._handle = handle
-        self.size_bytes = 0
 
     def allocate(
         self,
@@ -241,15 +241,10 @@ class AttachedMemory:
                     f"replay array {name!r} of process {self._handle.pid} does not match this handle; get a new handle "
                     "from the owner"
                 )
-            size_bytes = max(_size(shape, dtype), 1)
-            memory = _map(descriptor, size_bytes, writable=False)
+            memory = _map(descriptor, max(_size(shape, dtype), 1), writable=False)
         finally:
             os.close(descriptor)
-        self.size_bytes += size_bytes
         return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
-
-    def close(self) -> None:
-        """Do nothing: the mappings are released with the arrays."""
 
 
 def available_bytes(root: Path = Path("/")) -> int:

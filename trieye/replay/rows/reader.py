@@ -145,8 +145,7 @@ class RowReader:
     def lacks_history(self, ids: Ids, low: int) -> NDArray[np.bool_]:
         """Return for rows `[n]` whether an earlier frame of their stacks was overwritten."""
         lacks = np.zeros(len(ids), np.bool_)
-        if self._links is None:
-            return lacks
+        assert self._links is not None  # noqa: S101 - the layout requires it
         for _ in range(self._layout.num_earlier):
             previous = self._links.previous_ids(ids, low)
             # only the first row of an episode has no predecessor; any other row lost its predecessor

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,7 +20,6 @@ true as well.
 """
 
 Padding = Literal["reset", "zero"]
-PADDINGS: tuple[Padding, ...] = ("reset", "zero")
 
 _PYTHON_SCALARS: dict[type, DTypeLike] = {bool: np.bool_, int: np.int64, float: np.float32}
 _CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
@@ -71,10 +70,6 @@ class Column:
         """
         array = as_array(name, value)
         dtype = _numeric(name, np.dtype(_PYTHON_SCALARS.get(type(value), array.dtype)))
-        if rows and not array.ndim:
-            raise ConfigurationError(
-                f"replay key {name!r}: extend() expects arrays [n, ...], got the single value {value!r}"
-            )
         return cls(name, array.shape[1:] if rows else array.shape, dtype)
 
     @property
@@ -222,7 +217,7 @@ class RowOptions:
             raise ConfigurationError(f"replay n_step is {self.n_step}; it must be at least 1 row")
         if not 0 <= self.gamma <= 1:
             raise ConfigurationError(f"replay gamma is {self.gamma}; it must be from 0 to 1")
-        check_known(f"replay padding {self.padding!r}", self.padding, PADDINGS)
+        check_known(f"replay padding {self.padding!r}", self.padding, get_args(Padding))
         for name, frames in self.frame_stack.items():
             if frames < 1:
                 raise ConfigurationError(f"replay frame_stack of {name!r} is {frames}; it must be at least 1 frame")

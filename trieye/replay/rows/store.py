@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.memory import ArrayAllocator, AttachedMemory, MemoryHandle
+from trieye.replay.rows.memory import ArrayAllocator, AttachedMemory, Memory, MemoryHandle
 from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
 from trieye.replay.rows.ring import Ring
@@ -79,9 +79,7 @@ class RowStore:
         total: Rows added over the lifetime of the buffer; the id of the next row.
     """
 
-    def __init__(
-        self, layout: Layout, memory: ArrayAllocator, make_sampler: Callable[[EpisodeLinks | None], Sampler]
-    ) -> None:
+    def __init__(self, layout: Layout, memory: Memory, make_sampler: Callable[[EpisodeLinks | None], Sampler]) -> None:
         self.layout, self.memory = layout, memory
         self.capacity = layout.capacity
         self.ring, self.links, self.next_rows = _arrays_in(memory, layout)

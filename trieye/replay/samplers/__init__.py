@@ -78,8 +78,7 @@ def make_sampler(
 
 
 def _make_sequence(options: dict[str, Any], capacity: int, links: EpisodeLinks | None) -> SequenceSampler:
-    if links is None:
-        raise AssertionError("sampler 'sequence' needs links")
+    assert links is not None  # noqa: S101 - `RowOptions.walks` is set for this sampler
     if (priorities := options.pop("priorities", None)) is not None:
         options["starts"] = _make(PrioritizedSampler, "prioritized", priorities, capacity)
     if "length" not in options:

@@ -112,7 +112,7 @@ class RowSampler(Sampler):
 
     @abstractmethod
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
-        """Draw `n` of `ids` independently, with their chances; takes time proportional to `len(ids)`.
+        """Draw `n` of `ids`, at least one id, independently, with their chances; takes time proportional to `len(ids)`.
 
         Raises:
             ConfigurationError: None of the ids can be drawn.
@@ -200,8 +200,6 @@ class UniformSampler(RowSampler):
 
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
         """Draw `n` of the ids."""
-        if not len(ids):
-            raise ConfigurationError("pick: expected at least one id")
         return ids[rng.integers(0, len(ids), n)]
 
     def judge(self, ids: Ids, low: int, high: int) -> SampledIds:

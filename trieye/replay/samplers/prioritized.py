@@ -101,8 +101,6 @@ class PrioritizedSampler(RowSampler):
         """Draw `n` of the ids in proportion to their chances."""
         self._settle(self._low)
         sums = self._tree.weights[ids % self.capacity].cumsum(dtype=np.float64)
-        if not len(ids):
-            raise ConfigurationError("pick: expected at least one id")
         if not sums[-1]:
             raise ConfigurationError(
                 f"all {len(ids)} rows to choose from have priority 0, so none can be drawn; set epsilon above 0 or "
