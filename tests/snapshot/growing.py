@@ -35,5 +35,5 @@ class Log:
         self.rows = np.zeros(saved.state["end"], np.int64)
         for name in saved.names:
             begin, end = map(int, name.split("-")[1:3])
-            self.rows[begin:end] = saved.read(name)["row"]
+            self.rows[begin:end] = saved.map(name)["row"]
             self._parts.append((begin, end, name))

@@ -167,7 +167,7 @@ def test_parts_round_trip_without_a_disk():
     assert other.rows.tolist() == log.rows.tolist()
     assert not saved.map(saved.names[0])["row"].flags.writeable
     with pytest.raises(SerializationError, match="part 'seg-9' does not exist"):
-        saved.read("seg-9")
+        saved.map("seg-9")
 
 
 def part_b(row):
@@ -221,7 +221,7 @@ def test_a_part_name_may_repeat_only_within_the_same_object(store):
     with pytest.raises(SerializationError, match="part name 'part-0' is used by another object"):
         encode([named, Named(2)])
     store.save(1, encode([named, named]))
-    assert [saved.read("part-0")["row"].tolist() for saved in store.load(store.path(1))] == [[1], [1]]
+    assert [saved.map("part-0")["row"].tolist() for saved in store.load(store.path(1))] == [[1], [1]]
 
 
 def test_loaded_parts_can_be_saved_again_unchanged(store, tmp_path):

@@ -5,12 +5,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import CheckpointError, SerializationError
-from trieye.files.checksum import verified, verify_file
-from trieye.snapshot.arrays import map_tensors, read_tensors
+from trieye.files.checksum import verify_file
+from trieye.snapshot.arrays import map_tensors
 from trieye.snapshot.nodes import Part, PartFile, StateParts
 
 logger = logging.getLogger(__name__)
@@ -41,27 +40,18 @@ class SavedParts:
     _parts: Mapping[str, Part]
     on_damage: OnDamage = "partial"
 
-    def read(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a part in separate memory; thread-safe.
+    def map(self, name: str) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a part as read-only memory maps of its file; thread-safe.
+
+        The maps stay valid after a deletion of the checkpoint.
 
         Raises:
             CheckpointError: The part's file is missing or damaged.
             SerializationError: The part does not exist, or its file is temporarily unreadable.
         """
-        part = self._part(name)
-        if isinstance(part, PartFile):
-            if part.entry is None:
-                return {key: np.array(array) for key, array in map_tensors(part.path).items()}
-            with verified(part.path, part.entry) as file:
-                return read_tensors(file, part.path)[0]
-        return {key: np.array(array) for key, array in part.items()}
-
-    def map(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a part as read-only memory maps of its file; raises the exceptions of `read`.
-
-        The maps stay valid after a deletion of the checkpoint.
-        """
-        part = self._part(name)
+        part = self._parts.get(name)
+        if part is None:
+            raise SerializationError(f"part {name!r} does not exist (parts: {', '.join(self.names) or 'none'})")
         if isinstance(part, PartFile):
             if part.entry is not None:
                 verify_file(part.path, part.entry)  # also loads the bytes into the page cache
@@ -91,9 +81,3 @@ class SavedParts:
         """Return the unchanged parts, so that a loaded state can be saved again, even to another directory."""
         linked = tuple(name for name in self.names if name in known_parts)
         return StateParts(self.state, linked, {name: self.map(name) for name in self.names if name not in known_parts})
-
-    def _part(self, name: str) -> Mapping[str, NDArray[Any]] | PartFile:
-        part = self._parts.get(name)
-        if part is None:
-            raise SerializationError(f"part {name!r} does not exist (parts: {', '.join(self.names) or 'none'})")
-        return part
