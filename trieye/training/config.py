@@ -152,15 +152,11 @@ class TrainingConfig(TrieyeConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_exploring(self) -> Self:
+    def _check_loop(self) -> Self:
         if self.mode == "explore" and self.loop.axis != "env_steps":
             raise ValueError(f"mode=explore makes environment steps; set loop.axis=env_steps, not {self.loop.axis}")
         if self.mode == "explore" and self.loop.steps is None and self.loop.env_steps is None:
             raise ValueError("mode=explore would never stop; set loop.env_steps, the number of steps to collect")
-        return self
-
-    @model_validator(mode="after")
-    def _check_evaluation(self) -> Self:
         if self.loop.background_evaluation and self.env.eval_video:
             raise ValueError(
                 "env.eval_video is not supported by background evaluations; leave out env.eval_video or "

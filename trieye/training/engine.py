@@ -100,7 +100,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         self.device = device_of(config.agent.device)
         self.envs: Any = None
         self.updates, self._run = 0, run
-        self._stop = StopRequest(self._stop_requested_at)
+        self._stop = StopRequest(lambda: None if self._run is None else self._run.stop_requested_at)
         if run is not None:
             watchdog.start(run.name, config.env.id, self._stop)
         spaces = spaces_of_config(config.env)
@@ -169,9 +169,6 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
                 self.policy, (Moments.of(torch.from_numpy(rows["obs"])) for rows, _ in experience.iter_rows())
             )
         return source, experience
-
-    def _stop_requested_at(self) -> float | None:
-        return None if self._run is None else self._run.stop_requested_at
 
     @property
     def env_steps(self) -> int:

@@ -74,7 +74,7 @@ def test_weights_of_another_shape_are_broadcast_without_a_new_epoch(transport):
     for version, size in enumerate((3, 70_000, 5)):
         handle = transport.publish(version, weights(version, size))
         assert torch.equal(explorer.fetch(handle)["w"], torch.full((size,), float(version)))
-    assert transport.epoch == 1
+    assert transport._sender.epoch == 1
 
 
 def test_the_default_process_group_of_the_user_is_untouched(transport):
@@ -103,8 +103,8 @@ def test_version_not_bumped_on_failed_broadcast(train_config, transport):
         explorers.collect()
         newest = registry.wait_newer(-1, 0.0)
         assert newest.version == explorers.version == 0
-        FailingReceiver(*transport.receiver_args)
-        wait_until(lambda: transport.num_members == 2)
+        FailingReceiver(*transport.__getstate__())
+        wait_until(lambda: len(transport._sender._members) == 2)
         with pytest.raises(ConnectionError, match=r"version 1 did not reach the explorers in 3 epochs: out of memory"):
             explorers.learned()
         assert registry.wait_newer(-1, 0.0) is newest
@@ -128,12 +128,12 @@ def test_collective_member_death(ray_cluster, train_config):
     engine = PPO(train_config(**parts, sync=sync))
     try:
         source, transport, ends = engine._row_source, engine._row_source._task.transport, time.monotonic() + 120
-        while transport.num_members < 2:  # the explorer that starts first may have collected for the other
+        while len(transport._sender._members) < 2:  # the explorer that starts first may have collected for the other
             engine.advance()
             assert time.monotonic() < ends
-        epoch, versions = transport.epoch, []
+        epoch, versions = transport._sender.epoch, []
         processes("ExplorerActor")[0].kill()
-        while source.metrics()["explorer/restarts"] == 0 or transport.num_members < 2:
+        while source.metrics()["explorer/restarts"] == 0 or len(transport._sender._members) < 2:
             engine.advance()
             versions.append(source.version)
             assert time.monotonic() < ends
@@ -141,8 +141,8 @@ def test_collective_member_death(ray_cluster, train_config):
             engine.advance()
             versions.append(source.version)
         assert versions == list(range(versions[0], versions[-1] + 1))
-        assert transport.epoch > epoch
-        assert all(epoch_and_version(slot) == (transport.epoch, source.version) for slot in source._group.slots)
+        assert transport._sender.epoch > epoch
+        assert all(epoch_and_version(slot) == (transport._sender.epoch, source.version) for slot in source._group.slots)
     finally:
         engine.cleanup()
 
@@ -153,6 +153,6 @@ def epoch_and_version(slot):
 
     def read_versions(actor):
         transport = actor._object()._task.transport
-        return transport.epoch, transport.newest.version
+        return transport._receiver.epoch, transport._receiver.newest.version
 
     return ray.get(slot.worker._actor.__ray_call__.remote(read_versions))

@@ -79,7 +79,8 @@ class _EpochGroup:
     def broadcast(self, flat: Flat) -> None:
         """Send from rank 0, or receive; as bytes, because gloo does not support every dtype."""
         until = time.monotonic() + flat.timeout_s
-        limit = self._library_timeout(timedelta(seconds=flat.timeout_s))
+        # NCCL ends the process after its timeout, which must therefore exceed ours
+        limit = timedelta(seconds=flat.timeout_s * (1 if self._backend == "gloo" else 10))
         works = [self._group.broadcast(buffer.view(torch.uint8), 0, limit) for buffer in flat.buffers]
         faults = [fault for work in works if (fault := self._wait(work, until)) is not None]
         works.clear()  # works keep the connections open, and the traceback would keep the works
@@ -89,10 +90,6 @@ class _EpochGroup:
     def close(self) -> None:
         """Close the connections; members that wait for them fail at once."""
         self._group = self._store = None
-
-    def _library_timeout(self, limit: timedelta) -> timedelta:
-        """Return the timeout for the library: NCCL ends the process after it, so it must exceed ours."""
-        return limit if self._backend == "gloo" else 10 * limit
 
     def _wait(self, work: Any, until: float) -> str | None:
         """Wait for the end of a broadcast; return the error, or None."""
@@ -158,16 +155,6 @@ class BroadcastSender:
         self._is_closed = False
         self._thread = threading.Thread(target=self._admit, name="trieye-weights-admit", daemon=True)
         self._thread.start()
-
-    @property
-    def num_members(self) -> int:
-        """Number of connected explorers."""
-        return len(self._members)
-
-    @property
-    def newest(self) -> Handle | None:
-        """The newest weights."""
-        return None if self._sent is None else self._sent[0]
 
     @torch.no_grad()
     def publish(self, version: int, weights: Weights) -> Handle:
@@ -469,28 +456,6 @@ class CollectiveTransport:
         """
         self._receiver = self._receiver or BroadcastReceiver(*self._receiver_args)
         return self._receiver.get(handle, _FETCH_TIMEOUT_S)
-
-    @property
-    def receiver_args(self) -> tuple[tuple[str, int], bytes, Backend, int]:
-        """Arguments of `BroadcastReceiver`."""
-        return self._receiver_args
-
-    @property
-    def epoch(self) -> int:
-        """Number of the last epoch that this process joined."""
-        side = self._sender or self._receiver
-        return -1 if side is None else side.epoch
-
-    @property
-    def newest(self) -> Handle | None:
-        """Handle of the newest weights that this process sent or received."""
-        side = self._sender or self._receiver
-        return None if side is None else side.newest
-
-    @property
-    def num_members(self) -> int:
-        """Number of connected explorers; 0 outside the publishing process."""
-        return 0 if self._sender is None else self._sender.num_members
 
     def close(self) -> None:
         """Disconnect the explorers; no effect outside the publishing process."""
