@@ -4,21 +4,15 @@ from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+from trieye.experiment.experiment import Experiment
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.saves import SaveHandle
 
 _MAX_TRIES = 3
 _POLL_S = 0.2
-
-
-class EvaluatesCheckpoints(Protocol):
-    """Evaluates checkpoints concurrently; `Experiment` implements it."""
-
-    def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Start to evaluate a checkpoint."""
 
 
 class BackgroundEvaluation:
@@ -28,7 +22,7 @@ class BackgroundEvaluation:
         step: Step of the checkpoint under evaluation; None if there is none.
     """
 
-    def __init__(self, experiment: EvaluatesCheckpoints) -> None:
+    def __init__(self, experiment: Experiment[Any]) -> None:
         self._experiment = experiment
         self.step: int | None = None
         self._checkpoint: SaveHandle | Path | None = None

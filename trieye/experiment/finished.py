@@ -105,7 +105,7 @@ class TrainingProgress:
             return f"loop.env_steps={limits.env_steps} done{_overshoot(self.env_steps, limits.env_steps)}"
         if limits.time_s is not None and self.time_s >= limits.time_s:
             return f"loop.time_s={limits.time_s:g} over"
-        if limits.target is not None and self.best is not None and not _worse(self.best, limits.target, limits.mode):
+        if limits.target is not None and self.best is not None and not is_worse(self.best, limits.target, limits.mode):
             return f"loop.target={limits.target:g} reached: {limits.objective}={self.best:g}"
         return None
 
@@ -170,5 +170,6 @@ def finished_sentence(run_name: str, reason: str) -> str:
     return f"run {run_name!r} is finished: {reason}; raise the limit to continue, or choose another run_name"
 
 
-def _worse(value: float, target: float, mode: str) -> bool:
+def is_worse(value: float, target: float, mode: str) -> bool:
+    """Return whether an objective is worse than a target; `mode` as in `loop.mode`."""
     return value < target if mode == "max" else value > target

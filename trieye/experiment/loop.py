@@ -20,7 +20,7 @@ from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
 from trieye.experiment.background_evaluation import BackgroundEvaluation
 from trieye.experiment.experiment import ConfigT, Experiment, imported
-from trieye.experiment.finished import Result, TrainingProgress, finished, finished_sentence
+from trieye.experiment.finished import Result, TrainingProgress, finished, finished_sentence, is_worse
 from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
 from trieye.process import watchdog
@@ -187,7 +187,7 @@ class Loop:
             self._progress.owes_evaluation, run.saved_step = False, -1  # the state is saved again, with its objective
             self._evaluate_all(is_last=self.reason is not None)
             self.reason = self._reason_to_stop()
-            self._save()
+            self.save()
         self._began = time.monotonic()
 
     def advance(self) -> Mapping[str, float] | None:
@@ -202,10 +202,6 @@ class Loop:
         self._profile.close()
         if self._rating is not None:
             self._rating.result()
-
-    def save(self) -> None:
-        """Save the current state, unless it is saved already."""
-        self._save()
 
     def save_crash(self, error: Exception) -> None:
         """Save the state at an error as `crash-<step>` and add a note to the error, unless no step would be lost.
@@ -225,7 +221,8 @@ class Loop:
     @property
     def progress(self) -> TrainingProgress:
         """The progress of the training, up to now."""
-        return self._now()
+        since_s = 0.0 if self._began is None else time.monotonic() - self._began
+        return replace(self._progress, time_s=self._progress.time_s + since_s)
 
     @property
     def _counts_steps(self) -> bool:
@@ -235,7 +232,7 @@ class Loop:
         """Save the state restored from another run, so that this run no longer depends on that run's checkpoints."""
         if self._experiment.can_save:  # otherwise the first regular save does it
             self._objective, self._run.saved_step = None, -1
-            self._save()
+            self.save()
 
     def result(self, stop_reason: str) -> Result:
         """Return the result of the training, after the run was closed."""
@@ -256,14 +253,16 @@ class Loop:
         self._collect_background(wait=False)
         self.reason = self._reason_to_stop()
         try:
-            if self.reason is not None or self._evaluation_due():
+            if self.reason is not None or self._is_due(
+                self._limits.evaluate_every_steps, self._progress.evaluated_step
+            ):
                 self._evaluate_all(is_last=self.reason is not None)
                 self.reason = self._reason_to_stop()
         except StepInterrupted as interruption:
             say(f"{interruption}: the evaluation is skipped, and the next start runs it first")
             self.reason, self._progress.owes_evaluation = None, True
         if self.reason is not None or self._save_due():
-            self._save()
+            self.save()
 
     def _leave_step(self, interruption: StepInterrupted) -> None:
         """Save the state without the interrupted step, which the next start repeats."""
@@ -271,7 +270,7 @@ class Loop:
         for name in ("env_steps", "updates"):  # counts of the completed parts of the step
             setattr(self._progress, name, getattr(self._progress, name) + int(interruption.made.get(name) or 0))
         self._run.step = self._progress.counted()[self._limits.axis]
-        self._save()
+        self.save()
 
     def _evaluate_all(self, *, is_last: bool) -> None:
         if is_last:
@@ -306,9 +305,6 @@ class Loop:
             raise ConfigurationError(f"{kind}.{method}() returned {shown}; expected a dict of values{hint}")
         return values
 
-    def _evaluation_due(self) -> bool:
-        return self._is_due(self._limits.evaluate_every_steps, self._progress.evaluated_step)
-
     def _save_due(self) -> bool:
         run = self._run
         return run.stop_requested or self._is_due(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
@@ -330,7 +326,7 @@ class Loop:
         self._objective = self._objective_in(values, self._run.step)
         if self._objective is not None and self._is_better(self._objective):
             self._progress.best = self._objective
-            self._save()
+            self.save()
 
     def _evaluate_in_background(self) -> None:
         """Save a checkpoint and start its evaluation, unless the previous evaluation is still running."""
@@ -394,26 +390,21 @@ class Loop:
         return value
 
     def _is_better(self, value: float) -> bool:
-        if self._progress.best is None:
-            return True
-        return value > self._progress.best if self._limits.mode == "max" else value < self._progress.best
+        return self._progress.best is None or is_worse(self._progress.best, value, self._limits.mode)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Save the current state, unless it is saved already."""
         if self._run.saved_step == self._run.step:
             return
         objective = self._objective if self._progress.evaluated_step == self._run.step else None
         self._run.save(objective=objective, experiment=_ExperimentState(self._experiment), loop=self)
 
     def _reason_to_stop(self) -> str | None:
-        return self._now().reason_to_stop(self._limits, self._run.step)
-
-    def _now(self) -> TrainingProgress:
-        since_s = 0.0 if self._began is None else time.monotonic() - self._began
-        return replace(self._progress, time_s=self._progress.time_s + since_s)
+        return self.progress.reason_to_stop(self._limits, self._run.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the training."""
-        return asdict(self._now())
+        return asdict(self.progress)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved progress."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trieye.checkpoints.store import load_checkpoint
-from trieye.exceptions import RunInterrupted, SerializationError
+from trieye.exceptions import RunInterrupted
 from trieye.experiment.experiment import imported
 from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
@@ -360,9 +360,6 @@ def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    try:
-        encoded = [encode(value, copy=False) for value in (one, other)]
-    except SerializationError:
-        return False
+    encoded = [encode(value, copy=False) for value in (one, other)]
     contents = [{name: array.tobytes() for name, array in each.arrays.items()} for each in encoded]
     return encoded[0].tree == encoded[1].tree and contents[0] == contents[1]
