@@ -17,12 +17,8 @@ from trieye.snapshot.nodes import OTHER_CHECKPOINT
 logger = logging.getLogger(__name__)
 
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-_NUMPY, _LEGACY, _PYTHON, _TORCH = (
-    "numpy.random.Generator",
-    "numpy.random.RandomState",
-    "random.Random",
-    "torch.Generator",
-)
+_NUMPY, _LEGACY = "numpy.random.Generator", "numpy.random.RandomState"
+_PYTHON, _TORCH = "random.Random", "torch.Generator"
 _ERRORS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError)
 
 
@@ -40,8 +36,8 @@ def generator_state(value: Any) -> dict[str, Any] | None:
         return {"generator": _LEGACY, "state": state} if state["bit_generator"] in _BIT_GENERATORS else None
     if type(value) is random.Random:
         return {"generator": _PYTHON, "state": value.getstate()}
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, _class_of(torch)):
+    torch_generator: Any = getattr(sys.modules.get("torch"), "Generator", ())  # missing during the import of torch
+    if isinstance(value, torch_generator):
         return {"generator": _TORCH, "device": str(value.device), "state": value.get_state().numpy().copy()}
     return None
 
@@ -91,10 +87,6 @@ def new_generator(state: Mapping[str, Any]) -> Any:
         return dict(state)
     set_generator_state(generator, state)
     return generator
-
-
-def _class_of(torch: Any) -> Any:
-    return getattr(torch, "Generator", ())  # missing while another thread imports torch
 
 
 def _numpy_state(bits: Any) -> dict[str, Any] | None:

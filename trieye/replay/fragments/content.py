@@ -159,10 +159,8 @@ class FragmentState:
 
     def expire(self) -> None:
         """Remove every chunk that is too stale."""
-        lowest = self.sessions.lowest_version
-        if lowest is not None:
-            for chunk in self.pool.older_than(lowest):
-                self._leave(chunk, "stale")
+        for chunk in self.pool.older_than(self.sessions.lowest_version):
+            self._leave(chunk, "stale")
 
     def apply_bounds(self) -> None:
         """Remove content that the rules forbid, after restoring the content of a buffer with other rules."""

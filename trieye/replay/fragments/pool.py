@@ -162,7 +162,7 @@ class ChunkPool:
         """Return the oldest chunk whose id is not excluded."""
         return next((chunk for chunk in self if chunk.id not in apart_from), None)
 
-    def older_than(self, version: int) -> list[StoredChunk]:
+    def older_than(self, version: float) -> list[StoredChunk]:
         """Return the chunks with a lower version."""
         chunks: list[StoredChunk] = []
         lower_versions = []

@@ -78,24 +78,19 @@ class Leases:
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._rows: OrderedDict[str, _OpenLease] = OrderedDict()
-        self._pins: Counter[int] = Counter()
+        self.pinned: Counter[int] = Counter()  # number of leases on each chunk, by chunk id
         self._prefix = secrets.token_hex(4)  # makes lease ids of an earlier process invalid
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def pinned(self) -> Counter[int]:
-        """Number of leases on each chunk, by chunk id."""
-        return self._pins
-
     def open(self, chunks: tuple[Chunk, ...], serials: list[int], now: float) -> Lease:
         """Open a lease on chunks, whose fragments have these serial numbers."""
         self._count += 1
         lease = Lease(f"{self._prefix}-{self._count}", chunks)
         self._rows[lease.id] = _OpenLease(lease, serials, now + self._ttl_s)
-        self._pins.update(chunk.id for chunk in chunks)
+        self.pinned.update(chunk.id for chunk in chunks)
         return lease
 
     def read(self, lease_id: str, now: float) -> Lease:
@@ -120,9 +115,9 @@ class Leases:
         if row is None:
             return None
         for chunk in row.lease.chunks:
-            self._pins[chunk.id] -= 1
-            if not self._pins[chunk.id]:
-                del self._pins[chunk.id]
+            self.pinned[chunk.id] -= 1
+            if not self.pinned[chunk.id]:
+                del self.pinned[chunk.id]
         return row.serials
 
     def expired(self, now: float) -> list[str]:

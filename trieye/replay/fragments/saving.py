@@ -188,13 +188,11 @@ def _check(state: Any, fragments_state: FragmentState, schema: PayloadSchema | N
 
 def _fragment_table(fragments_state: FragmentState, serials: Sequence[int]) -> dict[str, Any]:
     metas = [fragments_state.payloads[serial].meta for serial in serials]
-    workers = dict.fromkeys(meta.worker for meta in metas)
-    sessions = dict.fromkeys(meta.session for meta in metas)
-    worker_indices = {worker: index for index, worker in enumerate(workers)}
-    session_indices = {session: index for index, session in enumerate(sessions)}
+    worker_indices = {worker: index for index, worker in enumerate(dict.fromkeys(meta.worker for meta in metas))}
+    session_indices = {session: index for index, session in enumerate(dict.fromkeys(meta.session for meta in metas))}
     return {
-        "workers": list(workers),
-        "sessions": list(sessions),
+        "workers": list(worker_indices),
+        "sessions": list(session_indices),
         "serial": _ints(serials),
         "worker": _ints(worker_indices[meta.worker] for meta in metas),
         "session": _ints(session_indices[meta.session] for meta in metas),

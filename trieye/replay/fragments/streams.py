@@ -1,5 +1,6 @@
 """The streams of workers, the current session, and fragments that arrived before their session or version."""
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -149,20 +150,20 @@ class Sessions:
 
     def __init__(self, policy: Policy, max_staleness: int | None) -> None:
         self.policy = policy
-        self._max_staleness = max_staleness
+        self._max_staleness = math.inf if max_staleness is None else max_staleness
         self.session = ""
         self.version = -1
         self._past: dict[str, None] = {}  # discarded sessions, oldest first
         self._continued: dict[str, None] = {}  # earlier sessions whose content the current one retained
 
     @property
-    def lowest_version(self) -> int | None:
-        """The lowest version that is fresh enough; None without a bound."""
-        return None if self._max_staleness is None else self.version - self._max_staleness
+    def lowest_version(self) -> float:
+        """The lowest version that is fresh enough; -inf without a bound."""
+        return self.version - self._max_staleness
 
     def is_fresh(self, version: int) -> bool:
         """Return True if the version is recent enough."""
-        return self._max_staleness is None or self.version - version <= self._max_staleness
+        return version >= self.lowest_version
 
     def judge(self, meta: FragmentMeta) -> Verdict:
         """Judge a fragment by its session and version; an unknown session is early."""
