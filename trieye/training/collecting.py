@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -437,11 +437,8 @@ class Collector:
 
 def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:
     """Return the `info` of one member from the `info` of a vector environment."""
-    return dict(_member_items(info, n))
-
-
-def _member_items(info: Mapping[str, Any], n: int) -> Iterator[tuple[str, Any]]:
-    for key, values in info.items():
-        if key.startswith("_") or (f"_{key}" in info and not info[f"_{key}"][n]):
-            continue
-        yield key, member_of(values, n) if isinstance(values, Mapping) else values[n]
+    return {
+        key: member_of(values, n) if isinstance(values, Mapping) else values[n]
+        for key, values in info.items()
+        if not key.startswith("_") and (f"_{key}" not in info or info[f"_{key}"][n])
+    }

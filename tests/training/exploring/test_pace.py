@@ -5,12 +5,7 @@ import random
 import pytest
 
 from trieye.config.explorer import SyncConfig
-from trieye.training.exploring.pace import InFlightCounts, SyncRules
-
-
-def counts(**overrides):
-    zeros = dict.fromkeys(("steps_left", "outstanding", "own_outstanding", "own_on_version"), 0)
-    return InFlightCounts(**{"explorers": 2, **zeros, **overrides})
+from trieye.training.exploring.pace import SyncRules
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ def test_an_explorer_in_step_runs_ahead_by_exactly_the_offset():
     ):
         rules = SyncRules(SyncConfig(interval=interval, offset=offset))
         steps_left = rules.steps_left(steps, has_fragments=has_fragments)
-        allowed = [own for own in range(20) if rules.may_begin(counts(steps_left=steps_left, own_outstanding=own))]
+        allowed = [own for own in range(20) if rules.may_begin(own, own, explorers=2, steps_left=steps_left)]
         assert allowed == list(range(most))
 
 
@@ -75,7 +70,7 @@ def test_every_started_fragment_is_learned_from_before_it_is_too_stale(staleness
         while True:
             steps_left = rules.steps_left(step - published_step, has_fragments=False)
             outstanding = len(waiting) + len(in_flight)
-            while rules.may_begin(counts(explorers=explorers, steps_left=steps_left, outstanding=outstanding)):
+            while rules.may_begin(0, outstanding, explorers=explorers, steps_left=steps_left):
                 in_flight.append(version)
                 outstanding += 1
             remaining = sorted(waiting)[explorers:] + in_flight
@@ -95,5 +90,5 @@ def test_every_started_fragment_is_learned_from_before_it_is_too_stale(staleness
 
 def test_explorer_driven_requests_weights_after_enough_fragments_on_one_version():
     rules = SyncRules(SyncConfig(style="explorer_driven", interval=2))
-    assert [rules.wants_weights(counts(own_on_version=number)) for number in range(4)] == [False, False, True, True]
-    assert not SyncRules(SyncConfig(style="fully_async")).wants_weights(counts(own_on_version=9))
+    assert [rules.wants_weights(number) for number in range(4)] == [False, False, True, True]
+    assert not SyncRules(SyncConfig(style="fully_async")).wants_weights(9)

@@ -15,7 +15,7 @@ from trieye.snapshot.generators import preserved_generators
 from trieye.training.exploring.explorer import Assignment, FragmentResult, Task
 from trieye.training.exploring.group import ExplorerGroup, ExplorerSlot
 from trieye.training.exploring.inbox import Fragments, Reports
-from trieye.training.exploring.pace import InFlightCounts, SyncRules
+from trieye.training.exploring.pace import SyncRules
 from trieye.training.exploring.places import ExplorerPool
 from trieye.training.exploring.synchronizer import Published, VersionRegistry
 from trieye.training.exploring.transports import weights_of
@@ -273,17 +273,13 @@ class Explorers:
 
     def _may_begin(self, slot: ExplorerSlot, own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
-        counts = InFlightCounts(
-            explorers=explorers,  # counted once for all explorers: with 1000 of them this dominates the cost per result
-            steps_left=self._steps_left(has_fragments=self._has_fragments),
-            outstanding=outstanding,
-            own_outstanding=own,
-            own_on_version=on_version if version == self.version else 0,
-        )
-        if self._rules.wants_weights(counts) and (slot.waits_until is None or time.monotonic() < slot.waits_until):
+        wants_weights = self._rules.wants_weights(on_version if version == self.version else 0)
+        if wants_weights and (slot.waits_until is None or time.monotonic() < slot.waits_until):
             slot.waits_until = slot.waits_until or time.monotonic() + self._sync.timeout_s
             return False
-        return self._rules.may_begin(counts)
+        steps_left = self._steps_left(has_fragments=self._has_fragments)
+        # `explorers` is counted once for all of them: with 1000 explorers this dominates the cost per result
+        return self._rules.may_begin(own, outstanding, explorers=explorers, steps_left=steps_left)
 
     def _prevent_starvation(self, published: Published) -> None:
         """Assign fragments against the rules if the learner waits and none is in flight.
@@ -304,7 +300,10 @@ class Explorers:
         with self._group.lock:
             if self.interrupted != self._last_interrupted:
                 metrics["episode/interrupted"] = self._last_interrupted = self.interrupted
-            metrics |= {"sync/version": self.version, "explorer/alive": self._num_working}
+            metrics |= {
+                "sync/version": self.version,
+                "explorer/alive": sum(slot.is_ready for slot in self._group.slots),
+            }
             metrics |= {"explorer/restarts": self._group.restarts, "explorer/lost_fragments": self._group.lost}
             metrics |= {f"explorer/{index}/staleness": lag for index, lag in self._lags.items()}
             metrics |= self._queue.metrics()
@@ -312,10 +311,6 @@ class Explorers:
             metrics["sync/publish_ms"] = 1000.0 * float(np.mean(self._publish_s))
             self._publish_s.clear()
         return metrics
-
-    @property
-    def _num_working(self) -> int:
-        return sum(slot.is_ready for slot in self._group.slots)
 
     @property
     def interrupted(self) -> int:

@@ -89,11 +89,6 @@ class ExplorerSlot:
         return bool(self.assignments) or (self.machine is not None and not self.is_ready)
 
     @property
-    def is_unplaced(self) -> bool:
-        """Whether it waits for a node; the wait is unbounded."""
-        return self.worker is not None and self.machine is None
-
-    @property
     def produced(self) -> int:
         """Number of delivered fragments plus those in flight."""
         return self.delivered + len(self.assignments)
@@ -296,7 +291,8 @@ class ExplorerGroup:
         times += [slot.began_at + self._config.fragment_timeout_s] if slot.is_awaited else []
         times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
         patience_ends = slot.began_at + PATIENCE_S
-        times += [patience_ends] if slot.is_unplaced and patience_ends > now else []
+        waits_for_node = slot.worker is not None and slot.machine is None  # without a limit
+        times += [patience_ends] if waits_for_node and patience_ends > now else []
         times += [slot.waits_until] if slot.waits_until is not None and slot.waits_until > now else []
         return min(times, default=None)
 

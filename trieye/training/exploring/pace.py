@@ -1,28 +1,8 @@
 """SyncRules: decides when weights are published and explorers may start fragments; pure functions of counts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trieye.config.explorer import SyncConfig
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightCounts:
-    """Progress of a training with explorers. A fragment is outstanding until the learner takes it.
-
-    Attributes:
-        explorers: Number of explorers that were not abandoned.
-        steps_left: Learner steps before the next version that have not taken their fragments; see `steps_left`.
-        outstanding: Outstanding fragments of all explorers.
-        own_outstanding: Outstanding fragments of this explorer.
-        own_on_version: Fragments that it started with the newest weights.
-    """
-
-    explorers: int
-    steps_left: int
-    outstanding: int
-    own_outstanding: int
-    own_on_version: int
 
 
 class SyncRules:
@@ -60,9 +40,13 @@ class SyncRules:
             return is_requested
         return step - published_step >= self._config.interval
 
-    def wants_weights(self, counts: InFlightCounts) -> bool:
-        """Return whether an explorer waits for newer weights before it starts another fragment."""
-        return self._config.style == "explorer_driven" and counts.own_on_version >= self._config.interval
+    def wants_weights(self, own_on_version: int) -> bool:
+        """Return whether an explorer waits for newer weights before it starts another fragment.
+
+        Args:
+            own_on_version: Fragments that it started with the newest weights.
+        """
+        return self._config.style == "explorer_driven" and own_on_version >= self._config.interval
 
     def steps_left(self, steps: int, *, has_fragments: bool) -> int:
         """Return how many learner steps will take fragments before the next version.
@@ -75,12 +59,21 @@ class SyncRules:
             return self._config.interval
         return max(self._config.interval - steps, 1) - has_fragments
 
-    def may_begin(self, counts: InFlightCounts) -> bool:
-        """Return whether an explorer that does not wait for weights may start a fragment now."""
+    def may_begin(self, own: int, outstanding: int, *, explorers: int, steps_left: int) -> bool:
+        """Return whether an explorer that does not wait for weights may start a fragment now.
+
+        A fragment is outstanding until the learner takes it.
+
+        Args:
+            own: Outstanding fragments of this explorer.
+            outstanding: Outstanding fragments of all explorers.
+            explorers: Number of explorers that were not abandoned.
+            steps_left: Learner steps before the next version that have not taken their fragments; see `steps_left`.
+        """
         config = self._config
         if config.style == "fixed":
-            return counts.own_outstanding < config.offset + counts.steps_left
-        return counts.outstanding < counts.explorers * (counts.steps_left + self._staleness * config.interval)
+            return own < config.offset + steps_left
+        return outstanding < explorers * (steps_left + self._staleness * config.interval)
 
     def may_take(self, version: int, remaining: Sequence[int], *, explorers: int, steps_left: int) -> bool:
         """Return whether the learner may take the waiting fragments, or has to wait for older ones in flight.
