@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,7 +25,9 @@ class Rows:
 
     def returns(self, n, gamma):
         ids = np.arange(len(self.stream))
-        return NStep(n, gamma).returns(ids, self.links, self.rewards.__getitem__, self.terminated.__getitem__)
+        rewards, terminated = self.rewards.__getitem__, self.terminated.__getitem__
+        last, values = NStep(n, gamma).returns(ids, self.links, rewards, terminated)
+        return SimpleNamespace(last=last, **values)
 
     def slow(self, first, n, gamma):
         """Return last row, summed reward, discount and length of a row's window."""

@@ -1,7 +1,6 @@
 """RowReader: reads rows in the form of a batch, including frame stacks and n-step returns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -171,9 +170,7 @@ class RowReader:
         last = ids
         if self._links is not None and self._n_step.n > 1:
             terminated = partial(self._has_terminated, low=low, columns={})
-            returns = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
-            last = returns.last
-            data = {"reward": returns.reward, "discount": returns.discount, "n": returns.n}
+            last, data = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
         stacked = [key for key in keys if key in self._layout.stacks]
         first_keys: list[str] = []  # read from the first row of the window
         last_keys: list[str] = []  # read from the last one
@@ -197,7 +194,7 @@ class RowReader:
     def _discount(
         self, ids: Ids, low: int, columns: Mapping[str, NDArray[Any]], out: Mapping[str, Any] | None
     ) -> NDArray[Any]:
-        """Return the `discount` of `Returns` for windows of a single row.
+        """Return the `discount` of `NStep.returns` for windows of a single row.
 
         Args:
             ids: int64 `[n]`.
@@ -269,23 +266,6 @@ class RowReader:
         return np.greater(*flags) if len(flags) > 1 else flags[0]
 
 
-@dataclass(slots=True)
-class Returns:
-    """Values for n-step learning of rows `[n]`, besides `next_*` and the episode-end flags of the last rows.
-
-    Attributes:
-        last: int64 `[n]`, the last row of each window; provides the `next_*` values to bootstrap from.
-        reward: `[n, ...]`, the discounted sum of the window's rewards, in their dtype; float32 for integers.
-        discount: float32 `[n]`, the factor of the bootstrapped value; 0 where the episode terminated in the window.
-        n: int64 `[n]`, rows in the window.
-    """
-
-    last: Ids
-    reward: NDArray[Any]
-    discount: NDArray[np.float32]
-    n: Ids
-
-
 class NStep:
     """Sums the rewards of a row and its successors in the episode.
 
@@ -309,8 +289,13 @@ class NStep:
         links: EpisodeLinks,
         reward: Callable[[Ids], NDArray[Any]],
         terminated: Callable[[Ids], NDArray[Any]],
-    ) -> Returns:
-        """Return the windows of rows.
+    ) -> tuple[Ids, Data]:
+        """Return the last row of each row's window, int64 `[n]`, and the values of the windows by key.
+
+        `reward` `[n, ...]` is the discounted sum of the window's rewards, in their dtype; float32 for integers.
+        `discount`, float32 `[n]`, is the factor of the bootstrapped value, 0 where the episode terminated in it.
+        `n`, int64 `[n]`, is the number of rows in the window. The last row provides the `next_*` values to bootstrap
+        from, and the episode-end flags.
 
         Args:
             ids: int64 `[n]`.
@@ -331,4 +316,4 @@ class NStep:
         np.multiply(rewards, self._powers[:-1, None], where=is_in_window[:, :, None], out=terms)
         summed = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
         discount = np.where(terminated(last), 0, self._powers[lengths]).astype(np.float32)
-        return Returns(last, summed, discount, lengths)
+        return last, {"reward": summed, "discount": discount, "n": lengths}
