@@ -114,15 +114,8 @@ def _memory_of(tensor: Any) -> Any:
     """Return a key that is equal for tensors on the same memory, such as tied weights."""
     if not _is_dense(tensor) or not tensor.numel():
         return id(tensor)
-    return (
-        tensor.device,
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    view = tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), view
 
 
 def _encode_once(
@@ -167,9 +160,6 @@ def _raw_bytes(tensor: Any) -> NDArray[np.uint8] | None:
     import torch
 
     try:
-        raw: NDArray[np.uint8] = (
-            tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
-        )
+        return np.asarray(tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8))
     except (RuntimeError, TypeError):  # dtypes of less than a byte or without operators
         return None
-    return raw

@@ -85,17 +85,15 @@ def _is_discrete(space: Any) -> bool:
     return isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
 
 
-def _with_one_hot_parts(space: Any) -> Any:
-    parts = space.spaces.items()
-    return gym.spaces.Dict([(key, flatten_space(part) if _is_discrete(part) else part) for key, part in parts])
-
-
 class OneHotParts(gym.ObservationWrapper[Any, Any, Any]):
     """Converts the discrete parts of a `Dict` to one-hot vectors, because networks cannot interpret their numbers."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.observation_space = _with_one_hot_parts(env.observation_space)
+        parts = env.observation_space.spaces.items()
+        self.observation_space = gym.spaces.Dict(
+            [(key, flatten_space(part) if _is_discrete(part) else part) for key, part in parts]
+        )
 
     @property
     def func(self) -> Callable[[Any], Any]:

@@ -196,11 +196,8 @@ def _sample(space: Any, n: int, draws: np.random.Generator) -> Any:
         with np.errstate(over="ignore"):
             width = high - low
         within = low + draws.random(shape) * np.minimum(width, _MAX_UNIFORM_WIDTH)
-        return (
-            np.where(width < _MAX_UNIFORM_WIDTH, within, draws.standard_normal(shape))
-            .clip(low, high)
-            .astype(space.dtype)
-        )
+        samples = np.where(width < _MAX_UNIFORM_WIDTH, within, draws.standard_normal(shape))
+        return samples.clip(low, high).astype(space.dtype)
     own = copy.deepcopy(space)  # preserves the random state of the policy's space
     own.seed(int(draws.integers(1 << 31)))
     return np.stack([own.sample() for _ in range(n)])

@@ -152,9 +152,8 @@ class NextRows:
         ring_slot = last_id % self.capacity
         slot = int(self._value_slots[ring_slot])
         if slot and all(_is_same(self._values[name][slot - 1], row[name]) for name in self.columns):
-            self._value_slots[ring_slot] = (
-                0  # before its value is overwritten: a reader in another process checks it twice
-            )
+            # before its value is overwritten: a reader in another process checks it twice
+            self._value_slots[ring_slot] = 0
             heapq.heappush(self._free, slot)
 
     def _store(self, row_id: int, values: Mapping[str, Any]) -> None:

@@ -385,13 +385,8 @@ class BroadcastReceiver:
         if self._group is None or request.epoch != self.epoch:
             self._close_group()
             self.epoch = request.epoch
-            host = self._address[0]
-            is_gloo = self._backend == "gloo"
-            store = (
-                RendezvousClient((host, request.port), self._key)
-                if is_gloo
-                else _nccl_store(host, request.port, is_master=False)
-            )
+            address, is_gloo = (self._address[0], request.port), self._backend == "gloo"
+            store = RendezvousClient(address, self._key) if is_gloo else _nccl_store(*address, is_master=False)
             self._group = _EpochGroup(self._backend, store, self._host, request.rank, request.size)
         with self._changed:
             flat = next((free for free in self._free if free.layout == request.layout), None)

@@ -252,19 +252,16 @@ class Explorers:
         waiting = self._queue.counts()
         outstanding = waiting.total() + sum(len(slot.assignments) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
+        max_in_flight = 1 if self._sync.style == "explorer_driven" else self._config.max_in_flight
         while granted:
             granted = False
             for slot in sorted(alive, key=lambda slot: (len(slot.assignments), slot.produced, slot.index)):
-                is_free = slot.is_ready and len(slot.assignments) < self._max_in_flight
+                is_free = slot.is_ready and len(slot.assignments) < max_in_flight
                 own = waiting[slot.index] + len(slot.assignments)
                 if is_free and self._may_begin(slot, own, outstanding, len(alive)):
                     self._assign(slot, published)
                     granted, outstanding = True, outstanding + 1
         self._prevent_starvation(published)
-
-    @property
-    def _max_in_flight(self) -> int:
-        return 1 if self._sync.style == "explorer_driven" else self._config.max_in_flight
 
     def _assign(self, slot: ExplorerSlot, published: Published) -> None:
         version, count = slot.on_version

@@ -83,10 +83,8 @@ class Rendezvous(Store):
                 ).start()
 
     def _serve(self, connection: Connection) -> None:
-        with (
-            connection,
-            contextlib.suppress(EOFError, OSError, RuntimeError),
-        ):  # the client left, or the group was closed
+        # the errors mean that the client left, or that the group was closed
+        with connection, contextlib.suppress(EOFError, OSError, RuntimeError):
             while True:
                 key, value = connection.recv_bytes().decode(), connection.recv_bytes()
                 if value:

@@ -94,9 +94,8 @@ class CheckpointTransport:
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
             write_tensors(file, as_arrays(weights), {})
         older = [other for other in self.paths() if other < path]
-        superseded = [
-            other for other in self.paths() if other > path
-        ]  # from an attempt that was killed later in the run
+        # from an attempt that was killed later in the run
+        superseded = [other for other in self.paths() if other > path]
         for other in (*older[: 1 - self._keep], *superseded):
             other.unlink(missing_ok=True)
         return str(path)
