@@ -168,9 +168,7 @@ class FragmentState:
             if self.rules.max_reuse is not None and chunk.num_uses >= self.rules.max_reuse:
                 self._leave(chunk, "exhausted")
         self.expire()
-        while len(self.pool) > self.rules.max_chunks or self._is_over_budget():
-            if not len(self.pool):
-                break
+        while len(self.pool) and (len(self.pool) > self.rules.max_chunks or self._is_over_budget()):
             self._leave_oldest()
 
     def fetch(self, n: int, now: float) -> Lease | None:

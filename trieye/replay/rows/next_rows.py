@@ -92,7 +92,8 @@ class NextRows:
             following[envs[index]] = index
             if after is None and not ends[index]:
                 newest[envs[index]] = row_ids[index]
-            if after is None or ends[index] or not self._is_next(values, index, partners, after):
+            is_last = after is None or ends[index]
+            if is_last or not all(_is_same(values[name][index], partners[name][after]) for name in self.columns):
                 stored.append(index)
         for env_id, index in following.items():
             self._join(row_ids[index], env_id, {name: array[index] for name, array in partners.items()})
@@ -138,11 +139,6 @@ class NextRows:
         slots = self.value_slots(np.arange(first_id, first_id + count))
         rows = np.flatnonzero((slots > 0) & ended)
         return {"": rows, **{name: values[slots[rows] - 1] for name, values in self._values.items()}}
-
-    def _is_next(
-        self, values: Mapping[str, NDArray[Any]], index: int, rows: Mapping[str, NDArray[Any]], after: int
-    ) -> bool:
-        return all(_is_same(values[name][index], rows[name][after]) for name in self.columns)
 
     def _join(self, row_id: int, env_id: int, row: Mapping[str, Any]) -> None:
         """Release the value of the previous row if this row contains it."""

@@ -203,13 +203,10 @@ class Fragments:
         """Remove and return results, and those dropped before; see `Reports`."""
         lease = self._buffer.fetch(n, timeout_s=0)
         try:
-            return self._rows_of_lease(lease)
+            payloads = dict(sorted(_payloads_in(lease).items()))
+            rows = Rows.of_payloads(list(payloads.values()), self._device)
         finally:
             self._buffer.release(lease)
-
-    def _rows_of_lease(self, lease: Lease) -> tuple[list[FragmentResult], Rows]:
-        payloads = dict(sorted(_payloads_in(lease).items()))
-        rows = Rows.of_payloads(list(payloads.values()), self._device)
         keys = [_key(*fragment) for fragment in payloads]
         return self._take_dropped() + [self._reports.pop(key) for key in keys if key in self._reports], rows
 
