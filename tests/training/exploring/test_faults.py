@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.training.exploring.test_in_ray import processes
 from tests.training.worlds import Numbered
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
+from trieye.replay.remote import Writer
 from trieye.training.exploring import group
 from trieye.training.exploring.explorer import Assignment, Explorer, Task
 from trieye.training.exploring.places import ThreadExplorerPool
@@ -262,7 +264,7 @@ def test_a_failed_explorer_abandons_its_earlier_assignments(train_config):
     learner = DQN(train_config(**NUMBERED, env=numbered(6)))
     transport = LocalTransport()
     published = Published(0, handle=transport.publish(0, learner.policy.state_dict()))
-    make_writer = learner.replay.make_writer
+    make_writer = partial(Writer, learner.replay.channel)
     explorer = Explorer(
         Task(learner.config, DQN.policy_class, learner.policy.spaces, transport, None, make_writer), 0, 0
     )

@@ -1,8 +1,7 @@
 """RemoteExperience: the replay of an engine with explorers, in a separate process."""
 
 import shutil
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -36,11 +35,6 @@ class RemoteExperience(RemoteReplay):
         self._is_synchronous, self._directory = is_synchronous, directory
         self._reader = self.reader(ahead=1 if is_synchronous else 8)
         self._writer: Writer | None = None
-
-    @property
-    def make_writer(self) -> Callable[[], Writer]:
-        """Function that creates a writer; picklable, for other processes."""
-        return partial(Writer, self.channel)
 
     def extend(self, batch: Mapping[str, ArrayLike] | Rows, env_ids: ArrayLike | None = None) -> None:
         """Add rows of the learner itself; those of explorers are in the replay already, and `collect` returns none."""

@@ -1,6 +1,7 @@
 """Creates explorers, their version registry, transport, queue and replay from the config."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.files.run_files import RunFiles
 from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
-from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer, Writer
 from trieye.replay.remote.channel import ReplayChannel
 from trieye.replay.remote.handle import shared_arguments
 from trieye.training.config import project_class
@@ -58,7 +59,7 @@ def make_explorers(
         spaces=policy.spaces,
         transport=transport,
         registry=registry if is_followed else None,
-        make_writer=None if experience is None else experience.make_writer,
+        make_writer=None if experience is None else partial(Writer, experience.channel),
     )
     queue = _make_queue(config, policy, experience)
     explorers = Explorers(
