@@ -1,7 +1,7 @@
 """One run for many torch.distributed processes: rank 0 logs, the other ranks get a silent stand-in."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,9 +45,8 @@ def rank() -> int:
 
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_rank())
-    names: Sequence[str] = ("RANK", "SLURM_PROCID")
-    environment: Mapping[str, str] = os.environ
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 0)
+    ranks = (os.environ.get(name, "") for name in ("RANK", "SLURM_PROCID"))
+    return next((int(text) for text in ranks if text.isdecimal()), 0)
 
 
 @contextmanager

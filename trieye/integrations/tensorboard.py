@@ -35,23 +35,11 @@ LOG_DIR = "trieye.log_dir"
 _MAX_STEM = 40
 """Characters of a run name that precede a hash."""
 
-_ONLY_TENSORBOARD = frozenset(
-    {
-        "add_audio",
-        "add_custom_scalars",
-        "add_custom_scalars_marginchart",
-        "add_custom_scalars_multilinechart",
-        "add_embedding",
-        "add_graph",
-        "add_histogram_raw",
-        "add_image_with_boxes",
-        "add_mesh",
-        "add_onnx_graph",
-        "add_pr_curve",
-        "add_pr_curve_raw",
-        "add_tensor",
-    }
-)
+_ONLY_TENSORBOARD = frozenset({
+    "add_audio", "add_custom_scalars", "add_custom_scalars_marginchart", "add_custom_scalars_multilinechart",
+    "add_embedding", "add_graph", "add_histogram_raw", "add_image_with_boxes", "add_mesh", "add_onnx_graph",
+    "add_pr_curve", "add_pr_curve_raw", "add_tensor",
+})  # fmt: skip
 """Calls that only TensorBoard can display: torch's writer adds them to the event files, not to the run's history."""
 
 _GROWTH, _SMALLEST, _LARGEST = 1.1, 1e-12, 1e20
