@@ -36,7 +36,7 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
         config = TrieyeConfig.of_run((directory / str(first) / RUN).resolve())
         if not config.sinks.mlflow.enabled:
             return
-        from trieye.sinks.mlflow.sweeps import describe_sweep
+        from trieye.sinks.mlflow.run import describe_sweep
 
         uri, member = config.persistence.MLFLOW_TRACKING_URI, members[first]
         counts = Counter(job.how for job in jobs)

@@ -108,10 +108,7 @@ def experiments_of(uri: str, run_ids: Sequence[str]) -> list[str]:
 
 
 def _experiments_from_server(uri: str, run_ids: Sequence[str]) -> list[str]:
-    from mlflow import MlflowClient
-
-    mlflow_store.prepare_client(uri)
-    client = MlflowClient(tracking_uri=uri)
+    client = mlflow_store.client_of(uri)
     try:
         return sorted({str(client.get_run(run_id).info.experiment_id) for run_id in run_ids})
     except Exception:  # noqa: BLE001 - the border to MLflow: its start page then shows the problem

@@ -1,12 +1,13 @@
-"""MLflow experiments, runs and sweep parents of a run, and MLflow-compatible names; callers pass the client."""
+"""MLflow experiments, runs and sweep parents of a run, and MLflow-compatible names."""
 
 import contextlib
 import getpass
 import hashlib
+import json
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -34,6 +35,10 @@ PARENT_TAG = "mlflow.parentRunId"
 
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
 """Tag of an experiment that makes MLflow show training runs and their metrics rather than agent traces."""
+
+_NOTE_TAG, _TABLES_TAG = "mlflow.note.content", "mlflow.loggedArtifacts"
+_SWEEP_TABLE = "jobs.json"
+_MAX_SWEEP_PARAM = 500
 
 _END_OF_TIME_S = 2.0**53
 """MLflow stores milliseconds in 64 bits."""
@@ -148,8 +153,8 @@ def delete_run(uri: str, run_id: str) -> None:
     """
     run = _get_run(uri, run_id)
     if run is not None and run.info.lifecycle_stage != "deleted":
-        with _explained(uri, run_id, "deleted"):
-            _client(uri).delete_run(run_id)
+        with _explained(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be deleted"):
+            mlflow_store.client_of(uri).delete_run(run_id)
 
 
 def _get_run(uri: str, run_id: str) -> Any:
@@ -157,29 +162,22 @@ def _get_run(uri: str, run_id: str) -> Any:
     database = mlflow_store.database_of(uri)
     if database is not None and not database.exists():  # MLflow would create one
         return None
-    with _explained(uri, run_id, "read"):
+    with _explained(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be read"):
         try:
-            return _client(uri).get_run(run_id)
+            return mlflow_store.client_of(uri).get_run(run_id)
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
 
 
-def _client(uri: str) -> Any:
-    from mlflow import MlflowClient
-
-    mlflow_store.prepare_client(uri)
-    return MlflowClient(tracking_uri=uri)
-
-
 @contextlib.contextmanager
-def _explained(uri: str, run_id: str, verb: str) -> Iterator[None]:
+def _explained(failure: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the border to MLflow
         reason = redacted_text(str(error)).partition("\n")[0]
-        raise TrieyeError(f"the MLflow run {run_id} in {redacted_text(uri)} cannot be {verb}: {reason}") from error
+        raise TrieyeError(f"{failure}: {reason}") from error
 
 
 def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
@@ -230,6 +228,46 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
         for younger in parents[1:]:
             client.delete_run(younger.info.run_id)
     client.set_terminated(oldest, "FINISHED")
+
+
+def describe_sweep(
+    uri: str, member_id: str, *, params: Mapping[str, str], metrics: Mapping[str, float], table: bytes, note: str
+) -> None:
+    """Replace the summary of a sweep in MLflow: varied parameters, job outcomes and a table of jobs.
+
+    Args:
+        uri: The store or server.
+        member_id: The MLflow run of any member.
+        params: The varied parameters, each with all its values.
+        metrics: Number of jobs by outcome, and the best objective.
+        table: The jobs, `{"columns": [...], "data": [[...], ...]}`.
+        note: The summary as Markdown, for the page of the run.
+
+    Raises:
+        ConfigurationError: The URI of the store needs a password, and none is configured.
+        TrieyeError: MLflow does not answer, or refuses.
+    """
+    from mlflow.entities import Metric, Param, RunTag
+
+    mlflow_store.require_password(uri)
+    client = mlflow_store.client_of(uri)
+    with _explained(f"the sweep cannot be shown in MLflow at {redacted_text(uri)}"):
+        parent_id = client.get_run(member_id).data.tags.get(PARENT_TAG)
+        if parent_id is None:
+            return  # the tag was deleted manually
+        parent = client.get_run(parent_id)
+        now = int(time.time() * 1000)
+        # parameters are immutable in MLflow: a tag stores the values of a parameter that has gained some
+        fresh = {key: value[:_MAX_SWEEP_PARAM] for key, value in params.items() if key not in parent.data.params}
+        grown = {key: value for key, value in params.items() if parent.data.params.get(key, value) != value}
+        tags = {_NOTE_TAG: note, _TABLES_TAG: json.dumps([{"path": _SWEEP_TABLE, "type": "table"}]), **grown}
+        client.log_batch(
+            parent_id,
+            metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
+            params=[Param(key, value) for key, value in fresh.items()],
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        client.log_text(parent_id, table.decode(), _SWEEP_TABLE)
 
 
 def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:

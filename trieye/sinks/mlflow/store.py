@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from trieye.config.redaction import is_redacted, redacted_text
@@ -50,6 +50,14 @@ def prepare_client(uri: str) -> None:
         _set_in_our_threads("MLFLOW_ALLOW_FILE_STORE", value=True)
     else:  # MLflow logs a traceback of 40 lines for each retry on a full disk
         logging.getLogger("mlflow.store.db.utils").addFilter(_is_outside_sinks)
+
+
+def client_of(uri: str) -> Any:
+    """Return an MLflow client for a store; see `prepare_client`."""
+    from mlflow import MlflowClient
+
+    prepare_client(uri)
+    return MlflowClient(tracking_uri=uri)
 
 
 def _set_in_our_threads(name: str, value: object) -> None:

@@ -7,18 +7,57 @@ from typing import Any
 import msgspec
 
 from trieye.exceptions import SinkGoneError
+from trieye.files.atomic import write_atomic
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.tensorboard import summaries as events
-from trieye.sinks.tensorboard.files import EventFiles, FilePosition
-from trieye.sinks.tensorboard.params import ParamsFile
+from trieye.sinks.tensorboard.files import EventFiles, FilePosition, frame
 from trieye.stats.operations import Medium
 from trieye.stats.point import Point
+
+PARAMS_FILE = "events.out.tfevents.0000000000.trieye.hparams"
+"""TensorBoard uses the first parameters that it reads, and this name sorts before all other event files."""
 
 
 class _Position(msgspec.Struct, frozen=True):
     """The position stored in a cursor; the field name is part of the stored format."""
 
     place: FilePosition = FilePosition()
+
+
+class ParamsFile:
+    """The parameters of a run in a separate event file, which is replaced when one changes.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
+        self._run, self._path = run, run.tensorboard_dir / PARAMS_FILE
+        self._params = events.params_in(self._path) if self._path.exists() else {}
+        self._is_saved = True
+
+    def update(self, params: Mapping[str, str]) -> None:
+        """Set parameters, overwriting earlier values; the next `save` writes them to the file."""
+        self._is_saved &= {**self._params, **params} == self._params
+        self._params.update(params)
+
+    def save(self) -> None:
+        """Rewrite the file if a parameter has changed.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if not self._is_saved:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(
+                self._path, frame([*events.header(restarted=False), *events.session_start(self._params, self._run)])
+            )
+            self._is_saved = True
+
+    def clear(self) -> None:
+        """Discard the parameters, and remove the file."""
+        self._path.unlink(missing_ok=True)
+        self._params, self._is_saved = {}, True
 
 
 class TensorboardSink:
