@@ -175,7 +175,9 @@ def compare(options: argparse.Namespace) -> int:
     elif options.output is not None:
         from trieye.results import plots
 
-        _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.output)
+        named = dict(zip(groups.labels, scores, strict=True))
+        bands = statistics.performance_profiles(named, selected.scoring.name, **selected.intervals)
+        _save(plots.profiles(bands, selected.scoring.name), options.output)
     selected.print_notes()
     return 0
 
@@ -204,19 +206,6 @@ def _print_verdicts(
         selected.console.print(f"{text}: {reason}", style="bold" if is_clear else "")
     if len(pairs) > 1 and any(word != "inconclusive" for word, _ in verdicts):
         selected.console.print(f"the intervals are not corrected for the number of pairs, {len(pairs)}")
-
-
-def profiles_of(groups: RunGroups, scores: Sequence[Floats], selected: RunSelection) -> dict[str, statistics.Band]:
-    """Return the performance profile of each group over the score range of all groups."""
-    present = np.unique(np.concatenate([values[~np.isnan(values)] for values in scores]))
-    if not len(present):
-        raise ConfigurationError(f"{selected.scoring.name}: no run has a score")
-    low, high = present[0], present[-1]
-    thresholds = np.linspace(low - 0.02 * (high - low or 1.0), high, 200)
-    return {
-        label: statistics.performance_profile(values, thresholds, **selected.intervals)
-        for label, values in zip(groups.labels, scores, strict=True)
-    }
 
 
 def sensitivity(options: argparse.Namespace) -> int:

@@ -84,11 +84,6 @@ class Compacted:
         except DAMAGE:
             return None
 
-    @property
-    def metrics(self) -> Collection[str]:
-        """Names of the metrics in the file."""
-        return self._about.metrics
-
     def read(self, metrics: Collection[str] | None) -> dict[str, dict[str, Series]]:
         """Return the points of all runs, by run name and metric.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
 from trieye.sinks.tensorboard.reading import Scalar, params_of, scalars_in
 
 _FIRST_BYTES = 64 << 10
@@ -26,7 +26,7 @@ def event_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("*tfevents*") if path.is_file())
 
 
-class EventDirectories:
+class EventDirectories(PointReader):
     """Reads directories with event files, one run each.
 
     Args:
@@ -66,10 +66,6 @@ class EventDirectories:
             axis="env_steps",  # as CleanRL and Stable-Baselines3 count
             created=math.nan if began is None else began,
         )
-
-    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
-        """Return the metric names of the runs."""
-        return {name for points in self.read(runs, None).values() for name in points}
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return all scalars of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""

@@ -222,7 +222,7 @@ class RunGroups:
             ConfigurationError: No run has the metric.
         """
         sign = 1.0 if mode == "max" else -1.0
-        values = self._values(scoring) * sign
+        values = self.final_scores(scoring) * sign
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
         diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
 
@@ -261,7 +261,7 @@ class RunGroups:
         Raises:
             ConfigurationError: No run has the metric, or a group has several configs.
         """
-        values = self._values(scoring)
+        values = self.final_scores(scoring)
         return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
 
     def sensitivity(
@@ -344,7 +344,8 @@ class RunGroups:
                 differing[key] = [None if value is selection.MISSING else value for value in values]
         return differing
 
-    def _values(self, scoring: ScoreDefinition) -> Floats:
+    def final_scores(self, scoring: ScoreDefinition) -> Floats:
+        """Return the score of each run, `[config, seed]`, in the order of the results."""
         return self.results.values(
             scoring.metric,
             last=scoring.last,

@@ -107,10 +107,11 @@ def select(
     figure = partial(estimate_of, stat=stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
     estimates = tuple(figure([(1.0, table)]) for table in tables)
     penalties = [0] * len(tables) if diverged is None else list(diverged)
-    best = _best(estimates, penalties, mode)
-    if best is None:
+    ranked = _ranked(estimates, penalties, mode)
+    if not ranked:
         lost = f" ({sum(penalties)} runs diverged)" if any(penalties) else ""
         raise ConfigurationError(f"cannot select a config: none of {len(tables)} configs has a run for each task{lost}")
+    best = ranked[0]
     draws = np.full((len(tables), resamples), -np.inf)
     rng = np.random.default_rng(seed)
     compared = [table.is_complete and penalties[row] == penalties[best] for row, table in enumerate(tables)]
@@ -124,10 +125,7 @@ def select(
     unsure = [is_compared and not spread for is_compared, spread in zip(compared, have_spread, strict=True)]
     not_worse = np.flatnonzero((p_as_good >= 1 - confidence - _SAME) | unsure)
     p_best = (is_best / is_best.sum(axis=0)).mean(axis=1)
-    sign = 1 if mode == "max" else -1
-    measured = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
-    ranked = sorted(measured, key=lambda row: (penalties[row], -sign * estimates[row].value))
-    rest = (row for row in range(len(tables)) if row not in measured)
+    rest = (row for row in range(len(tables)) if row not in ranked)
     return Selection(best, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked, *rest))
 
 
@@ -171,7 +169,8 @@ def sensitivity(
     for value, configs in _by_value(params, name):
         estimates = [figure([(1.0, tables[config])]) for config in configs]
         mean = figure([(1 / len(configs), tables[config]) for config in configs])
-        index = _best(estimates, [0 if diverged is None else diverged[config] for config in configs], mode)
+        penalties = [0 if diverged is None else diverged[config] for config in configs]
+        index = next(iter(_ranked(estimates, penalties, mode)), None)
         best = estimates[index or 0]
         settings.append(Setting(value, best, None if index is None else configs[index], mean, tuple(configs)))
     return tuple(settings)
@@ -185,10 +184,11 @@ def _tables(scores: Scores, mode: Mode) -> list[Strata]:
     return [Strata.of(runs, f"scores of config {config}") for config, runs in enumerate(scores)]
 
 
-def _best(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> int | None:
+def _ranked(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> list[int]:
+    """Return the rows of the configs that have a figure, best first."""
     measured = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
     sign = -1 if mode == "max" else 1
-    return min(measured, key=lambda row: (penalties[row], sign * estimates[row].value), default=None)
+    return sorted(measured, key=lambda row: (penalties[row], sign * estimates[row].value))
 
 
 def _at_least(draws: Floats, others: Floats) -> Any:

@@ -18,7 +18,7 @@ from trieye.results.csv_files import is_metric_file, points_in_csv
 from trieye.results.event_files import points_in_events
 from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
-from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import OUTPUT_DIR, JobRecord
 
@@ -65,7 +65,7 @@ class HydraJob:
         return link.resolve() if link.is_dir() else self.directory
 
 
-class JobDirectories:
+class JobDirectories(PointReader):
     """Reads the jobs of Hydra programs that are no trieye runs.
 
     The points of a job come from TensorBoard event files, MLflow stores and CSV files below its output directory. A
@@ -114,10 +114,6 @@ class JobDirectories:
         """Return whether a job of a sweep by trieye is completed."""
         record = self._record(directory)
         return record is not None and record.state == "completed"
-
-    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
-        """Return the metric names of the runs."""
-        return {name for points in self.read(runs, None).values() for name in points}
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return all points of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""

@@ -264,11 +264,7 @@ class Report:
         if not self.drawn:
             return
         scores = {self.groups.labels[group]: self.scores[group] for group in self.drawn}
-        every = np.concatenate([table[~np.isnan(table)] for table in scores.values()])
-        at = np.linspace(every.min() - 0.02 * (np.ptp(every) or 1.0), every.max(), 200)
-        profiles = {
-            label: statistics.performance_profile(table, at, **self._intervals) for label, table in scores.items()
-        }
+        profiles = statistics.performance_profiles(scores, name, **self._intervals)
         seen = f"fraction of runs with more than each value of {name}: a line with its band for each of"
         yield self._picture("Performance profiles", plots.profiles(profiles, name), seen, profiles)
         rows = {self.groups.labels[group]: self._mains[group] for group in self.ranked if group in self.drawn}
@@ -363,16 +359,9 @@ class Report:
     def runs(self) -> list[RunLine]:
         """Return all runs: runs of the best group first, runs without a group last."""
         results, scoring = self.groups.results, self.scoring
-        values = results.values(
-            scoring.metric,
-            last=scoring.last,
-            steps=scoring.steps,
-            include_unfinished=scoring.include_unfinished,
-            include_diverged=scoring.include_diverged,
-        )
         value_of = {
             run.path: float(value)
-            for row, row_values in zip(results.table, values, strict=True)
+            for row, row_values in zip(results.table, self.groups.final_scores(scoring), strict=True)
             for run, value in zip(row, row_values, strict=True)
             if run is not None
         }

@@ -58,7 +58,8 @@ class PointReader(Protocol):
         """
 
     def metrics(self, runs: Sequence["LoadedRun"]) -> Collection[str]:
-        """Return the metric names of the runs."""
+        """Return the metric names of the runs; here, from all of their points."""
+        return {name for points in self.read(runs, None).values() for name in points}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ Formulas follow Agarwal et al., Deep Reinforcement Learning at the Edge of the S
 its library rliable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -274,6 +274,24 @@ def performance_profile(
     value, low, high = (np.broadcast_to(end, at.shape) for end in ends)
     n, n_missing = np.full(at.size, runs.scores.size), np.full(at.size, runs.num_missing)
     return Band(at, value, low, high, n, n_missing)
+
+
+def performance_profiles(scores: Mapping[str, Floats], metric: str, *, confidence: float = 0.95) -> dict[str, Band]:
+    """Return the performance profile of each table of scores, over the score range of all of them.
+
+    Args:
+        scores: Scores `[seed, task]` by label; NaN where a run is missing.
+        metric: Name of the metric, for the error message.
+        confidence: Confidence level of the pointwise intervals.
+
+    Raises:
+        ConfigurationError: No run has a score.
+    """
+    present = np.concatenate([values[~np.isnan(values)] for values in scores.values()])
+    if not present.size:
+        raise ConfigurationError(f"{metric}: no run has a score")
+    thresholds = np.linspace(present.min() - 0.02 * (np.ptp(present) or 1.0), present.max(), 200)
+    return {label: performance_profile(values, thresholds, confidence=confidence) for label, values in scores.items()}
 
 
 def _runs_above(runs: Strata, at: Floats) -> Statistic:

@@ -14,7 +14,7 @@ from trieye.config.packages import require
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.wandb.axes import Axes
 from trieye.integrations.wandb.values import flat
-from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in
 
 _BLOCK, _HEADER = 32768, 7
 _WHOLE, _LAST = 1, 4
@@ -24,7 +24,7 @@ _MOST_DIGITS = 300
 _FILES = "*run-*/run-*.wandb"
 
 
-class OfflineRuns:
+class OfflineRuns(PointReader):
     """The runs below a directory `wandb`, or in one of its files.
 
     Args:
@@ -80,10 +80,6 @@ class OfflineRuns:
             if began.HasField("start_time")
             else math.nan,
         )
-
-    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
-        """Return the metric names of the runs."""
-        return {name for points in self.read(runs, None).values() for name in points}
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of each run, keyed by `LoadedRun.path`; omitted media are reported to `problems`."""
