@@ -22,7 +22,7 @@ def test_a_mirror_url_loses_its_trailing_slash(url, expected):
     ("url", "complaint"),
     [
         ("/backup", "a mirror URL needs a scheme, as in s3://bucket/prefix"),
-        ("gcss://bucket", "unknown mirror scheme 'gcss'; did you mean 'gcs'"),
+        ("gcss://bucket", "unknown scheme 'gcss' of a mirror URL; did you mean 'gcs'"),
         ("s3://key:secret@bucket/x", "must not contain credentials"),
         ("file://backup/runs", "must be absolute"),
         ("s3://", "invalid path"),

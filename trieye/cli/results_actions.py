@@ -132,8 +132,7 @@ def compare(options: argparse.Namespace) -> int:
     """Show which group is better, with probability and difference."""
     is_table = _is_table(options.output)
     selected = RunSelection(options)
-    by_source = len(options.sources) > 1 and not options.by
-    by = ["place"] if by_source else selected.by
+    by = ["place"] if len(options.sources) > 1 and not options.by else selected.by
     groups, excluded = selected.groups(by=by), selected.excluded(by)
     if len(groups.labels) == 1:
         raise ConfigurationError(
@@ -158,7 +157,8 @@ def compare(options: argparse.Namespace) -> int:
         rows = [dict(zip(keys, (*pair, word), strict=True)) for pair, (word, _) in zip(pairs, verdicts, strict=True)]
         selected.print_json({"pairs": rows})
         return 0
-    counts = {label: int(np.isfinite(values).sum()) for label, values in zip(groups.labels, scores, strict=True)}
+    by_label = dict(zip(groups.labels, scores, strict=True))
+    counts = {label: int(np.isfinite(values).sum()) for label, values in by_label.items()}
     shown = pairs[:_MOST_PAIRS]
     printed = tables.pairs_table(shown, counts, selected.stat, title=_title_with_direction(selected))
     selected.console.print(printed)
@@ -168,15 +168,13 @@ def compare(options: argparse.Namespace) -> int:
     if len(groups.labels) <= _MOST_COLUMNS and (differences := groups.differences()):
         selected.console.print(tables.differences_table(differences, groups.labels))
     if is_table:
-        words = [word for word, _ in verdicts]
         extra = {"notes": _notes_of(printed), **selected.intervals}
-        score_files.write_pairs(pairs, counts, words, selected.stat, options.output, **extra)
+        score_files.write_pairs(pairs, counts, [word for word, _ in verdicts], selected.stat, options.output, **extra)
         print(f"written to {options.output}")
     elif options.output is not None:
         from trieye.results import plots
 
-        named = dict(zip(groups.labels, scores, strict=True))
-        bands = statistics.performance_profiles(named, selected.scoring.name, **selected.intervals)
+        bands = statistics.performance_profiles(by_label, selected.scoring.name, **selected.intervals)
         _save(plots.profiles(bands, selected.scoring.name), options.output)
     selected.print_notes()
     return 0

@@ -54,7 +54,7 @@ def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -
 
 
 def _mirror(option: str | None, record: "SweepRecord") -> str:
-    from trieye.config.mirror import check_mirror_url
+    from trieye.config.locations import check_mirror_url
 
     urls = [word.partition("=")[2] for word in record.spec if word.lstrip("+").startswith(f"{_MIRROR}=")]
     url = option or (urls[-1] if urls else None)

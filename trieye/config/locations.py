@@ -1,16 +1,22 @@
-"""Parsing of locations: directories with environment variables, MLflow tracking URIs, references to checkpoints."""
+"""Parsing of locations: directories, MLflow tracking URIs, URLs of mirrors, references to checkpoints."""
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from trieye.config.base import did_you_mean
+from trieye.config.packages import require
 from trieye.exceptions import ConfigurationError
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # the variables that os.path.expandvars replaces
-_SCHEME = re.compile(r"([a-z][a-z0-9-]*)(?:\+[a-z0-9_]+)?:.*", re.DOTALL)
-_SCHEMES = ("sqlite", "http", "https", "file", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
+_STORE = re.compile(r"([a-z][a-z0-9-]*)(?:\+[a-z0-9_]+)?:.*", re.DOTALL)
+_STORES = ("sqlite", "http", "https", "file", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 _WITHOUT_ADDRESS = ("databricks", "databricks-uc")
+_MIRROR_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+"""Additional package that a scheme of a mirror needs."""
+_MIRRORS = ("file", *_MIRROR_PACKAGES, "memory")
+_MIRROR = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 _REFERENCE = re.compile(r"(?:([^:/\\]+):)?(best|latest|step:(\d{1,18})|(?<=:)crash-(\d{1,18}))")
 REFERENCE_FORMS = "best, latest, step:1200, or another run of the app as in first_try:best"
 """Forms of a checkpoint reference, for messages."""
@@ -37,20 +43,62 @@ def check_tracking_uri(uri: str) -> str:
     Raises:
         ValueError: The scheme is missing or unknown.
     """
-    match = _SCHEME.fullmatch(uri)
-    if uri in _WITHOUT_ADDRESS or (match and match[1] in _SCHEMES):
-        return uri
-    from importlib.metadata import entry_points  # imports 15 modules
+    match = _STORE.fullmatch(uri)
+    if uri not in _WITHOUT_ADDRESS:
+        _check_scheme(
+            match and match[1],
+            _STORES,
+            "mlflow.tracking_store",
+            of="an MLflow tracking URI",
+            example="sqlite:///mlflow.db",
+        )
+    return uri
 
-    schemes = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="mlflow.tracking_store"))]
-    if match and match[1] in schemes:
-        return uri
-    allowed = ", ".join(dict.fromkeys(schemes))
-    if match is None:
-        raise ValueError(f"an MLflow tracking URI needs a scheme, as in sqlite:///mlflow.db (schemes: {allowed})")
-    raise ValueError(
-        f"unknown scheme {match[1]!r} of an MLflow tracking URI{did_you_mean(match[1], schemes)} (schemes: {allowed})"
-    )
+
+def check_mirror_url(url: str) -> str:
+    """Return the URL of a mirror, which has copies of a run, without trailing slash.
+
+    Raises:
+        ValueError: The scheme is missing or unknown, the URL contains credentials, or its path is not valid.
+    """
+    match = _MIRROR.fullmatch(url)
+    _check_scheme(match and match[1], _MIRRORS, "fsspec.specs", of="a mirror URL", example="s3://bucket/prefix")
+    scheme, _, path = url.partition("://")
+    if "@" in path.split("/", 1)[0] and scheme not in {"abfs", "az"}:
+        raise ValueError(
+            "a mirror URL must not contain credentials, because every tracker shows it; pass them by environment "
+            "variables such as AWS_ACCESS_KEY_ID and GOOGLE_APPLICATION_CREDENTIALS"
+        )
+    if scheme == "file" and not path.startswith("/"):
+        raise ValueError("the directory must be absolute, as in file:///backup/runs")
+    if not path.strip("/") or ".." in path.split("/") or "::" in path:
+        raise ValueError("invalid path; expected a URL such as s3://bucket/prefix or file:///backup/runs")
+    return url.rstrip("/")
+
+
+def _check_scheme(scheme: str | None, ours: Sequence[str], plugins: str, *, of: str, example: str) -> None:
+    """Raise `ValueError` unless a scheme is one of ours, or the name of an installed plugin."""
+    if scheme in ours:
+        return
+    from importlib.metadata import entry_points  # imports 15 modules, and reads the metadata of all packages
+
+    schemes = [*ours, *(plugin.name for plugin in entry_points(group=plugins))]
+    allowed = f"(schemes: {', '.join(dict.fromkeys(schemes))})"
+    if scheme is None:
+        raise ValueError(f"{of} needs a scheme, as in {example} {allowed}")
+    if scheme not in schemes:
+        raise ValueError(f"unknown scheme {scheme!r} of {of}{did_you_mean(scheme, schemes)} {allowed}")
+
+
+def require_packages(url: str) -> None:
+    """Check that the packages that a mirror URL needs are installed, without importing them.
+
+    Raises:
+        MissingPackageError: A package is missing; the message has the pip command.
+    """
+    require("fsspec", f"persistence.mirror={url}")
+    if package := _MIRROR_PACKAGES.get(url.split("://", 1)[0]):
+        require(package, f"persistence.mirror={url}")
 
 
 class CheckpointReference(NamedTuple):

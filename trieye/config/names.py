@@ -7,7 +7,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
 MAX_NAME_BYTES = 200
 """File systems allow 255 bytes; the rest is reserved for suffixes such as `_trieye.log`."""
@@ -42,6 +42,14 @@ def check_name(kind: str, name: str) -> str:
             "spaces inside, starting with a letter, a digit or '_'"
         )
     return name
+
+
+def _checked(name: str, info: ValidationInfo) -> str:
+    return check_name(info.field_name or "name", name)
+
+
+Name = Annotated[str, AfterValidator(_checked)]
+"""A name that is joined to paths; it is checked because it may come from a directory that another user created."""
 
 
 def check_inside(name: str, *, max_parts: int | None = None) -> str:

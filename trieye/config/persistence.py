@@ -6,20 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    computed_field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, computed_field, field_validator, model_validator
 
 from trieye.config.base import Marker
-from trieye.config.locations import check_tracking_uri, expanded, is_reference
-from trieye.config.mirror import check_mirror_url
-from trieye.config.names import check_name
+from trieye.config.locations import check_mirror_url, check_tracking_uri, expanded, is_reference
+from trieye.config.names import Name, check_name
 from trieye.config.redaction import is_redacted, redacted, stands_for
 from trieye.config.spellings import ModelOf015
 
@@ -29,13 +20,6 @@ _OWN_STORE = re.compile(r"sqlite:///.*/mlflow\.db", re.DOTALL)
 def default_run_name() -> str:
     """Return `run_<date>_<time>` in local time."""
     return datetime.now().astimezone().strftime("run_%Y%m%d_%H%M%S")
-
-
-def _checked(name: str, info: ValidationInfo) -> str:
-    return check_name(info.field_name or "name", name)
-
-
-Name = Annotated[str, AfterValidator(_checked)]
 
 
 def _with_environment_secrets(data: dict[Any, Any]) -> dict[Any, Any]:

@@ -10,10 +10,11 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from trieye.config.base import Marker
 from trieye.config.hydra.launch import new_run_name
+from trieye.config.locations import require_packages
 from trieye.config.loop import LoopConfig
-from trieye.config.mirror import require_packages
+from trieye.config.names import Name
 from trieye.config.packages import require
-from trieye.config.persistence import Name, PersistenceConfig
+from trieye.config.persistence import PersistenceConfig
 from trieye.config.redaction import HIDDEN, with_secrets
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig

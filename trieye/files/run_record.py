@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict  # required by pydantic before Python 3.12
 
-from trieye.config.names import check_name
+from trieye.config.names import Name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.files.owner import Owner
@@ -21,14 +21,6 @@ from trieye.files.run_files import RUN_RECORD, RunFiles
 logger = logging.getLogger(__name__)
 
 _DATE_IN_NAME = re.compile(r"\d{8}_\d{6}")
-
-
-def _checked(name: str, info: ValidationInfo) -> str:
-    return check_name(info.field_name or "name", name)
-
-
-Name = Annotated[str, AfterValidator(_checked)]
-"""A name that is joined to paths; it is checked because it may come from a directory that another user created."""
 
 
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest, read_manifest
-from trieye.config.mirror import require_packages
+from trieye.config.locations import require_packages
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.atomic import fsync_directory, new_directory, remove
 from trieye.files.checksum import FileEntry, verify_file

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trieye.config.mirror import require_packages
+from trieye.config.locations import require_packages
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
