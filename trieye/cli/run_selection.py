@@ -179,8 +179,7 @@ class RunSelection:
                 numbers = ", ".join(f"{job.index} ({job.how})" for job in unfinished[:_MOST_PROBLEMS])
                 more = ", ..." if len(unfinished) > _MOST_PROBLEMS else ""
                 console.print(
-                    f"{sweep}: {len(unfinished)} of {len(jobs)} jobs are not completed: {numbers}{more}",
-                    style="yellow",
+                    f"{sweep}: {len(unfinished)} of {len(jobs)} jobs are not completed: {numbers}{more}", style="yellow"
                 )
                 only = " --only removed" if all(job.how == "removed" for job in unfinished) else ""
                 if not any(job.how in ("waiting", "running") for job in unfinished):  # else the sweep is being run

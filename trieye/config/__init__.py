@@ -4,13 +4,7 @@ from typing import Any
 
 from trieye.config import metric
 from trieye.config.loop import LoopConfig
-from trieye.config.metric import (
-    AggregationMethod,
-    DataSource,
-    LogTarget,
-    MetricConfig,
-    XAxis,
-)
+from trieye.config.metric import AggregationMethod, DataSource, LogTarget, MetricConfig, XAxis
 from trieye.config.persistence import PersistenceConfig
 from trieye.config.replay import ReplayConfig
 from trieye.config.root import TrieyeConfig

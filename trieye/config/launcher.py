@@ -150,8 +150,7 @@ class LauncherConfig(StrictModel):
     )
     slurm: SlurmConfig = Field(default=SlurmConfig(), description="Tasks of backend=slurm.")
     detach: bool = Field(
-        default=False,
-        description="With backend=slurm: exit after the submission; trieye sweep status shows the jobs.",
+        default=False, description="With backend=slurm: exit after the submission; trieye sweep status shows the jobs."
     )
     is_part: bool = Field(
         default=False,

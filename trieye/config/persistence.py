@@ -94,9 +94,7 @@ class PersistenceConfig(ModelOf015):
         default=1000, ge=0, description="Steps (unit: loop.axis) between saves of the buffer; 0 = never."
     )
     checkpoint_save_freq_steps: int = Field(
-        default=1000,
-        ge=0,
-        description="Steps (unit: loop.axis) between checkpoints; 0 = only at the end.",
+        default=1000, ge=0, description="Steps (unit: loop.axis) between checkpoints; 0 = only at the end."
     )
     keep_last: int = Field(default=0, ge=0, description="Number of latest checkpoints to retain; 0 = all.")
     keep_best: int = Field(

@@ -49,10 +49,7 @@ class WandbSinkConfig(StrictModel):
     )
     system_metrics: bool = Field(default=False, description="Log CPU, memory and GPU usage of the hub's machine.")
     flush_interval_s: float = Field(
-        default=5.0,
-        gt=0,
-        le=600,
-        description="Maximum seconds before points are written to wandb's local file.",
+        default=5.0, gt=0, le=600, description="Maximum seconds before points are written to wandb's local file."
     )
 
 

@@ -112,10 +112,7 @@ class SweeperConfig(StrictModel):
         if self.pruner != "none" and self.kind != "optuna":
             raise ValueError(f"pruner is only for kind=optuna, but kind is {self.kind}")
         if isinstance(self.mode, list):
-            for name, value, default in (
-                ("objective", self.objective, "return"),
-                ("pruner", self.pruner, "none"),
-            ):
+            for name, value, default in (("objective", self.objective, "return"), ("pruner", self.pruner, "none")):
                 if value != default:
                     raise ValueError(
                         f"{name}={value} needs a single objective, but mode has {len(self.mode)}; "

@@ -218,11 +218,7 @@ class _Ending:
 
     @classmethod
     def _note_error(
-        cls,
-        before: Callable[..., Any],
-        kind: type[BaseException],
-        error: BaseException,
-        trace: TracebackType | None,
+        cls, before: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         cls.status = "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
         before(kind, error, trace)

@@ -200,12 +200,7 @@ class SummaryWriter(AdoptingLogger):
         self.add_image(tag, img_tensor, global_step, walltime, dataformats)
 
     def add_figure(
-        self,
-        tag: str,
-        figure: Any,
-        global_step: int | None = None,
-        close: bool = True,
-        walltime: float | None = None,
+        self, tag: str, figure: Any, global_step: int | None = None, close: bool = True, walltime: float | None = None
     ) -> None:
         """Log a matplotlib figure, or a list of figures in one image; `close` closes them in pyplot."""
         del walltime
@@ -214,12 +209,7 @@ class SummaryWriter(AdoptingLogger):
         run.log_image(tag, drawn, step)
 
     def add_video(
-        self,
-        tag: str,
-        vid_tensor: Any,
-        global_step: int | None = None,
-        fps: float = 4,
-        walltime: float | None = None,
+        self, tag: str, vid_tensor: Any, global_step: int | None = None, fps: float = 4, walltime: float | None = None
     ) -> None:
         """Log videos `[videos, time, channels, height, width]` side by side in one video."""
         del walltime

@@ -116,10 +116,7 @@ class ExportedRuns:
     def _run(self, number: int, row: Mapping[str, Any]) -> LoadedRun:
         fields = {name: row[name] for name in (*_FIELDS, *_MAPPINGS)}
         return LoadedRun(
-            path=f"{self._path}#{number}",
-            params={**self._content["shared"], **row["params"]},
-            source=self,
-            **fields,
+            path=f"{self._path}#{number}", params={**self._content["shared"], **row["params"]}, source=self, **fields
         )
 
     def origin(self, run: LoadedRun) -> Mapping[str, Any] | None:

@@ -290,13 +290,7 @@ class RunGroups:
         if not any(params):
             return ()
         return hyperparameters.sensitivity(
-            self.scores(scoring),
-            params,
-            key,
-            stat,
-            mode=mode,
-            diverged=self.penalties(scoring),
-            confidence=confidence,
+            self.scores(scoring), params, key, stat, mode=mode, diverged=self.penalties(scoring), confidence=confidence
         )
 
     def aggregate(

@@ -20,15 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.results.aggregates import Aggregate, weighted_sum
-from trieye.results.bootstrap import (
-    RESAMPLES,
-    Counts,
-    Floats,
-    Statistic,
-    Strata,
-    finite,
-    interval_of,
-)
+from trieye.results.bootstrap import RESAMPLES, Counts, Floats, Statistic, Strata, finite, interval_of
 
 FEW = 5
 """With fewer runs, an interval is too narrow to decide."""
@@ -158,12 +150,7 @@ def _estimate(runs: Strata, statistic: Statistic, *, confidence: float, resample
 
 
 def probability_of_improvement(
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
+    x: ArrayLike, y: ArrayLike, *, confidence: float = 0.95, resamples: int = 2_000, seed: int = 0
 ) -> Estimate:
     """Return the probability that a run of X is better than a run of Y on the same task, averaged over tasks.
 

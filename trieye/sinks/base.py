@@ -64,36 +64,29 @@ class HistoryReader(Protocol):
     @property
     def end(self) -> int:
         """Index after the last item."""
-        ...
 
     def read(self, start: int, limit: int) -> tuple[list[Item], int]:
         """Return at most `limit` items from index `start` on, in order, and the index of the next read.
 
         Superseded items are omitted, so the list may be empty although the index advances.
         """
-        ...
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return the fields of a sink's `Cursor`; None if the run has never stored one."""
-        ...
 
     def set_cursor(self, sink: str, cursor: Cursor) -> None:
         """Store a sink's cursor durably: it survives a crash of the process."""
-        ...
 
     def superseded(self, before: int) -> Iterable[Point]:
         """Yield the superseded points before an index; a sink may have shown them."""
-        ...
 
     @property
     def is_whole(self) -> bool:
         """Whether every item of the surviving branch is readable: none was lost."""
-        ...
 
     @property
     def branch(self) -> int:
         """Number of indices that rewinds have superseded; it changes with every rewind."""
-        ...
 
 
 class Sink(Protocol):
@@ -114,19 +107,15 @@ class Sink(Protocol):
     @property
     def name(self) -> str:
         """Name of the sink; `log_to` of a metric selects `mlflow`, `tensorboard` and `console` by it."""
-        ...
 
     def open(self, run: RunInfo) -> None:
         """Connect, and import heavy libraries; called again after an exception."""
-        ...
 
     def write(self, points: Sequence[Point]) -> None:
         """Write at most `MAX_POINTS_PER_WRITE` points, in order of production."""
-        ...
 
     def close(self, status: RunStatus) -> None:
         """Release the resources that `open` acquired, and record the final status of the run."""
-        ...
 
 
 @runtime_checkable
@@ -135,15 +124,12 @@ class Tracker(Protocol):
 
     def log_params(self, params: Mapping[str, str]) -> None:
         """Record parameters; a parameter never changes."""
-        ...
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags; a later value replaces an earlier one."""
-        ...
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Copy a file, or a directory recursively, into the directory `artifact_path` of the run's artifacts."""
-        ...
 
 
 @runtime_checkable
@@ -152,7 +138,6 @@ class SingleWriterSink(Protocol):
 
     def store_activity(self) -> object:
         """Return a value that changes with every write of any process to the store; called from any thread."""
-        ...
 
 
 @runtime_checkable
@@ -167,7 +152,6 @@ class Flushable(Protocol):
 
     def flush(self) -> None:
         """Deliver all buffered points."""
-        ...
 
 
 @runtime_checkable
@@ -176,7 +160,6 @@ class MediaSink(Protocol):
 
     def log_media(self, medium: Medium) -> None:
         """Show a medium."""
-        ...
 
 
 @runtime_checkable
@@ -191,18 +174,15 @@ class Resumable(Protocol):
 
     def position(self) -> str:
         """Return the sink's position as text for `resume`; called after a flush."""
-        ...
 
     def resume(self, position: str | None) -> bool:
         """Return to a position (None: nothing was ever written), or return False if that is impossible.
 
         After False, `clear` is called and all items are delivered again.
         """
-        ...
 
     def clear(self) -> None:
         """Remove all content of the run, including earlier attempts; all items are delivered again."""
-        ...
 
 
 @runtime_checkable
@@ -223,4 +203,3 @@ class Rerunning(Protocol):
 
         Called after `open` and at a rewind.
         """
-        ...

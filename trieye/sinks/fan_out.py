@@ -135,10 +135,7 @@ def _closed(threads: Sequence[SinkThread], status: RunStatus, timeout_s: float) 
 
 
 def make_sinks(
-    config: SinksConfig,
-    *,
-    on_run_id: Callable[[str], None] | None = None,
-    own: Sequence[Sink] = (),
+    config: SinksConfig, *, on_run_id: Callable[[str], None] | None = None, own: Sequence[Sink] = ()
 ) -> list[Sink]:
     """Return the enabled sinks, the user's sinks and the sinks of installed packages, none of them open.
 

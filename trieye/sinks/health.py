@@ -22,16 +22,7 @@ _MAX_REPORTED_REFUSALS = 100
 _SPREAD = 0.25
 """Jitter: the runs of a sweep must not retry simultaneously once a server recovers."""
 _MAX_MARKS = 1000
-_BUGS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 """Errors in the code of a sink rather than in its environment: their messages need a source position."""
 
 

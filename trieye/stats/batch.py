@@ -74,14 +74,7 @@ class EventBatch:
         contexts = {}
         if self.contexts:
             contexts = {index: self.contexts[row] for index, row in enumerate(rows.tolist()) if row in self.contexts}
-        return type(self)(
-            self.names,
-            self.codes[rows],
-            self.values[rows],
-            self.steps[rows],
-            self.times[rows],
-            contexts,
-        )
+        return type(self)(self.names, self.codes[rows], self.values[rows], self.steps[rows], self.times[rows], contexts)
 
     def by_name(self) -> list[tuple[str, Self]]:
         """Return (name, events) for each name that occurs, events in the order of arrival."""

@@ -11,11 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra._internal.utils import (
-    detect_calling_file_or_module_from_task_function,
-    detect_task_name,
-    get_args_parser,
-)
+from hydra._internal.utils import detect_calling_file_or_module_from_task_function, detect_task_name, get_args_parser
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 

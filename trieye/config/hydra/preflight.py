@@ -21,14 +21,7 @@ from trieye.config.hydra.keys import field_at, holds_text, is_in_variant
 from trieye.config.hydra.launch import plain
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, absent_key, without_parser_words
-from trieye.config.hydra.typed import (
-    Config,
-    as_in_a_job,
-    plugin_options,
-    resolved,
-    typed,
-    without_hydra,
-)
+from trieye.config.hydra.typed import Config, as_in_a_job, plugin_options, resolved, typed, without_hydra
 from trieye.config.launcher import LauncherConfig
 from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig

@@ -23,15 +23,12 @@ class Monitor(Protocol):
 
     def collect_metrics(self) -> object:
         """Take a sample."""
-        ...
 
     def aggregate_metrics(self) -> dict[str, float]:
         """Return the aggregated samples."""
-        ...
 
     def publish_metrics(self, metrics: dict[str, float]) -> None:
         """Log aggregated metrics, or buffer them until the next call if the store is unavailable."""
-        ...
 
 
 class SystemMetrics:
