@@ -70,11 +70,21 @@ class _Renamed(argparse.Action):
         )
 
 
+def add_actions(parser: argparse.ArgumentParser) -> Any:
+    """Let a command have actions, which `add_action` adds to the returned object."""
+    return parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder)
+
+
 def add_action(actions: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
     """Add an action to a command; `text` is its line in the list of actions and the description in its own help."""
     description = f"{text[0].upper()}{text[1:]}."
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=description, **options)
     return parser
+
+
+def add_repeatable(parser: Any, option: str, metavar: str, text: str, **options: Any) -> None:
+    """Add an option whose values form a list to a command or a group of its arguments."""
+    parser.add_argument(option, action="append", default=[], metavar=metavar, help=text, **options)
 
 
 def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) -> None:
@@ -176,9 +186,7 @@ def add_again(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that start a new run from a stored run."""
     add_run(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the new run")
-    parser.add_argument(
-        "--without", action="append", default=[], metavar="KEY", help="drop RUN's override of KEY; repeatable"
-    )
+    add_repeatable(parser, "--without", "KEY", "drop RUN's override of KEY; repeatable")
     parser.add_argument(
         "--dry-run", action="store_true", help="show the differences from RUN and the command without starting the run"
     )

@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import DEFAULT_ROOT, AnyOrder, add_action, add_json, add_root
+from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_actions, add_json, add_root
 from trieye.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ _RESOURCES = ("CPU", "GPU", "memory")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
-    )
+    actions = add_actions(parser)
     check = add_action(actions, "check", "check every node and compare it with this machine")
     check.add_argument(
         "address",

@@ -17,7 +17,7 @@ Examples:
 import argparse
 import re
 
-from trieye.cli.arguments import add_removal, age
+from trieye.cli.arguments import add_removal, add_repeatable, age
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,14 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="delete runs that ended, or last showed a sign of life, longer ago: a number with s, m, h, d or w, such "
         "as 30d",
     )
-    parser.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        type=_keep,
-        metavar="WHICH:N",
-        help="keep N of all runs of the app: best:N or newest:N; best prefers those used last among equally good ones",
-    )
+    text = "keep N of all runs of the app: best:N or newest:N; best prefers those used last among equally good ones"
+    add_repeatable(parser, "--keep", "WHICH:N", text, type=_keep)
     parser.add_argument("--metric", metavar="NAME", help="metric that ranks the runs (default: loop.objective)")
     parser.add_argument(
         "--mode",

@@ -13,15 +13,13 @@ Examples:
 
 import argparse
 
-from trieye.cli.arguments import add_run, add_timeout
+from trieye.cli.arguments import add_repeatable, add_run, add_timeout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument(
-        "--sink", action="append", dest="sinks", metavar="NAME", help="rewrite only this sink; repeatable"
-    )
+    add_repeatable(parser, "--sink", "NAME", "rewrite only this sink; repeatable", dest="sinks")
     add_timeout(parser)
 
 
@@ -30,4 +28,4 @@ def run(options: argparse.Namespace) -> int:
     from trieye.cli.delivering import show_delivery
     from trieye.runs import rebuild
 
-    return show_delivery(options, "rebuild", rebuild, options.sinks or ())
+    return show_delivery(options, "rebuild", rebuild, options.sinks)

@@ -7,6 +7,7 @@ WORKING_DIR is the user's working directory; SOURCE and the paths on the page ar
 
 import html
 import os
+import re
 import shlex
 import sys
 import threading
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from trieye.process.local_servers import HOST
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HEALTH = "/health"
 
+_OWN_HOST = re.compile(rf"({re.escape(HOST)}|localhost)(:\d+)?", re.IGNORECASE)
 _STYLE = "<style>:root{color-scheme:light dark}body{font:1rem/1.5 sans-serif;max-width:50rem;margin:3rem auto}</style>"
 
 
@@ -40,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the report, or with a page that gives the error."""
         # against DNS rebinding, where the Host header has the attacker's name
-        if _host_of(self.headers.get("Host", "")) not in {HOST, "localhost"}:
+        if not _OWN_HOST.fullmatch(self.headers.get("Host", "")):
             self._answer(HTTPStatus.FORBIDDEN, "")
         elif self.path == HEALTH:
             self._answer(HTTPStatus.OK, "")
@@ -59,14 +60,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(body)
-
-
-def _host_of(header: str) -> str | None:
-    """Return the host name in a Host header, without the port."""
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:  # incomplete IPv6 address
-        return None
 
 
 def _page(source: str) -> tuple[HTTPStatus, str]:

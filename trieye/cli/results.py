@@ -24,7 +24,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json
+from trieye.cli.arguments import add_action, add_actions, add_confirmed, add_json, add_repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +35,7 @@ AXES = ("step", "env_steps", "updates", "wall_time")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
-    )
+    actions = add_actions(parser)
     for name, text in _TEXTS.items():
         action = add_action(actions, name, text, allow_abbrev=False)
         action.add_argument(
@@ -66,12 +64,11 @@ def _mark(text: str) -> tuple[float, str]:
 
 def _add_choice(action: argparse.ArgumentParser) -> None:
     group = action.add_argument_group("run selection")
-    group.add_argument(
+    add_repeatable(
+        group,
         "--where",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="select runs by config value: KEY=VALUE, KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B, or KEY!=A,B for "
+        "KEY=VALUE",
+        "select runs by config value: KEY=VALUE, KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B, or KEY!=A,B for "
         "neither; repeatable; keeps runs that lack KEY, unless --strict",
     )
     group.add_argument("--strict", action="store_true", help="exclude runs that lack a KEY of --where")
@@ -87,13 +84,8 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--by", default="", metavar="KEY,...", help="group runs by these keys (default: all that vary)")
     group.add_argument("--task", metavar="KEY", help="config key that identifies the task, such as env.id")
-    group.add_argument(
-        "--range",
-        action="append",
-        default=[],
-        metavar="TASK=LOW:HIGH",
-        help="normalize scores of TASK: LOW becomes 0, HIGH becomes 1, so that tasks can be combined",
-    )
+    text = "normalize scores of TASK: LOW becomes 0, HIGH becomes 1, so that tasks can be combined"
+    add_repeatable(group, "--range", "TASK=LOW:HIGH", text)
     group.add_argument("--stat", choices=STATS, default="iqm", help="statistic over the runs of a group (default: iqm)")
     group.add_argument(
         "--last",
@@ -135,10 +127,8 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     if name == "curve":
         action.add_argument("--grid", type=int, default=200, metavar="N", help="points per curve (default: 200)")
         action.add_argument("--runs", action="store_true", help="draw the curve of each run too")
-        action.add_argument(
-            "--mark", type=_mark, action="append", default=[], metavar="X:TEXT",
-            help="draw a vertical line at X in the picture, with TEXT in the legend; repeatable",
-        )  # fmt: skip
+        text = "draw a vertical line at X in the picture, with TEXT in the legend; repeatable"
+        add_repeatable(action, "--mark", "X:TEXT", text, type=_mark)
     elif name == "sensitivity":
         action.add_argument("--param", required=True, metavar="KEY", help="config key whose values are compared")
     elif name == "report":

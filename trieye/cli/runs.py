@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_root, age, pair
+from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_repeatable, add_root, age, pair
 
 if TYPE_CHECKING:
     from trieye.process.terminal import Text
@@ -44,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources", nargs="*", metavar="SOURCE", help="runs, apps, or directories of sweeps, apps or runs (default: all)"
     )
     parser.add_argument("--status", metavar="STATUS,...", help=f"list only runs in these states: {', '.join(STATUSES)}")
-    parser.add_argument(
-        "--where", action="append", default=[], metavar="KEY=VALUE", help="list only runs with this config value"
-    )
+    add_repeatable(parser, "--where", "KEY=VALUE", "list only runs with this config value")
     parser.add_argument(
         "--newer-than", type=age, metavar="AGE", help="list only runs created within this time, such as 30d, 12h or 10m"
     )

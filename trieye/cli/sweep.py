@@ -27,7 +27,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, condition, pair, sweep_directory
+from trieye.cli.arguments import (
+    add_action,
+    add_actions,
+    add_confirmed,
+    add_json,
+    add_repeatable,
+    condition,
+    pair,
+    sweep_directory,
+)
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
@@ -49,9 +58,7 @@ _LAUNCHER = "hydra.launcher."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
-    )
+    actions = add_actions(parser)
     _add_plan(actions)
     texts = {
         "show": "show the overrides of a job",
@@ -103,24 +110,13 @@ def _add_plan(actions: Any) -> None:
         "experiments of PyExpUtils",
     )
     plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
-    plan.add_argument(
-        "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
+    add_repeatable(plan, "--zip", "KEY,KEY", "vary these keys together; repeatable")
+    text = "exclude the jobs with these values, such as agent=ppo,agent.lr=1e-4; repeatable"
+    add_repeatable(plan, "--exclude", "KEY=VALUE,...", text)
+    text = (
+        "KEY exists only in jobs with these values, such as agent.clip_range:agent=ppo; ppo|a2c allows both; repeatable"
     )
-    plan.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,...",
-        help="exclude the jobs with these values, such as agent=ppo,agent.lr=1e-4; repeatable",
-    )
-    plan.add_argument(
-        "--when",
-        action="append",
-        default=[],
-        metavar="KEY:KEY=VALUE,...",
-        help="KEY exists only in jobs with these values, such as agent.clip_range:agent=ppo; ppo|a2c allows both; "
-        "repeatable",
-    )
+    add_repeatable(plan, "--when", "KEY:KEY=VALUE,...", text)
     plan.add_argument(
         "-o",
         "--output",
