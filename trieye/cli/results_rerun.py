@@ -12,7 +12,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
 from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Selection
-from trieye.results.loading import load
+from trieye.results.loading import load, seeds_of
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.selection import differences
 from trieye.sweeps.grid import Grid, bare
@@ -42,7 +42,7 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
         jobs: list[Sequence[str]] = [_overrides_in(sweep / str(run.job)) for run in configs.values()]
     else:
         grid = record.the_grid()
-        seeds += [int(value) for axis in grid.axes for value in _seeds(axis) if value.lstrip("-").isdecimal()]
+        seeds += seeds_of(grid)
         jobs = [grid[run.job] for run in configs.values() if run.job is not None]
     first = max(seeds, default=-1) + 1
     fresh = range(first, first + selected.options.rerun)
@@ -111,10 +111,6 @@ def _overrides_in(job_dir: Path) -> list[str]:
     if record is None:
         raise ConfigurationError(f"--rerun: {job_dir} has no record of its job, so its values are unknown")
     return record.overrides
-
-
-def _seeds(axis: Any) -> list[str]:
-    return [value for values in axis.places for key, value in zip(axis.keys, values, strict=True) if is_seed(bare(key))]
 
 
 def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[int]) -> SweepRecord:

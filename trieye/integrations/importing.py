@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -62,14 +62,10 @@ def _in_mlflow(path: Path, problems: Problems) -> list[LoadedRun]:
     return _of_source(path, MlflowStore, problems, "a database such as mlflow.db, or a directory mlruns")
 
 
-def _in_wandb(path: Path, problems: Problems) -> list[LoadedRun]:
-    return OfflineRuns(path, problems).runs()
-
-
 KINDS: Mapping[str, Callable[[Path, Problems], list[LoadedRun]]] = {
     "tensorboard": _in_event_files,
     "mlflow": _in_mlflow,
-    "wandb-offline": _in_wandb,
+    "wandb-offline": lambda path, problems: OfflineRuns(path, problems).runs(),
 }
 
 
@@ -160,7 +156,9 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
         if record is not None:
             run.supersede(0)
         for metric, series in points.items():
-            _log(run, metric, series)
+            rows = zip(series.steps.tolist(), series.values.tolist(), series.times.tolist(), strict=True)
+            for step, value, time in rows:
+                run.log(metric, value, step=step, wall_time=None if math.isnan(time) else time)
         run.flush()
         run.set_tags({WHOLE: str(num_points)})
     except BaseException:
@@ -202,12 +200,6 @@ def _record(directory: Path) -> RunRecord | None:
         return RunRecord.read(directory / RUN_RECORD)
     except SerializationError:
         return RunRecord(app_name="unknown", run_name="unknown")  # unreadable: not ours to overwrite
-
-
-def _log(run: Run, metric: str, series: Any) -> None:
-    rows = zip(series.steps.tolist(), series.values.tolist(), series.times.tolist(), strict=True)
-    for step, value, time in rows:
-        run.log(metric, value, step=step, wall_time=None if math.isnan(time) else time)
 
 
 def _date(directory: Path, created: float) -> None:

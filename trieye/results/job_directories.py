@@ -84,7 +84,7 @@ class JobDirectories(PointReader):
 
     def run(self, job: HydraJob) -> LoadedRun | None:
         """Return the run of a job; None if it has neither a return value nor metric files, or has a trieye run."""
-        record = self._record(job.directory)
+        record = self.record(job.directory)
         files = _MetricFiles.below(job.output_dir)
         objectives = list(_returned(record))
         if files is None or not (files or objectives):
@@ -112,7 +112,7 @@ class JobDirectories(PointReader):
 
     def is_completed(self, directory: Path) -> bool:
         """Return whether a job of a sweep by trieye is completed."""
-        record = self._record(directory)
+        record = self.record(directory)
         return record is not None and record.state == "completed"
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
@@ -123,7 +123,8 @@ class JobDirectories(PointReader):
                 self._points[run.path] = self._read(run.path)
         return {run.path: self._points[run.path] for run in runs}
 
-    def _record(self, directory: Path) -> JobRecord | None:
+    def record(self, directory: Path) -> JobRecord | None:
+        """Return the record of a job of a sweep by trieye; None if there is none, or, with a note, if it is damaged."""
         try:
             return JobRecord.read(directory)
         except SerializationError as error:
@@ -228,8 +229,6 @@ def _merged(parts: Sequence[tuple[str, Points]]) -> dict[str, Series]:
 
 
 def _continued(before: Series, after: Series) -> Series:
-    if not len(after.steps):
-        return before
     is_kept = before.steps < after.steps.min()
     return Series(*(np.concatenate([old[is_kept], new]) for old, new in zip(before, after, strict=True)))
 

@@ -20,7 +20,7 @@ from trieye.results.run_directories import RunDirectories
 from trieye.results.runs import LoadedRun, Problems, is_seed
 from trieye.sinks.mlflow.store import database_of
 from trieye.sweeps.grid import Grid, bare
-from trieye.sweeps.jobs import RUN, JobRecord
+from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SWEEP, SweepRecord
 
 Place = str | PathLike[str]
@@ -182,7 +182,7 @@ class _Search:
         sweep = self._record_of(directory)
         grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
         directory = directory.resolve()
-        self.sweeps[str(directory)] = frozenset() if grid is None else _seeds_of(grid)
+        self.sweeps[str(directory)] = frozenset() if grid is None else seeds_of(grid)
         app, empty = "", list[int]()
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             job_dir = directory / str(index)
@@ -194,7 +194,8 @@ class _Search:
             if grid is not None:
                 varied = grid.values(index) if index < grid.size else {}
             elif sweep is not None:
-                varied = self._searched(job_dir, sweep)
+                record = self._jobs.record(job_dir)
+                varied = {} if record is None else record.values(sweep.varying)
             if (link / RUN_RECORD).exists():
                 real = link.resolve()
                 self._seen.add(str(real))
@@ -220,16 +221,8 @@ class _Search:
             self.problems.note(directory, f"its varying keys are unknown: {error}")
             return None
 
-    def _searched(self, directory: Path, sweep: SweepRecord) -> Mapping[str, str]:
-        try:
-            record = JobRecord.read(directory)
-        except SerializationError as error:
-            self.problems.note(directory, error)
-            return {}
-        return {} if record is None else record.values(sweep.varying)
 
-
-def _seeds_of(grid: Grid) -> frozenset[int]:
+def seeds_of(grid: Grid) -> frozenset[int]:
     """Return the seeds of all jobs of a sweep, including jobs that never started."""
     return frozenset(
         int(value)
@@ -269,7 +262,5 @@ def _directories_in(directory: Path) -> Iterator[Path]:
 
 
 def _databases_in(directory: Path) -> str:
-    if not directory.is_dir():
-        return ""
     databases = [path for path in sorted(directory.glob("**/*.db")) if is_sqlite(path)]
     return f"; to load its MLflow runs, pass sqlite:///{databases[0].absolute()}" if databases else ""
