@@ -14,6 +14,7 @@ import torch
 
 from tests.history.supersession_model import SCENARIOS
 from tests.history.supersession_programs import Story
+from tests.integrations.conftest import end_program
 from tests.lazy import lazily
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
@@ -30,15 +31,6 @@ def _in_project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setenv(opening.APP, "app")
-    monkeypatch.delenv(opening.ROOT, raising=False)
-    yield
-    end_program()
-
-
-def end_program():
-    """Close the runs like a program exit, so that the next lines act as its next start."""
-    for adopted in list(opening.AdoptedRun._open.values()):
-        adopted.close()
 
 
 def points(name="run"):

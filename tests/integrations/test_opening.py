@@ -42,7 +42,6 @@ def test_a_resumed_run_finishes_with_its_program(tmp_path):
 def test_loggers_end_with_the_status_of_their_with_block(tmp_path, monkeypatch, logger, error, status):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
-    monkeypatch.delenv(opening.ROOT, raising=False)
     writer = wandb.init(project="app", id="one") if logger == "wandb" else SummaryWriter("runs/one")
     with pytest.raises(type(error)), writer:
         raise error
@@ -51,7 +50,6 @@ def test_loggers_end_with_the_status_of_their_with_block(tmp_path, monkeypatch, 
 
 def test_an_error_of_one_logger_neither_skips_the_others_nor_leaves_the_run_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(opening.ROOT, raising=False)
     adopted, statuses = opening.AdoptedRun.join("one", app="app"), []
 
     def fail(_status):

@@ -23,11 +23,6 @@ CLEANRL = "|param|value|\n|-|-|\n|learning_rate|0.00025|\n|seed|1|"
 def _in_project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
-    for name in (opening.ROOT, opening.APP):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    for adopted in list(opening.AdoptedRun._open.values()):
-        adopted.close()
 
 
 def run_dir(name="first"):

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.integrations.conftest import end_program
 from tests.lazy import lazily
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
@@ -30,14 +31,6 @@ def _in_tmp_path(tmp_path, root, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
     monkeypatch.setenv(opening.ROOT, str(root))  # of all tests, so that the store is made once
-    yield
-    end_program()
-
-
-def end_program():
-    """Close the runs like a program exit, so that the next lines act as its next start."""
-    for adopted in list(opening.AdoptedRun._open.values()):
-        adopted.close()
 
 
 def points(name):

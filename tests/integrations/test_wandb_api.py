@@ -10,7 +10,7 @@ import pytest
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
-from trieye.integrations import opening, wandb
+from trieye.integrations import wandb
 from trieye.integrations.tensorboard import SummaryWriter
 from trieye.stats.operations import Medium
 
@@ -19,12 +19,6 @@ from trieye.stats.operations import Medium
 def _working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wandb._announce.cache_clear()
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRIEYE_"))]:
-        monkeypatch.delenv(name)
-    yield
-    wandb.finish()
-    for adopted in list(opening.AdoptedRun._open.values()):
-        adopted.close()
 
 
 def points(name, project="p"):

@@ -25,12 +25,6 @@ NAMES = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_RES
 @pytest.fixture(autouse=True)
 def _in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (*NAMES, "WANDB_DISABLED", opening.ROOT, opening.APP):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    wandb.finish()
-    for adopted in list(opening.AdoptedRun._open.values()):
-        adopted.close()
 
 
 def run_dir(name, project="p"):
