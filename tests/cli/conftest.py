@@ -1,4 +1,4 @@
-"""Runs that were killed, and what their sinks show."""
+"""Commands and what they print; runs that were killed, and what their sinks show."""
 
 import shutil
 import signal
@@ -9,6 +9,7 @@ import pytest
 
 import trieye
 from tests.moved import moved
+from trieye.cli import main
 
 STEPS = 300
 KILLED = """
@@ -50,6 +51,18 @@ with trieye.Run(config) as run:
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.fixture
+def command(capfd):
+    """Return a function that runs a command of trieye, and returns exit code, stdout and stderr."""
+
+    def call(*arguments):
+        code = main(list(map(str, arguments)))
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture(scope="session")

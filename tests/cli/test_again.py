@@ -15,7 +15,6 @@ import trieye
 from tests import warm
 from tests.json_schemas import validated
 from trieye import results, runs
-from trieye.cli import main
 from trieye.config.redaction import HIDDEN
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import CheckpointError, ConfigurationError
@@ -127,18 +126,6 @@ def project(_made, warm_programs, monkeypatch):
     for other in (path for path in runs.iterdir() if path.name != "first"):
         shutil.rmtree(other)
     (_made / "conf" / "train.yaml").write_text(CONFIG)
-
-
-@pytest.fixture
-def command(project, capfd):
-    """Return a function that runs a command of trieye in the project, and returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        code = main(list(map(str, arguments)))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def runs_of(project):

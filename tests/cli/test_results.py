@@ -63,17 +63,12 @@ def scored_runs(tmp_path_factory):
 
 
 @pytest.fixture
-def results(scored_runs, tmp_path, monkeypatch, capfd):
+def results(scored_runs, tmp_path, monkeypatch, command):
     """Return a function that runs an action on the runs, and returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def run(action, *arguments, run_source=scored_runs):
-        code = main(["results", action, str(run_source), *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return lambda action, *arguments, run_source=scored_runs: command("results", action, run_source, *arguments)
 
 
 @pytest.fixture

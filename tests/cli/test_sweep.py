@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -56,18 +57,12 @@ HERE = "hydra.launcher.isolate=none"
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch, capfd):
+def sweep(tmp_path, monkeypatch, command):
     """Return a function that runs `trieye sweep`, and returns exit code and output, also of its program."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "train.py").write_text(PROGRAM)
-
-    def run(*arguments):
-        code = main(["sweep", *map(str, arguments)])
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return partial(command, "sweep")
 
 
 @pytest.fixture
