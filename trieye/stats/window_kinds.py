@@ -135,9 +135,6 @@ class RateWindows(MetricWindows):
         del opened
         return at - self._since >= self._seconds
 
-    def _reduce(self, window: Accumulator) -> float:
-        return window.total
-
     def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         if not closed:
             return []

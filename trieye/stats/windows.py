@@ -341,7 +341,8 @@ class MetricWindows:
 
     def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         del at
-        return [self._point(step, window, self._reduce(window)) for step, window in closed]
+        aggregation = self.config.aggregation
+        return [self._point(step, window, reduce(window, aggregation)) for step, window in closed]
 
     @property
     def waits_for_time(self) -> bool:
@@ -371,9 +372,6 @@ class MetricWindows:
     def _pop(self, key: int) -> Accumulator:
         del self._opened_at[key]
         return self._open.pop(key)
-
-    def _reduce(self, window: Accumulator) -> float:
-        return reduce(window, self.config.aggregation)
 
     def _point(self, step: int, window: Accumulator, value: float) -> Point:
         if not math.isfinite(value):  # the sum of finite values can be infinite
