@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from trieye.exceptions import ConfigurationError
+
 MAX_NAME_BYTES = 200
 """File systems allow 255 bytes; the rest is reserved for suffixes such as `_trieye.log`."""
 
@@ -29,15 +31,15 @@ def check_name(kind: str, name: str) -> str:
         name: The name.
 
     Raises:
-        ValueError: The name is empty, too long, hidden, or contains a separator or a control character.
+        ConfigurationError: The name is empty, too long, hidden, or contains a separator or a control character.
     """
     shown = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
     if not name:
-        raise ValueError(f"{kind} is empty; give it a name such as 'first_try'")
+        raise ConfigurationError(f"{kind} is empty; give it a name such as 'first_try'")
     if (size := len(name.encode("utf-8", "surrogatepass"))) > MAX_NAME_BYTES:
-        raise ValueError(f"{kind} {shown} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
+        raise ConfigurationError(f"{kind} {shown} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
     if not _ALLOWED.fullmatch(name) or name.endswith((" ", ".")) or ".." in name:
-        raise ValueError(
+        raise ConfigurationError(
             f"{kind} {shown} is not a safe directory name; use letters, digits and _.,=+@()[]-, with single dots and "
             "spaces inside, starting with a letter, a digit or '_'"
         )

@@ -67,16 +67,11 @@ class RunFiles:
 
     def __init__(self, persist_config: "PersistenceConfig") -> None:
         self.persist_config = persist_config
-        try:
-            self.root_data_dir = persist_config._get_absolute_root()  # noqa: SLF001 - named by the drop-in API
-            self.app_root_dir = persist_config.get_app_root_dir()
-            self.runs_root_dir = persist_config.get_runs_root_dir()
-            self.mlflow_dir = persist_config.get_mlflow_abs_path()
-            self._name_parts(persist_config.get_run_base_dir())
-        except ConfigurationError:
-            raise
-        except ValueError as error:  # a name that was assigned after validation
-            raise ConfigurationError(str(error)) from error
+        self.root_data_dir = persist_config._get_absolute_root()  # noqa: SLF001 - named by the drop-in API
+        self.app_root_dir = persist_config.get_app_root_dir()
+        self.runs_root_dir = persist_config.get_runs_root_dir()
+        self.mlflow_dir = persist_config.get_mlflow_abs_path()
+        self._name_parts(persist_config.get_run_base_dir())
 
     def at(self, run_dir: Path) -> Self:
         """Return the file names of another run with the directory `run_dir`."""
@@ -120,11 +115,7 @@ class RunFiles:
         Raises:
             ConfigurationError: The name, which may come from a checkpoint file, is not safe.
         """
-        try:
-            name = _safe("run_name", run_name)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
-        return [root / name for root in self.run_roots()]
+        return [root / _safe("run_name", run_name) for root in self.run_roots()]
 
     def _name_parts(self, run_dir: Path) -> None:
         config, self.run_base_dir = self.persist_config, run_dir

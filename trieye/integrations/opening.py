@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NoReturn, Self
 from trieye.config import TrieyeConfig
 from trieye.config.names import MAX_NAME_BYTES, check_name
 from trieye.config.packages import command, is_installed
-from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.process.progress import say
 from trieye.run.run import Run
@@ -175,11 +174,8 @@ def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeC
     Raises:
         ConfigurationError: A name is invalid.
     """
-    try:
-        check_name("app_name", app)
-        check_name("run_name", name)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+    check_name("app_name", app)
+    check_name("run_name", name)
     persistence: dict[str, Any] = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
     root = overrides.get("root", os.environ.get(ROOT))
     if root:

@@ -188,10 +188,7 @@ def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:
     )
     runs = source.run_dir.parent
     if typed is not None:
-        try:
-            check_name(RUN_NAME, typed)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+        check_name(RUN_NAME, typed)
         _check_free(runs / typed)
         return typed
     names = (f"{source.name}_{suffix}{number}" for number in ("", *(f"_{count}" for count in range(2, 10_000))))

@@ -308,10 +308,7 @@ def _records_in(directory: Path) -> list[str]:
 def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
     """Return the common name of a sweep's runs, and the override that sets the sweep's directory."""
     if checked.config.run_name != default_name:
-        try:
-            check_name("run_name", f"{checked.config.run_name}_0000")  # jobs append their index
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+        check_name("run_name", f"{checked.config.run_name}_0000")  # jobs append their index
     own_overrides = []
     if _unresolved(checked.composed, "sweep") == _STOCK_SWEEP_DIR:
         directory = reserved(Path(SWEEPS), datetime.now().astimezone().strftime(_STAMP_FORMAT))
