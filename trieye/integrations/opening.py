@@ -145,6 +145,7 @@ class AdoptingLogger:
 
     def _end(self, status: RunStatus) -> None:
         """Write pending values and leave the run."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

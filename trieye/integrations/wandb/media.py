@@ -35,7 +35,7 @@ class Media:
             run.log_text(f"{name}/caption", self.caption, step)
 
     def _log(self, run: Run, name: str, step: int) -> None:
-        """Log the value."""
+        raise NotImplementedError
 
 
 class File(Media):
