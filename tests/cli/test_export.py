@@ -99,7 +99,7 @@ class WithoutEngine(Experiment[trieye.TrieyeConfig]):
 def test_a_run_without_a_policy_prints_one_line(make_config, capsys):
     result = run_experiment(WithoutEngine, make_config(loop={"steps": 1}))
     assert main(["export", str(result.run_dir)]) == 1
-    assert "was not saved by a TrainEngine: 'policy' is missing" in capsys.readouterr().err
+    assert "was not saved by a TrainEngine ('policy' is missing)" in capsys.readouterr().err
     assert not (result.run_dir / "export").exists()
 
 

@@ -35,7 +35,7 @@ def test_the_worked_example_matches_the_indices_and_paths_of_the_page(tmp_path, 
     words = ["hydra/sweeper=trieye", "hydra.sweep.dir=sweeps/sarsa", "hydra.sweeper.seeds=2"]
     command = [sys.executable, "train.py", "-m", *words, *run, "alpha=0.5,0.25", "trace=0.9,0.99,1.0"]
     subprocess.run(command, check=True, capture_output=True)
-    results = tmp_path / "results/mountain_car"
+    results = tmp_path / "results/mountain_car/sarsa"
     assert sorted(path.relative_to(results).as_posix() for path in results.rglob("return.csv")) == [
         "alpha-0.25_trace-1.0/1/return.csv",
         "alpha-0.5_trace-0.99/1/return.csv",

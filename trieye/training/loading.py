@@ -78,7 +78,8 @@ def policy_of(run_dir: Path, saved: LoadedCheckpoint, device: str = "cpu") -> Po
         state, loop = saved.objects["experiment"]["state"], saved.objects["loop"]
         weights, spaces = state["policy"], from_data(state["spaces"])
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{saved.path} was not saved by a TrainEngine: {error} is missing") from error
+        advice = "if your program has its own loop, let the key `evaluator` name a function for `trieye evaluate`"
+        raise CheckpointError(f"{saved.path} was not saved by a TrainEngine ({error} is missing); {advice}") from error
     engine = _engine_of(run_dir, recorded_config(run_dir, saved))
     config = engine.config_class.of_run(run_dir, saved.config)
     policy = engine.policy_class(config, spaces).to(device_of(device, "device"))

@@ -99,6 +99,8 @@ class CheckedConfig(TrieyeConfig):
         super().check()
         if self.seed == 2:
             raise ConfigurationError(f"seed={self.seed}: {self.run_name} has no such environment")
+        if self.seed == 3:
+            raise ConfigurationError("this machine has no GPU")
 
 
 def test_a_project_can_reject_what_its_machine_cannot_run(mistaken):
@@ -106,6 +108,8 @@ def test_a_project_can_reject_what_its_machine_cannot_run(mistaken):
     for arguments, run_name in typed.items():
         message = mistaken(*arguments.split(), config_type=CheckedConfig)
         assert message == f"seed=2: {run_name} has no such environment"
+    assert mistaken("-m", "seed=0,3,1", config_type=CheckedConfig) == "seed=3: this machine has no GPU"
+    assert mistaken("-m", "seed=3,1", config_type=CheckedConfig) == "this machine has no GPU"
 
 
 @pytest.mark.parametrize("flags", [[], pytest.param(["-m"], marks=pytest.mark.long)])

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -107,9 +106,15 @@ class Preflight(Generic[Config]):
             return Checked(config, values, composed, is_multirun)
         params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
         jobs = self._jobs([f"{key}={value}" for key, value in params.items()], overrides, composed)
-        config = next(jobs)
-        for job_config in itertools.chain([config], jobs):
-            check(_as_a_job(job_config))
+        _, config = next(jobs)
+        check(_as_a_job(config))
+        for choice, job_config in jobs:
+            try:
+                check(_as_a_job(job_config))
+            except ConfigurationError as error:
+                if not str(error).startswith(choice):
+                    error.args = (f"{choice}: {error}",)
+                raise
         return Checked(config, {}, composed, is_multirun)
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
@@ -183,8 +188,8 @@ class Preflight(Generic[Config]):
         if complaints:
             raise ConfigurationError("\n".join(complaints))
 
-    def _jobs(self, params: Sequence[str], overrides: Sequence[str], sweep: DictConfig) -> Iterator[Config]:
-        """Yield the config of the first job of a sweep, and one for each other value of each axis.
+    def _jobs(self, params: Sequence[str], overrides: Sequence[str], sweep: DictConfig) -> Iterator[tuple[str, Config]]:
+        """Yield the config of the first job of a sweep, and one for each other value of each axis, with its override.
 
         Args:
             params: The overrides of `hydra.sweeper.params`.
@@ -203,7 +208,7 @@ class Preflight(Generic[Config]):
             self._set(parsed([first[number] for number in absent], self._config_type), composed)
         _check_plugins(composed, overrides)
         values = self._resolved(composed)
-        yield self._typed(values, first)
+        yield "", self._typed(values, first)
         for number, axis in axes.items():
             yield from self._others(axis, first, number, composed, values)
 
@@ -228,8 +233,8 @@ class Preflight(Generic[Config]):
 
     def _others(
         self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
-    ) -> Iterator[Config]:
-        """Yield the config of each value of an axis except the first."""
+    ) -> Iterator[tuple[str, Config]]:
+        """Yield the override and the config of each value of an axis except the first."""
         *parents, name = axis.key_or_group.split(".")
         depends = "${" in OmegaConf.to_yaml(without_hydra(composed)) or axis.package is not None
         depends = depends or is_in_variant(self._config_type, [*parents, name])
@@ -242,12 +247,12 @@ class Preflight(Generic[Config]):
                 parsed([word], self._config_type)[0].value(),
             )
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
-                yield self._typed(self._resolved(self.load(overrides)), overrides)
+                yield word, self._typed(self._resolved(self.load(overrides)), overrides)
             else:  # nothing depends on a plain value: validating is a hundred times faster than composing
                 before, holder[name] = holder[name], value
                 config = self._typed(values, overrides)
                 holder[name] = before
-                yield config
+                yield word, config
 
     def _values(self, axis: Override) -> list[str]:
         """Return an override for each value of an axis."""
