@@ -67,8 +67,8 @@ def drawn_trials(search):
     return list(iter(search.next_trial, None))
 
 
-def experiment(num, values):
-    return Experiment("growing", tune.Trainable, config=values, num_samples=num)
+def experiment(num, values, **options):
+    return Experiment("growing", tune.Trainable, config=values, num_samples=num, **options)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,19 @@ def test_a_study_with_a_searcher_grows_by_trials(monkeypatch):
     monkeypatch.setattr(CurrentStudy, "num_trials", 5)
     search.set_state(search.get_state())
     assert [trial.config[INDEX] for trial in drawn_trials(search)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("has_searcher", [False, True])
+def test_new_trials_of_a_moved_study_store_their_state_in_the_new_directory(has_searcher, tmp_path, monkeypatch):
+    def search():
+        if not has_searcher:
+            return GrowingVariants(random_state=3)
+        return GrowingSearch(Asking([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna"), **OPTIONS))
+
+    first, moved = search(), search()
+    values = {} if has_searcher else {"x": tune.grid_search([1, 2])}  # the second is drawn before the move
+    first.add_configurations(experiment(2, values, storage_path=str(tmp_path / "first")))
+    assert first.next_trial().storage.experiment_fs_path == str(tmp_path / "first" / "growing")
+    monkeypatch.setattr(CurrentStudy, "directory", tmp_path / "second")
+    moved.set_state(pickle.loads(cloudpickle.dumps(first.get_state())))
+    assert moved.next_trial().storage.experiment_fs_path == str(tmp_path / "second" / "growing")

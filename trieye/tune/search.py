@@ -25,11 +25,19 @@ class CurrentStudy:
     Attributes:
         num_trials: Number of trials, which may have been raised; with a grid, the number of its repetitions. None
             outside of a study.
-        directory: Its directory, whose records may contain trials that the state lacks. None outside of a study.
+        directory: Its directory, which may have moved, and whose records may contain trials that the state lacks. None
+            outside of a study.
     """
 
     num_trials: ClassVar[int | None] = None
     directory: ClassVar[Path | None] = None
+
+    @classmethod
+    def place(cls, trial: Any) -> Any:
+        """Let a new trial store its state in the directory, since a restored search names that of the first start."""
+        if trial is not None and cls.directory is not None:
+            trial.storage.storage_fs_path = str(cls.directory)
+        return trial
 
 
 class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has no types for us
@@ -46,6 +54,10 @@ class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has n
                 variants.num_samples_left += added
         super().set_state(state)
 
+    def next_trial(self) -> Any:
+        """Return a new trial, or None."""
+        return CurrentStudy.place(super().next_trial())
+
 
 class GrowingSearch(SearchGenerator):  # type: ignore[misc]  # Ray has no types for us
     """Creates the trials of a searcher, including trials that a resumed study adds."""
@@ -56,6 +68,10 @@ class GrowingSearch(SearchGenerator):  # type: ignore[misc]  # Ray has no types 
         if num > state["total_samples"]:
             state |= {"total_samples": num, "finished": False}
         super().set_state(state)
+
+    def next_trial(self) -> Any:
+        """Return a new trial, or None."""
+        return CurrentStudy.place(super().next_trial())
 
 
 @dataclass
