@@ -10,6 +10,7 @@ import pytest
 from trieye.cli import main
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.status import ENDED_BY
 
 ERROR = "ValueError: the shape of the input\nis not the shape of the first layer"
 
@@ -75,3 +76,14 @@ def test_counts_agree_with_their_nouns(status, tmp_path):
     assert "2 jobs: 1 completed, 1 failed" in status(200)
     SweepRecord(spec=["lr=1"], size=1, varying=[]).write(tmp_path)
     assert "1 job: 1 failed" in status(200)
+
+
+@pytest.mark.parametrize("limit", [None, "tune.target reached"])
+def test_trials_that_had_not_started_when_a_limit_ended_their_study_are_pruned(limit, tmp_path, capsys):
+    summary = {} if limit is None else {ENDED_BY: limit}
+    SweepRecord(spec=[], size=2, study={"run_name": "s"}, summary=summary).write(tmp_path)
+    JobRecord(index=0, overrides=[], state="completed").write(tmp_path / "0")
+    assert main(["sweep", "status", str(tmp_path)]) == (1 if limit is None else 0)
+    printed = capsys.readouterr().out
+    assert ("trieye sweep relaunch" in printed) == (limit is None)
+    assert ("1 completed, 1 pruned" in printed) == (str(limit) in printed) == (limit is not None)

@@ -18,6 +18,7 @@ from tests.tune.walks import Agreeing, FallsOver, Raising, Stumbles, Unlucky, Wa
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps.jobs import OUTPUT, JobRecord
+from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.status import status_of
 from trieye.tune.study import StudyError
 from trieye.tune.trainable import StudyPlace, as_trainable
@@ -314,16 +315,17 @@ def test_a_study_ends_when_a_trial_reaches_its_target_and_is_not_continued(
     walks_config, study_place, monkeypatch, capsys
 ):
     monkeypatch.chdir(study_place.working_dir)
-    options = {"enabled": True, "search": "grid", "num_trials": 1, "space": {"walk.pace": "1,50"}, "target": 1e6}
+    options = {"enabled": True, "search": "grid", "num_trials": 1, "space": {"walk.pace": "1,50,2"}, "target": 1e6}
     config = walks_config("goal", tune=options, steps=10**7, evaluate_every_steps=1000)
     first = trieye.run_experiment(Walk, config)
     assert (first.objective, first.step, first.run_dir) == (1e6, 10_000, run_dir_of(config, 1))
     assert RunRecord.read(first.run_dir / "run.json").status == "FINISHED"
     jobs = status_of(study_place.working_dir / "multirun/goal")
-    assert [(job.how, job.record and job.record.reason) for job in jobs] in (
-        [("pruned", "tune.target reached"), ("completed", None)],
-        [("missing", None), ("completed", None)],  # it started too late
-    )
+    pruned = ("pruned", "tune.target reached")
+    assert [(job.how, job.reason) for job in jobs] == [pruned, ("completed", None), pruned]
+    assert jobs[2].record is None  # it never started
+    summary = SweepRecord.of(study_place.working_dir / "multirun/goal").summary
+    assert (summary["completed"], summary["pruned"]) == (1, 2)
     capsys.readouterr()
     assert trieye.run_experiment(Walk, config).run_dir == first.run_dir
     assert "'goal' has ended: tune.target reached" in capsys.readouterr().err

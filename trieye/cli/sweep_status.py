@@ -103,20 +103,20 @@ def _row(job: "JobStatus") -> dict[str, Any]:
         "host": record.host if record else None,
         "heartbeat": record.heartbeat if record else None,
         "error": job.problem or (record.error if record else None),
-        "reason": record.reason if record else None,
+        "reason": job.reason,
     }
 
 
 def _note(job: "JobStatus") -> str:
     """Return the error of a job, or a note on its state; an empty string if there is none."""
     if job.problem or job.record is None:
-        note = job.problem or ""
+        note = job.problem or job.reason or ""
     elif job.how == "running" and job.record.host == platform.node():
         note = f"last heartbeat {max(time.time() - job.record.heartbeat, 0):.0f} s ago"
     elif job.how == "incomplete":
         note = "resumes from its checkpoint" if job.has_checkpoint else "restarts in the same directory"
     else:
-        note = " ".join((_NOTES.get(job.how) or job.record.error or job.record.reason or "").split())
+        note = " ".join((_NOTES.get(job.how) or job.record.error or job.reason or "").split())
     return note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."
 
 

@@ -28,6 +28,9 @@ HOWS: tuple[How, ...] = (
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
 """States of jobs that need no relaunch."""
 
+ENDED_BY = "ended_by"
+"""Key in the summary of a study of the limit that ended it; the trials that had not started are pruned."""
+
 _CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}\d+(\.pkl)?")
 
 
@@ -44,6 +47,7 @@ class JobStatus:
             disk of another machine.
         is_away: Whether its run is on the disk of another machine.
         problem: Damage of its files.
+        reason: Why it was pruned.
     """
 
     index: int
@@ -53,6 +57,7 @@ class JobStatus:
     has_checkpoint: bool = False
     is_away: bool = False
     problem: str | None = None
+    reason: str | None = None
 
     @property
     def objective(self) -> float | None:
@@ -83,7 +88,7 @@ def status_of(directory: Path) -> list[JobStatus]:
     sweep = SweepRecord.of(directory)
     grid = sweep.the_grid() if sweep.grid is not None else None
     jobs = [
-        _status(directory / str(index), index, grid.values(index) if grid is not None else None, sweep.varying)
+        _status(directory / str(index), index, grid.values(index) if grid is not None else None, sweep)
         for index in (grid if grid is not None else range(sweep.size))
     ]
     array = SlurmArray.read(directory) if any(job.how in ("missing", "incomplete", "unknown") for job in jobs) else None
@@ -110,7 +115,7 @@ def sum_up(directory: Path, record: SweepRecord) -> None:
     if record.modes:
         record.summary["pareto_optimal"] = pareto_optimal_jobs(jobs, record.modes)
         return
-    ranked = [job for job in jobs if job.how == "completed" or (job.record and job.record.reason in STUDY_LIMITS)]
+    ranked = [job for job in jobs if job.how == "completed" or job.reason in STUDY_LIMITS]
     numbers = {job.index: job.objective for job in ranked if job.objective is not None and math.isfinite(job.objective)}
     if numbers:
         best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
@@ -123,18 +128,19 @@ def pareto_optimal_jobs(jobs: Sequence[JobStatus], modes: Sequence[str]) -> list
     return pareto_optimal(values, modes)
 
 
-def _status(directory: Path, index: int, values: Mapping[str, str] | None, varying: Sequence[str]) -> JobStatus:
+def _status(directory: Path, index: int, values: Mapping[str, str] | None, sweep: SweepRecord) -> JobStatus:
     try:
         record = JobRecord.read(directory)
     except SerializationError as error:
         return JobStatus(index, "incomplete", values or {}, problem=str(error))
     if record is None:
-        return JobStatus(index, "missing", values or {})
+        limit = sweep.summary.get(ENDED_BY)
+        return JobStatus(index, "missing" if limit is None else "pruned", values or {}, reason=limit)
     if values is None:
-        values = record.values(varying)
+        values = record.values(sweep.varying)
     run, how = directory / RUN, _how(directory, record)
     is_away = how != "removed" and run.is_symlink() and not run.exists()
-    return JobStatus(index, how, values, record, _has_checkpoint(run), is_away)
+    return JobStatus(index, how, values, record, _has_checkpoint(run), is_away, reason=record.reason)
 
 
 def _has_checkpoint(run: Path) -> bool:

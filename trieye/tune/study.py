@@ -40,7 +40,7 @@ from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
 from trieye.sweeps.search import print_remarks
-from trieye.sweeps.status import HOWS, status_of, sum_up
+from trieye.sweeps.status import ENDED_BY, HOWS, status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
 from trieye.tune.ended import ended_record
@@ -53,9 +53,6 @@ from trieye.tune.watching import StudyCallback, StudyMonitor
 
 _KEYS = {"seed_of_trials": "seed", "objective": "loop.objective", "mode": "loop.mode"}
 """Names in messages of the options that must not change."""
-
-_ENDED_BY = "ended_by"
-"""Key in the summary of the limit that ended the study before its trials."""
 
 _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
@@ -116,7 +113,7 @@ class Study:
                 record.summary = before.summary
             self._check_runs(before)
             record.write(self.directory)
-            limit = record.summary.get(_ENDED_BY)
+            limit = record.summary.get(ENDED_BY)
             if limit is not None:
                 say(f"study {self._config.run_name!r} has ended: {limit}; for more trials, set another run_name")
             elif self._is_over(record):
@@ -303,8 +300,10 @@ class Study:
     def _result(self, record: SweepRecord, limit: str | None) -> Result:
         """Record and print the results of the study; return the result of its best trial."""
         self._close_trials()
+        record.summary = ended_by = {} if limit is None else {ENDED_BY: limit}
+        record.write(self.directory)  # which determines the states of trials that had not started
         sum_up(self.directory, record)
-        record.summary |= {} if limit is None else {_ENDED_BY: limit}
+        record.summary |= ended_by
         record.write(self.directory)
         show_in_mlflow(self.directory, record)
         final_table(self.directory, record)
