@@ -9,7 +9,7 @@ import pytest
 
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.config.base import StrictModel
-from trieye.config.fingerprint import changed_values, config_hash
+from trieye.config.fingerprint import changed_values, config_hash, parameters
 from trieye.config.redaction import looks_secret, recorded, redacted, redacted_text, with_secrets
 from trieye.exceptions import ConfigurationError
 
@@ -131,6 +131,7 @@ def test_recorded_configs_restore_their_secrets_from_the_environment(monkeypatch
         "password": "***",
     }
     assert recorded(redacted_values) == redacted_values
+    assert parameters(redacted_values).keys() == {f"env.{name}" for name in values["env"]}
     with pytest.raises(ConfigurationError, match=r"env\.password is a secret.*variable TRIEYE_SECRET_ENV_PASSWORD"):
         with_secrets(redacted_values)
     monkeypatch.setenv("TRIEYE_SECRET_ENV_PASSWORD", "pw99")

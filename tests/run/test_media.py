@@ -216,6 +216,12 @@ def test_a_text_is_stored_unchanged():
     assert (logged.name, logged.step, logged.wall_time, logged.text) == ("t", 3, 10.5, "# é\n")
 
 
+def test_a_text_lacks_the_values_of_secret_variables(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2secretvalue")
+    logged = media.text("t", "|wandb_api_key|hunter2secretvalue|\n|token|a|", step=3, time=10.5)
+    assert logged.text == "|wandb_api_key|***|\n|token|a|"
+
+
 def test_invalid_utf_8_is_escaped():
     logged = media.text("t\ud800", "a\ud800", step=3, time=10.5)
     assert (logged.name, logged.text) == ("t\\ud800", "a\\ud800")

@@ -4,6 +4,7 @@ import pytest
 
 from trieye.exceptions import ConfigurationError
 from trieye.runs import run_directory
+from trieye.runs.finding import find_directories, is_run_leftover, roots_of
 
 
 @pytest.fixture
@@ -78,3 +79,12 @@ def test_a_root_without_runs_is_reported(tmp_path, root, message):
 def test_a_directory_that_is_not_a_run_is_named(root):
     with pytest.raises(ConfigurationError, match=r"not a run; it has no run\.json"):
         run_directory(str(root), root=root)
+
+
+def test_the_runs_of_an_app_named_runs_are_found(tmp_path, monkeypatch):
+    make_runs(tmp_path, ".trieye_data/runs/runs/first")
+    (tmp_path / ".trieye_data/runs/mlruns").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for searched in (".", ".trieye_data", ".trieye_data/runs", ".trieye_data/runs/runs"):
+        assert find_directories([searched], roots_of(None)) == ([tmp_path / ".trieye_data/runs/runs/first"], [])
+    assert not is_run_leftover(tmp_path / ".trieye_data/runs/mlruns")

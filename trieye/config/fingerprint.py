@@ -55,7 +55,7 @@ MAX_DEPTH = 100
 _UNTRAINED = {
     "loop", "runtime", "sinks", "stats", "persistence", "print_config", "progress_bar", "tags", "description", "tune",
 }  # fmt: skip
-_NO_PARAMETERS = (_UNTRAINED - {"loop"}) | {"app_name", "run_name", "replay.storage_dir"}
+_NO_PARAMETERS = (_UNTRAINED - {"loop"}) | {"app_name", "run_name", "replay.storage_dir", HIDDEN}
 
 
 _TRAINING_SECTIONS = {"agent", "env"}

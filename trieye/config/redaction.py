@@ -62,6 +62,11 @@ def redacted_text(text: str) -> str:
     return _without_parts(text, _environment_secrets())
 
 
+def without_secret_variables(text: str) -> str:
+    """Return a text of the user with the values of secret environment variables replaced by `***`."""
+    return _without_variables(text, _environment_secrets())
+
+
 def redactor() -> Callable[[str], str]:
     """Return a faster `redacted_text` for many texts, with the secrets that are in the environment now."""
     secrets = _environment_secrets()
@@ -197,6 +202,10 @@ def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
     folded = text.casefold()
     if any(part in folded for part in _IN_ASSIGNED):
         text = _ASSIGNED.sub(_covered, text)
+    return _without_variables(text, secrets)
+
+
+def _without_variables(text: str, secrets: Mapping[str, str]) -> str:
     for secret in _parts(text, secrets):
         text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", HIDDEN, text)
     return text

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config.names import printable
+from trieye.config.redaction import without_secret_variables
 from trieye.stats.batch import MAX_CONTEXT_BYTES, context_bytes
 from trieye.stats.operations import LogHistogram, LogImage, LogText
 
@@ -252,7 +253,7 @@ def text(name: str, text: str, *, step: int, time: float) -> LogText:
     header = header_of(name, step, time)
     if not isinstance(text, str):
         raise TypeError(f"text {name!r}: the text must be a string, got {type(text).__name__}")
-    shown = printable(text)
+    shown = printable(without_secret_variables(text))
     size_bytes = len(shown.encode())
     if size_bytes > MAX_TEXT_BYTES:
         raise ValueError(

@@ -190,7 +190,7 @@ class Recorder:
 
         Args:
             name: Name of the series.
-            text: Plain text or Markdown.
+            text: Plain text or Markdown; values of secret environment variables are stored as `***`.
             step: Global step; None as in `log`.
 
         Raises:

@@ -257,8 +257,13 @@ def is_run_leftover(directory: Path) -> bool:
     """Return True for a directory among runs without run.json, as an interrupted program leaves it."""
     if directory.name[:1] in {"", "."} or not directory.is_dir() or (directory / RUN_RECORD).exists():
         return False
-    runs = directory.absolute().parent
-    return runs.name == _RUNS or any((path / RUN_RECORD).exists() for path in _directories_in(runs))
+    return _has_runs(directory.absolute().parent)
+
+
+def _has_runs(directory: Path) -> bool:
+    """Return whether a directory is one of runs; an app may be named `runs`, too."""
+    is_named = directory.name == _RUNS and not (directory / _RUNS).is_dir()
+    return is_named or any((path / RUN_RECORD).exists() for path in _directories_in(directory))
 
 
 def is_sweep(directory: Path) -> bool:
@@ -331,9 +336,8 @@ def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
     if is_sweep(directory):
         yield from _jobs(below)
         return
-    runs = {path for path in below if (path / RUN_RECORD).exists()}
-    if runs or directory.name == _RUNS:
-        yield from (path if path in runs else _skipped(path, path) for path in below)
+    if _has_runs(directory):
+        yield from (path if (path / RUN_RECORD).exists() else _skipped(path, path) for path in below)
     elif depth > 1:
         for path in below:
             yield from _walk(path, depth - 1)
