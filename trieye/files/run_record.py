@@ -215,7 +215,8 @@ class RunRecord(BaseModel):
             return f"this run {owner}; choose another run_name"
         if self.group != group:
             return (
-                f"this run {owner}, and this is job {job} of {group}; omit run_name, or choose another for each sweep"
+                f"this run {owner}, and this is job {job} of {group}; "
+                "omit run_name, or choose another run_name or hydra.sweep.dir for each sweep"
             )
         return (
             f"this run {owner}, and this is job {job}; omit run_name, or add the job to it: "

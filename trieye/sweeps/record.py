@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from trieye.config.base import did_you_mean
+from trieye.config.hydra.launch import name_of_sweep
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
@@ -78,6 +79,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         program: The words that start its program, without overrides; empty if it was planned without one.
         working_dir: Working directory of the command.
         directory: Absolute directory of the sweep at its last start, which identifies a moved or copied sweep.
+        runs: Common name of the runs that `trieye.Run` creates in its jobs, from the directory of the first start.
         spec: The typed overrides, including swept values, without secrets.
         own: The overrides of `hydra.*` keys, such as the directory.
         grid: The grid from `Grid.plain`; None for a search, whose jobs are determined when they start.
@@ -98,6 +100,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     program: list[str] = []
     working_dir: str = ""
     directory: str = ""
+    runs: str = ""
     spec: list[str]
     own: list[str] = []
     grid: dict[str, Any] | None = None
@@ -170,7 +173,7 @@ class SweepRecord(JsonRecord, kw_only=True):
 
     def follow(self, before: Self) -> None:
         """Take over fields of an earlier start; a start of selected jobs also retains the original command."""
-        self.created = before.created
+        self.created, self.runs = before.created, before.runs
         if any(word.startswith(ONLY) for word in self.own):
             self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
             self.signature = self.sign().signature if before.is_signed else ""
@@ -185,7 +188,8 @@ class SweepRecord(JsonRecord, kw_only=True):
             kind = "study" if before.is_study else "search"
             raise ConfigurationError(f"{directory} contains a {kind}, which a plan cannot extend; choose another -o")
         self.check_program(before, directory)
-        self.created, self.mode, self.modes, self.summary = before.created, before.mode, before.modes, before.summary
+        self.created, self.runs, self.summary = before.created, before.runs, before.summary
+        self.mode, self.modes = before.mode, before.modes
         keys = {word.partition("=")[0] for word in self.own} | _PLANNED
         self.own += [word for word in before.own if word.partition("=")[0] not in keys]
         self.signature = self.sign().signature if before.is_signed else ""
@@ -198,6 +202,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     def write(self, directory: Path, *, is_lasting: bool = True) -> None:
         """Replace the record, which names its directory from now on; see `Record.write`."""
         self.directory = str(directory.resolve())
+        self.runs = self.runs or name_of_sweep(directory, Path(self.working_dir))
         super().write(directory, is_lasting=is_lasting)
 
     def at(self, directory: Path) -> Self:
@@ -211,17 +216,19 @@ class SweepRecord(JsonRecord, kw_only=True):
         here = directory.resolve()
         if self.directory in ("", str(here)):
             return self
+        runs = self.runs or name_of_sweep(Path(self.directory), Path(self.working_dir))
         project = project_of(here, Path(self.directory), Path(self.working_dir))
         program = None if project is None else moved_program(self.program, Path(self.working_dir), project)
         is_copy = (Path(self.directory) / SWEEP).exists()
         if project is not None and program is not None and not (is_copy and _is_outside(program, project)):
-            return msgspec.structs.replace(self, directory=str(here), working_dir=str(project), program=program)
+            moved = {"directory": str(here), "runs": runs, "working_dir": str(project), "program": program}
+            return msgspec.structs.replace(self, **moved)
         if is_copy:
             raise ConfigurationError(
                 f"{directory} is a copy of the sweep in {self.directory}: its jobs would run that sweep's program and "
                 "write to its runs; resume the original, or start another sweep in a new directory"
             )
-        return msgspec.structs.replace(self, directory=str(here))
+        return msgspec.structs.replace(self, directory=str(here), runs=runs)
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid, without secrets, and the number of jobs."""

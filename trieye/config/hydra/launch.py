@@ -1,12 +1,11 @@
 """Launch: how Hydra started this process (overrides, sweep, directories), for the name and provenance of a run."""
 
 import hashlib
-import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ class Launch:
         working_dir: Absolute working directory of the command.
         choices: The selected option of each config group, including Hydra's groups.
         config_dir: The config directory of the program; None if it is in a package.
+        run_names: The names that `new_run_name` has returned.
     """
 
     overrides: tuple[str, ...]
@@ -46,15 +46,16 @@ class Launch:
     working_dir: Path
     choices: Mapping[str, Any]
     config_dir: Path | None
-    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
+    run_names: list[str] = field(default_factory=list, compare=False, repr=False)
 
     def new_run_name(self) -> str | None:
         """Return the name of the next run of this job, equal in each attempt of the job; None outside of a sweep."""
         if self.sweep_dir is None:
             return None
-        number = next(self._count)
-        name = f"{name_of_sweep(self.sweep_dir, self.working_dir)}_{self.job_num}"
-        return name if number == 1 else f"{name}_{number}"
+        recorded = _read_json(self.sweep_dir / "sweep.json").get("runs")  # of the first start, before any move
+        name = f"{recorded or name_of_sweep(self.sweep_dir, self.working_dir)}_{self.job_num}"
+        self.run_names.append(f"{name}_{len(self.run_names) + 1}" if self.run_names else name)
+        return self.run_names[-1]
 
 
 def new_run_name() -> str:
@@ -78,18 +79,28 @@ def earlier_run_name(launch: Launch) -> str | None:
 
 
 def belongs_to_other_sweep(launch: Launch, run_dir: Path) -> bool:
-    """Return True if a run belongs to a job of another sweep, whose link leads to the run."""
-    try:
-        group = json.loads((run_dir / "run.json").read_bytes())["group"]
-        link = Path(group) / str(launch.job_num) / "run"
-    except (OSError, ValueError, KeyError, TypeError):
+    """Return True if a run belongs to another job, or to this job of another sweep, whose link leads to a run of it."""
+    record = _read_json(run_dir / "run.json")
+    if record.get("group") is None:
         return False
-    return link.parents[1] != launch.sweep_dir and link.resolve() == run_dir.resolve()
+    if record.get("job") not in (None, launch.job_num):
+        return True
+    link = Path(record["group"]) / str(launch.job_num) / "run"
+    is_linked = re.fullmatch(re.escape(str(run_dir.resolve())) + r"(_\d+)?", str(link.resolve()))
+    return link.parents[1] != launch.sweep_dir and is_linked is not None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file is missing or damaged."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def is_of_moved_sweep(launch: Launch | None, run_dir: Path) -> bool:
     """Return whether this sweep job created a run before its sweep was moved, or copied with its project."""
-    if launch is None or earlier_run_name(launch) != run_dir.name:
+    if launch is None or run_dir.name not in (earlier_run_name(launch), *launch.run_names):
         return False
     return not belongs_to_other_sweep(launch, run_dir)
 

@@ -1,0 +1,88 @@
+"""Sweeps whose directory was renamed or copied, of programs that use `trieye.Run` without `run_name`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import trieye
+from trieye.config.hydra.launch import name_of_sweep
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.record import SWEEP
+
+MULTIRUN = "hydra.mode=MULTIRUN"
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Return a task that creates two runs."""
+
+    def task(cfg):
+        for _ in range(2):
+            config = trieye.TrieyeConfig(
+                app_name="app", runtime={"kind": "local"}, sinks={}, progress_bar=False,
+                persistence={"root_data_dir": str(tmp_path / "data")},
+            )  # fmt: skip
+            with trieye.Run(config):
+                pass
+        return 2
+
+    return task
+
+
+def attempts(tmp_path):
+    """Return how often each run was started."""
+    records = (tmp_path / "data" / "app" / "runs").glob("*/run.json")
+    return {path.parent.name: json.loads(path.read_bytes())["attempt"] for path in records}
+
+
+def interrupt(job_dir):
+    path = job_dir / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "state": "interrupted"}))
+
+
+def rename(sweep, name):
+    sweep.directory = sweep.directory.rename(sweep.directory.with_name(name))
+    interrupt(sweep.directory / "0")
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_jobs_of_a_renamed_sweep_resume_their_runs(sweep, tmp_path, monkeypatch, two_runs, is_recorded):
+    monkeypatch.chdir(tmp_path)
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    if not is_recorded:  # by an earlier version of trieye
+        path = sweep.directory / SWEEP
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), "runs": ""}))
+    for attempt in (2, 3):
+        rename(sweep, f"renamed{attempt}")
+        sweep.search(two_runs, "what=1,2", MULTIRUN)
+        later = {"sweep_1": 1, "sweep_1_2": 1}  # completed in the second start
+        assert attempts(tmp_path) == {"sweep_0": attempt, "sweep_0_2": attempt, **later}
+
+
+def test_a_copied_sweep_and_its_renamed_original_never_share_a_run(sweep, tmp_path, monkeypatch, two_runs):
+    monkeypatch.chdir(tmp_path)
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    copy = shutil.copytree(sweep.directory, tmp_path / "copy", symlinks=True)
+    interrupt(copy / "0")
+    original, sweep.directory = sweep.directory, copy
+    with pytest.raises(ConfigurationError, match="is a copy of the sweep"):
+        sweep.search(two_runs, "what=1", MULTIRUN)
+    sweep.directory = original
+    rename(sweep, "renamed")
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    sweep.directory = copy
+    with pytest.raises(trieye.TrieyeError, match="1 job"):
+        sweep.search(two_runs, "what=1", MULTIRUN)
+    assert f"belongs to job 0 of the sweep {tmp_path / 'renamed'}" in str(sweep.record(0).error)
+    assert attempts(tmp_path) == {"sweep_0": 2, "sweep_0_2": 2}
+
+
+def test_a_name_that_contains_a_hash_of_the_path_survives_a_move(sweep, tmp_path, two_runs):
+    sweep.search(two_runs, "what=1", MULTIRUN)  # elsewhere than the working directory
+    name = name_of_sweep(tmp_path / "sweep", Path.cwd())
+    rename(sweep, "renamed")
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    assert name.startswith("sweep-")
+    assert attempts(tmp_path) == {f"{name}_0": 2, f"{name}_0_2": 2}
