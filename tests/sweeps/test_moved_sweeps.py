@@ -15,14 +15,14 @@ MULTIRUN = "hydra.mode=MULTIRUN"
 
 
 @pytest.fixture
-def two_runs(tmp_path):
+def two_runs(sweep):
     """Return a task that creates two runs."""
 
     def task(cfg):
         for _ in range(2):
             config = trieye.TrieyeConfig(
                 app_name="app", runtime={"kind": "local"}, sinks={}, progress_bar=False,
-                persistence={"root_data_dir": str(tmp_path / "data")},
+                persistence={"root_data_dir": str(sweep.directory.parent / "data")},
             )  # fmt: skip
             with trieye.Run(config):
                 pass
@@ -31,9 +31,9 @@ def two_runs(tmp_path):
     return task
 
 
-def attempts(tmp_path):
+def attempts(project):
     """Return how often each run was started."""
-    records = (tmp_path / "data" / "app" / "runs").glob("*/run.json")
+    records = (project / "data" / "app" / "runs").glob("*/run.json")
     return {path.parent.name: json.loads(path.read_bytes())["attempt"] for path in records}
 
 
@@ -86,3 +86,26 @@ def test_a_name_that_contains_a_hash_of_the_path_survives_a_move(sweep, tmp_path
     sweep.search(two_runs, "what=1", MULTIRUN)
     assert name.startswith("sweep-")
     assert attempts(tmp_path) == {f"{name}_0": 2, f"{name}_0_2": 2}
+
+
+def test_a_copied_project_resumes_no_run_of_the_original(sweep, tmp_path, monkeypatch, two_runs):
+    project, copy = tmp_path / "project", tmp_path / "copy"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    sweep.directory = project / "sweep"
+    sweep.search(two_runs, "what=1,2", MULTIRUN)
+    interrupt(sweep.directory / "0")
+    path = sweep.directory / SWEEP
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "program": []}))  # pytest, which no copy contains
+    shutil.copytree(project, copy, symlinks=True)
+    monkeypatch.chdir(copy)
+    sweep.directory = copy / "sweep"
+    with pytest.raises(ConfigurationError, match=rf"job 0 is a copy of {project}/data.* --only missing"):
+        sweep.search(two_runs, "what=1,2,3", MULTIRUN)
+    assert sweep.states(3) == ["interrupted", "completed", None]
+    sweep.search(two_runs, "what=1,2,3", MULTIRUN, "hydra.launcher.only=[2]")
+    assert sweep.states(3) == ["interrupted", "completed", "completed"]
+    shutil.rmtree(project)
+    sweep.search(two_runs, "what=1,2,3", MULTIRUN)
+    assert sweep.states(3) == ["completed"] * 3
+    assert [attempts(copy)[f"sweep_{job}"] for job in range(3)] == [2, 1, 1]

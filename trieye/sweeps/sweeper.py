@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +21,9 @@ from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.redaction import HIDDEN, redacted, redacted_text
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
+from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_record import RunRecord
 from trieye.process.progress import say
 from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare
@@ -246,16 +248,33 @@ class SweeperBody:
         """Record the sweep, and let completed jobs run further with a larger budget.
 
         Raises:
-            ConfigurationError: The budget is smaller than in an earlier start.
+            ConfigurationError: The budget is smaller than in an earlier start, or a run is a copy.
         """
         only = None if self._ours is None else self._ours.options.only
-        selected = (job for job in jobs if only is None or job.index in only)
+        selected = [job for job in jobs if only is None or job.index in only]
         raised = with_raised_budget(self._directory, selected, self.options.budget)
+        self._check_copies(selected, {record.index for record in raised})
         if not self._is_unchanged:
             record.write(self._directory)
             self._report_changes()
             write_redacted(self._config, self._directory / _CONFIG)
         run_further(self._directory, raised, self.options.budget)
+
+    def _check_copies(self, jobs: Iterable[Job], raised: Collection[int]) -> None:
+        """Raise `ConfigurationError` if a job would resume the copy of a run; `raised`: jobs with a larger budget."""
+        for job in jobs:
+            record = JobRecord.read(self._directory / str(job.index))
+            if record is None or record.state == "pruned" or (record.state == "completed" and job.index not in raised):
+                continue
+            run_dir = (self._directory / str(job.index) / RUN).resolve()
+            with contextlib.suppress(SerializationError):  # the job fails with its own message
+                run = RunRecord.read(run_dir / RUN_RECORD)
+                if run is not None and (original := run.copy_of(run_dir)) is not None:
+                    raise ConfigurationError(
+                        f"{self._directory}: the run of job {job.index} is a copy of {original}, and both would write "
+                        "to the same MLflow run and mirror; resume it in the original sweep. The jobs without a run: "
+                        f"trieye sweep relaunch {self._directory} --only missing"
+                    )
 
     def _report_changes(self) -> None:
         """Report the keys of the config, outside of Hydra and of the sweep's own words, that changed since a start."""
