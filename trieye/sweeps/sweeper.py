@@ -60,6 +60,7 @@ class SweeperBody:
     def __init__(self, **options: Any) -> None:
         self.options = plugin_options("hydra.sweeper", SweeperConfig, options)
         self._objectives = Objectives.of(self.options.model_dump())
+        self._is_elsewhere = False  # whether the directory was moved or copied since the last start
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receive the task and config from Hydra.
@@ -114,7 +115,8 @@ class SweeperBody:
             if before is None:
                 check_foreign_jobs(self._directory)
             else:
-                before = before.at(self._directory)
+                stored, before = before, before.at(self._directory)
+                self._is_elsewhere = before is not stored
                 record.follow(before)
                 record.check_program(before, self._directory)
             self._set_mode(record, before)
@@ -251,9 +253,11 @@ class SweeperBody:
             ConfigurationError: The budget is smaller than in an earlier start, or a run is a copy.
         """
         only = None if self._ours is None else self._ours.options.only
-        selected = [job for job in jobs if only is None or job.index in only]
+        selected: Iterable[Job] = (job for job in jobs if only is None or job.index in only)
+        selected = list(selected) if self._is_elsewhere else selected  # a grid may have millions of jobs
         raised = with_raised_budget(self._directory, selected, self.options.budget)
-        self._check_copies(selected, {record.index for record in raised})
+        if self._is_elsewhere:
+            self._check_copies(selected, {record.index for record in raised})
         if not self._is_unchanged:
             record.write(self._directory)
             self._report_changes()
