@@ -129,10 +129,12 @@ def main() -> int:
     num_done = 0
     with tempfile.TemporaryDirectory() as root:
         for number in range(options.kills):
-            kill_once(Path(root) / "replay", options.calm)
+            kill_once(Path(root) / "live" / "replay", options.calm)
             copy = Path(root) / "copy"
-            shutil.copytree(Path(root) / "replay", copy)
-            num_done, own_problems = problems_of(copy, num_done)
+            shutil.copytree(
+                Path(root) / "live", copy
+            )  # a kill while a snapshot is replaced leaves it under another name
+            num_done, own_problems = problems_of(copy / "replay", num_done)
             shutil.rmtree(copy)
             problems += [f"kill {number}: {problem}" for problem in own_problems]
             print(f"{number + 1} of {options.kills} kills, {num_done} operations", file=sys.stderr)
