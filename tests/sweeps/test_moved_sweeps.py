@@ -109,3 +109,17 @@ def test_a_copied_project_resumes_no_run_of_the_original(sweep, tmp_path, monkey
     sweep.search(two_runs, "what=1,2,3", MULTIRUN)
     assert sweep.states(3) == ["completed"] * 3
     assert [attempts(copy)[f"sweep_{job}"] for job in range(3)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("planted", ["../../../planted", "/tmp/planted"])
+def test_a_planted_name_in_the_record_of_a_sweep_never_leaves_the_app(sweep, tmp_path, monkeypatch, two_runs, planted):
+    monkeypatch.chdir(tmp_path)
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    path = sweep.directory / SWEEP
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "runs": planted}))
+    interrupt(sweep.directory / "0")
+    with pytest.raises(trieye.TrieyeError, match="1 job"):
+        sweep.search(two_runs, "what=1", MULTIRUN)
+    assert "is not a safe directory name" in str(sweep.record(0).error)
+    assert attempts(tmp_path) == {"sweep_0": 1, "sweep_0_2": 1}
+    assert not list(tmp_path.rglob("planted*"))

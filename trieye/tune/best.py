@@ -76,14 +76,12 @@ def write_best(
     choices = {} if launch is None else launch.choices
     chosen = {group: option for group, option in choices.items() if group in items and isinstance(option, str)}
     content = {"defaults": [{f"override /{group}": option} for group, option in chosen.items()], **items}
+    is_pbt = config.tune.scheduler == "pbt"
     lines = [
         "# @package _global_",
         f"# Written {_WRITTEN}: trial {index} of {directory.name}, {config.loop.objective} {objective:g}.",
         f"# Values chosen by the study: {', '.join(overrides_of(values))}",
-        *(
-            ["# Final values; population-based training changed them during the trial."]
-            * (config.tune.scheduler == "pbt")
-        ),
+        *(["# Final values; population-based training changed them during the trial."] if is_pbt else []),
         yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120),
     ]
     path = _preset_path(launch, directory)
