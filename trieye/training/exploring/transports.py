@@ -23,8 +23,9 @@ _BITS = {
     torch.float8_e4m3fnuz: torch.uint8,
     torch.float8_e5m2: torch.uint8,
     torch.float8_e5m2fnuz: torch.uint8,
+    torch.complex64: torch.int64,
 }
-"""Integers of the same size for dtypes that NumPy lacks."""
+"""Integers of the same size for dtypes that NumPy or our files lack."""
 
 
 class Transport(Protocol):
@@ -120,7 +121,7 @@ class CheckpointTransport:
 def as_arrays(weights: Weights) -> dict[str, NDArray[Any]]:
     """Return weights as NumPy arrays, serialized many times faster than tensors.
 
-    Tensors of dtypes that NumPy lacks, bfloat16 and float8, become integers of the same bits.
+    Tensors of bfloat16, float8 and complex64, which NumPy or our files lack, become integers of the same bits.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     return {name: tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy() for name, tensor in tensors.items()}
