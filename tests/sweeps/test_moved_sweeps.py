@@ -61,6 +61,20 @@ def test_jobs_of_a_renamed_sweep_resume_their_runs(sweep, tmp_path, monkeypatch,
         assert attempts(tmp_path) == {"sweep_0": attempt, "sweep_0_2": attempt, **later}
 
 
+def test_a_new_sweep_in_the_directory_of_a_renamed_one_has_runs_of_its_own(sweep, tmp_path, monkeypatch, two_runs):
+    monkeypatch.chdir(tmp_path)
+    first = sweep.directory
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    rename(sweep, "renamed")
+    for _ in range(2):  # a sweep that resumes retains its name
+        sweep.directory = first
+        sweep.search(two_runs, "what=1", MULTIRUN)
+        interrupt(first / "0")
+    sweep.directory = tmp_path / "renamed"
+    sweep.search(two_runs, "what=1", MULTIRUN)
+    assert attempts(tmp_path) == {"sweep_0": 2, "sweep_0_2": 2, "sweep-2_0": 2, "sweep-2_0_2": 2}
+
+
 def test_a_copied_sweep_and_its_renamed_original_never_share_a_run(sweep, tmp_path, monkeypatch, two_runs):
     monkeypatch.chdir(tmp_path)
     sweep.search(two_runs, "what=1", MULTIRUN)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra.launch import name_of_sweep
+from trieye.config.hydra.launch import name_of_sweep, runs_of_sweep
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
@@ -202,7 +202,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     def write(self, directory: Path, *, is_lasting: bool = True) -> None:
         """Replace the record, which names its directory from now on; see `Record.write`."""
         self.directory = str(directory.resolve())
-        self.runs = self.runs or name_of_sweep(directory, Path(self.working_dir))
+        self.runs = self.runs or runs_of_sweep(directory, Path(self.working_dir))
         super().write(directory, is_lasting=is_lasting)
 
     def at(self, directory: Path) -> Self:
@@ -219,7 +219,8 @@ class SweepRecord(JsonRecord, kw_only=True):
         runs = self.runs or name_of_sweep(Path(self.directory), Path(self.working_dir))
         project = project_of(here, Path(self.directory), Path(self.working_dir))
         program = None if project is None else moved_program(self.program, Path(self.working_dir), project)
-        is_copy = (Path(self.directory) / SWEEP).exists()
+        other = self.read(Path(self.directory))
+        is_copy = other is not None and other.created == self.created  # else a new sweep has the directory of this one
         if project is not None and program is not None and not (is_copy and _is_outside(program, project)):
             moved = {"directory": str(here), "runs": runs, "working_dir": str(project), "program": program}
             return msgspec.structs.replace(self, **moved)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ RECORDS = ".hydra"
 SWEEPS = "multirun"
 """Parent directory of new sweeps."""
 
+_SWEEP = "sweep.json"
 _STAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _MAX_SWEEP_NAME, _DIGEST_CHARS = 100, 6
 
@@ -52,8 +54,7 @@ class Launch:
         """Return the name of the next run of this job, equal in each attempt of the job; None outside of a sweep."""
         if self.sweep_dir is None:
             return None
-        recorded = _read_json(self.sweep_dir / "sweep.json").get("runs")  # of the first start, before any move
-        name = f"{recorded or name_of_sweep(self.sweep_dir, self.working_dir)}_{self.job_num}"
+        name = f"{runs_of_sweep(self.sweep_dir, self.working_dir)}_{self.job_num}"
         self.run_names.append(f"{name}_{len(self.run_names) + 1}" if self.run_names else name)
         return self.run_names[-1]
 
@@ -121,6 +122,15 @@ def name_of_sweep(directory: Path, working_dir: Path) -> str:
     name = re.sub(r"[^\w.=+-]+|\.\.+", "_", text, flags=re.ASCII).strip("_.-=+ ")
     digest = hashlib.sha256(os.fsencode(directory if is_long else path)).hexdigest()[:_DIGEST_CHARS]
     return f"{name}-{digest}".lstrip("-") if is_long or name != text else name
+
+
+def runs_of_sweep(directory: Path, working_dir: Path) -> str:
+    """Return the common name of a sweep's runs; of a new sweep, one that no renamed sweep beside it has."""
+    record, name = _read_json(directory / _SWEEP), name_of_sweep(directory, working_dir)
+    if record or _STAMP.fullmatch(directory.name):
+        return record.get("runs") or name
+    taken = {_read_json(path).get("runs") for path in directory.resolve().parent.glob(f"*/{_SWEEP}")}
+    return next(free for free in chain([name], (f"{name}-{number}" for number in count(2))) if free not in taken)
 
 
 _started_runs: list[str] = []

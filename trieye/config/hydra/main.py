@@ -24,8 +24,8 @@ from trieye.config.hydra.launch import (
     Launch,
     earlier_run_name,
     launch_info,
-    name_of_sweep,
     num_started_runs,
+    runs_of_sweep,
 )
 from trieye.config.hydra.loader import ConfigSource, Loader, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
@@ -314,7 +314,7 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
         directory = reserved(Path(SWEEPS), datetime.now().astimezone().strftime(_STAMP_FORMAT))
         name, own_overrides = directory.name, [f"hydra.sweep.dir={directory}"]
     else:
-        name = name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)), Path.cwd()) or default_name
+        name = runs_of_sweep(Path(str(checked.composed.hydra.sweep.dir)), Path.cwd()) or default_name
     name_runs(name)
     return _Prepared(own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {})
 
