@@ -100,3 +100,27 @@ def test_tags_split_and_select_runs_without_separating_configs(tmp_path):
     for source in (results, load(tmp_path / "data.parquet")):
         assert {name: len(part) for name, part in source.split("tags.variant").items()} == {"new": 1, "old": 1}
         assert [run.name for run in source.where({"tags.variant": "old"})] == ["run1"]
+
+
+def test_absolute_paths_become_distinct_names(tmp_path):
+    for seed, data in enumerate(
+        ("/home/alice/a/set", "/home/alice/b/set,/home/alice/more", "sqlite:////home/alice/a/set")
+    ):
+        run_dir = make_run(tmp_path, f"run{seed}", [1.0], seed=seed)
+        record = json.loads((run_dir / "run.json").read_text())
+        record["params"] = {"data": data, "files": json.dumps(["/home/alice/f1"])}
+        (run_dir / "run.json").write_text(json.dumps(record))
+    results = load(tmp_path / "app")
+    results.export(tmp_path / "data.parquet")
+    stored = load(tmp_path / "data.parquet")
+    assert [run.params["data"] for run in stored] == ["set", "more", "set-2"]
+    assert stored.runs[0].params["files"] == ["f1"]
+    assert len(stored.configs) == len(results.configs) == 3
+    assert b"alice" not in (tmp_path / "data.parquet").read_bytes()
+
+
+def test_an_export_of_named_runs_has_a_row_for_each_of_equal_runs(tmp_path):
+    runs = [make_run(tmp_path, name, [1.0]) for name in ("one", "two")]
+    results = load(runs)
+    results.export(tmp_path / "data.parquet")
+    assert len(load(tmp_path / "data.parquet").configs) == len(results.configs) == 2

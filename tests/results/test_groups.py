@@ -1,6 +1,7 @@
 """Groups of runs for tables and plots: labels, replicates, and missing scores."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -170,10 +171,13 @@ def test_a_list_of_metrics_matches_the_name_that_was_logged(results):
 # sweeps
 
 
+CHOICES, SEEDS = Axis(("choice",), (("a",), ("b",))), Axis(("seed",), (("0",), ("1",), ("2",)))
+
+
 @pytest.fixture
 def sweep(root, tmp_path):
     """Return a sweep of two algorithms, a and b, and three seeds; jobs 2 and 5 never started."""
-    grid = Grid((Axis(("choice",), (("a",), ("b",))), Axis(("seed",), (("0",), ("1",), ("2",)))))
+    grid = Grid((CHOICES, SEEDS))
     record = SweepRecord(spec=["choice=a,b", "seed=0,1,2"], varying=["choice", "seed"])
     record.set_grid(grid)
     record.write(tmp_path)
@@ -196,6 +200,36 @@ def test_unselected_seeds_of_a_sweep_are_not_missing(sweep):
     np.testing.assert_array_equal(list(scores.values()), [[4, np.nan], [14, np.nan]])  # seed 2 never started
     scores = scores_by_label(RunGroups.of(load(sweep).where(choice="a")))
     np.testing.assert_array_equal(list(scores.values()), [[4, 5, np.nan]])
+
+
+ZIPPED = Axis(("choice", "seed"), (("a", "0"), ("a", "1"), ("b", "0"), ("b", "1"), ("b", "2")))
+
+
+@pytest.mark.parametrize(
+    ("grid", "missing"),
+    [
+        (Grid((CHOICES, SEEDS), ({"choice": "b", "seed": "2"},)), {"a": 1, "b": 0}),
+        (Grid((ZIPPED,)), {"a": 0, "b": 1}),
+    ],
+    ids=["excluded", "zipped"],
+)
+def test_seeds_that_a_sweep_does_not_combine_with_a_value_are_not_missing(sweep, grid, missing, tmp_path):
+    record = SweepRecord.of(sweep)
+    record.set_grid(grid)
+    record.write(sweep)
+    jobs = {("a", "0"): 0, ("a", "1"): 1, ("b", "0"): 3, ("b", "1"): 4}  # of the original grid
+    for index in range(grid.size):
+        values = grid.values(index)
+        shutil.rmtree(sweep / "new" / str(index), ignore_errors=True)
+        before = jobs.get((values["choice"], values["seed"]))
+        if before is not None:
+            shutil.copytree(sweep / str(before), sweep / "new" / str(index), symlinks=True)
+    record.write(sweep / "new")
+    results = load(sweep / "new")
+    results.export(tmp_path / "data.parquet")
+    for source in (results, load(tmp_path / "data.parquet")):
+        seeds = {run.varied["choice"]: source.seeds_near(run) for run in source}
+        assert {choice: len(planned) - 2 for choice, planned in seeds.items()} == missing
 
 
 def test_a_sweep_without_a_grid_is_grouped_by_the_overrides_of_its_jobs(sweep):

@@ -130,6 +130,20 @@ def test_csv_files_of_both_launchers_are_curves_over_their_steps(name):
     assert results.problems == []
 
 
+def test_rows_of_csv_files_without_a_step_or_a_time_are_reported(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/overrides.yaml").write_text("[]")
+    (tmp_path / "log.csv").write_text("epoch,loss\n0.5,9\n1,3\n1.5,2\n2,1\n")
+    results = load(tmp_path)
+    assert results.series("loss")[0].values.tolist() == [3, 1]
+    (problem,) = results.problems
+    assert problem.endswith(
+        "2 of 4 rows are skipped, because steps are integers and 'epoch' has fractions there; add a column step"
+    )
+    results.curve("loss", x="wall_time", grid=3)
+    assert results.problems[-1].endswith("not on the axis wall_time: its points have no times")
+
+
 def test_a_basic_launcher_sweep_is_compared_by_its_overrides(capsys):
     assert main(["results", "table", "multirun/basic"]) == 2
     assert "add --metric (choose from: epoch, train_loss, val_loss)" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 import io
 import itertools
+import resource
 
 import numpy as np
 import pytest
 
+from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results import plots
 from trieye.results.curves import aggregate_curves
@@ -164,3 +166,25 @@ def test_terminal_curves_omit_a_spike_at_a_ragged_end():
     values[3, 99:] = 10_000.0
     band = aggregate_curves(values, STEPS, "mean", resamples=10)
     assert "10,000" not in curves_in_terminal({"dqn": band}, "return", "step", Terminal())
+
+
+def test_groups_without_points_have_no_curve_in_a_terminal():
+    band, empty = (aggregate_curves(np.full((2, len(STEPS)), value), STEPS, resamples=10) for value in (7.0, np.nan))
+    shown = curves_in_terminal({"dqn": band, "ppo": empty}, "return", "step", Terminal())
+    assert shown.splitlines()[-2:] == ["dqn: 7 [7, 7] at 1000 (2 runs)", "ppo: no value"]
+    assert curves_in_terminal({"ppo": empty}, "return", "step", Terminal()).endswith("ppo: no value")
+
+
+@pytest.mark.parametrize("name", ["curve.png", "curve.svg"])
+def test_a_full_disk_leaves_the_earlier_picture(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"earlier")
+    figure = plots.curves({"dqn": aggregate_curves(np.ones((2, len(STEPS))), STEPS)}, "return", "step", what="iqm")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
+    try:
+        with pytest.raises(ConfigurationError, match=f"{name} cannot be written"):
+            plots.save(figure, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == [b"earlier"]

@@ -9,6 +9,7 @@ import pytest
 from runs_of import config, make_run
 
 import trieye
+from trieye.cli.run_selection import select_runs
 from trieye.exceptions import ConfigurationError
 from trieye.results import RunGroups, ScoreDefinition, load
 from trieye.results.selection import resolve
@@ -420,3 +421,26 @@ def test_a_sweep_loaded_by_a_relative_path_counts_unstarted_jobs_as_missing(tmp_
     (sweep / "0/run").symlink_to(make_run(tmp_path, "run", [1.0], seed=0))
     (estimate,) = RunGroups.of(load("sweep")).aggregate(ScoreDefinition("eval/return")).values()
     assert (estimate.n, estimate.n_missing) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("condition", "selected"),
+    [
+        ("arch=[64, 64]", [0]),
+        ("arch=[64,64],[32]", [0, 1]),
+        ("arch!=[32]", [0, 2]),
+        ("arch={}", []),
+        ("arch=[a, b]", [2]),
+    ],
+)
+def test_lists_are_selected_as_they_are_shown(tmp_path, condition, selected):
+    for seed, arch in enumerate(("[64, 64]", "[32]", "[a, b]")):
+        run_dir = make_run(tmp_path, f"run{seed}", [1.0], seed=seed)
+        record = json.loads((run_dir / "run.json").read_text())
+        (run_dir / "run.json").write_text(json.dumps({**record, "params": {"arch": arch}}))
+    results = load(tmp_path / "app")
+    if selected:
+        assert [run.seed for run in select_runs(results, [condition], strict=False)] == selected
+    else:
+        with pytest.raises(ConfigurationError, match=r"none of 3 runs match \(arch is \[64, 64\], \[32\]"):
+            select_runs(results, [condition], strict=False)

@@ -1,6 +1,7 @@
 """Runs, groups and score definition that the options of `trieye results` select."""
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,6 +22,7 @@ from trieye.results.selection import NOT_COUNTED, distinct
 from trieye.runs.finding import resolve, roots_of
 
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
+_COMMA = re.compile(r",(?![^\[{]*[\]}])")  # outside of brackets
 _MOST_PROBLEMS = 10
 _MOST_METRICS = 20
 _EQUAL_BUDGETS = 0.9
@@ -268,7 +270,9 @@ def _operands_of(text: str) -> list[tuple[str, Any]]:
             f"--where {text}: expected KEY=VALUE, or another operator (choose from: {', '.join(_OPERATORS)})"
         )
     key, _, value = text.partition(sign)
-    values = [typed(item) for item in value.split(",")]
+    values = [typed(value)]
+    if isinstance(values[0], str):
+        values = [typed(item) for item in _COMMA.split(value)]
     if sign == "=" and len(values) > 1:
         return [(f"{key.strip()}__in", values)]
     if sign != "!=" and len(values) > 1:

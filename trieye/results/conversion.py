@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import replacing
 from trieye.results import selection
 from trieye.results.aligned import AlignedCurves
 from trieye.results.runs import LoadedRun, Series, typed
@@ -82,21 +83,20 @@ def write_table(table: pa.Table, path: Path) -> None:
         raise ConfigurationError(f"{path}: unknown table format {suffix!r}{hint} (choose from: {', '.join(_FORMATS)})")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        if suffix == ".parquet":
-            from pyarrow import parquet
+        with replacing(path) as part:
+            if suffix == ".parquet":
+                from pyarrow import parquet
 
-            parquet.write_table(table, part, compression="zstd")
-        elif suffix == ".feather":
-            from pyarrow import feather
+                parquet.write_table(table, part, compression="zstd")
+            elif suffix == ".feather":
+                from pyarrow import feather
 
-            feather.write_feather(table, str(part))
-        else:
-            from pyarrow import csv
+                feather.write_feather(table, str(part))
+            else:
+                from pyarrow import csv
 
-            columns = [_flat(column) for column in table.columns]
-            csv.write_csv(pa.table(columns, names=[_escaped(name) for name in table.column_names]), part)
-        part.replace(path)
+                columns = [_flat(column) for column in table.columns]
+                csv.write_csv(pa.table(columns, names=[_escaped(name) for name in table.column_names]), part)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
 

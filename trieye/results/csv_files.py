@@ -61,6 +61,9 @@ def points_in_csv(path: Path, problems: Problems) -> Points:
         problems.note(path, f"the steps in its column {name!r} are not numbers")
         return {}
     is_integer = np.isfinite(steps) & (steps == np.floor(steps))
+    if num_fractions := int((np.isfinite(steps) & ~is_integer).sum()):
+        name, rows = parsed.column_names[number], f"{num_fractions} of {parsed.num_rows} rows are skipped"
+        problems.note(path, f"{rows}, because steps are integers and {name!r} has fractions there; add a column step")
     points = {}
     for at, name in enumerate(parsed.column_names):
         values = None if at == number else _numbers(parsed.column(at))

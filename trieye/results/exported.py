@@ -15,64 +15,11 @@ from trieye.results.runs import LoadedRun, Points, Problems, Series
 RUNS = b"trieye.runs"
 """Key of the runs in the metadata of the file, as JSON."""
 
-_FORMAT = 1
-_FIELDS = ("name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "job", "objective")
-_MAPPINGS = ("varied", "defaults", "modes", "tags")
-OF_RUN = ("attempt", "duration_s")
-"""Keys of an origin that differ between runs with the same provenance."""
-
-
-def described(
-    runs: Sequence[LoadedRun],
-    points: Sequence[Points],
-    sweeps: Mapping[str, Collection[int]],
-    origins: Sequence[Mapping[str, Any] | None],
-) -> dict[bytes, bytes]:
-    """Return the metadata that `ExportedRuns` reads, without absolute paths.
-
-    Args:
-        runs: The runs, in the order of their rows.
-        points: The points of each run.
-        sweeps: Seeds of each sweep.
-        origins: Provenance of each run, as JSON values; None: unknown.
-    """
-    params = [{key: value for key, value in run.params.items() if not _is_absolute(value)} for run in runs]
-    shared = _shared(params)
-    distinct: dict[str, int] = {}
-    rows = []
-    for run, own, by_name, origin in zip(runs, params, points, origins, strict=True):
-        row = {name: getattr(run, name) for name in _FIELDS} | {name: dict(getattr(run, name)) for name in _MAPPINGS}
-        row["sweep"] = _relative(run.sweep)
-        row["params"] = {key: value for key, value in own.items() if key not in shared}
-        row["num_points"] = sum(len(series.steps) for series in by_name.values())
-        if origin is not None:
-            of_run = {name: origin[name] for name in OF_RUN}
-            text = json.dumps({name: value for name, value in origin.items() if name not in OF_RUN})
-            row["origin"] = {**of_run, "provenance": distinct.setdefault(text, len(distinct))}
-        rows.append(row)
-    named = {run.sweep for run in runs}
-    content = {
-        "format": _FORMAT, "shared": shared, "runs": rows, "provenances": [json.loads(text) for text in distinct],
-        "sweeps": {_relative(name): sorted(seeds) for name, seeds in sweeps.items() if name in named},
-    }  # fmt: skip
-    return {RUNS: json.dumps(content, default=str).encode()}
-
-
-def _shared(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first, *others = params or [{}]
-    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
-
-
-def _is_absolute(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).is_absolute()
-
-
-def _relative(directory: str) -> str:
-    """Return a directory relative to the working directory, or its name if it lies elsewhere."""
-    path = Path(directory)
-    if not path.is_absolute():
-        return directory
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+FORMAT = 1
+FIELDS = (
+    "name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "job", "objective", "is_named"
+)  # fmt: skip
+MAPPINGS = ("varied", "defaults", "modes", "tags")
 
 
 def is_exported(path: Path) -> bool:
@@ -101,7 +48,7 @@ class ExportedRuns:
             content = json.loads((metadata.metadata or {}).get(RUNS, b"{}"))
         except (OSError, pa.ArrowException, ValueError) as error:
             raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-        if content.get("format") != _FORMAT:
+        if content.get("format") != FORMAT:
             expected = f"format {content['format']} of a newer trieye" if content else "no runs in its metadata"
             raise ConfigurationError(f"{path}: {expected}; expected a file of `trieye results export -o FILE.parquet`")
         self._content = content
@@ -114,10 +61,12 @@ class ExportedRuns:
         return [self._run(number, row) for number, row in enumerate(self._content["runs"])]
 
     def _run(self, number: int, row: Mapping[str, Any]) -> LoadedRun:
-        fields = {name: row[name] for name in (*_FIELDS, *_MAPPINGS)}
+        fields = {name: row[name] for name in (*FIELDS, *MAPPINGS) if name in row}  # older files lack some
+        planned = row.get("planned_seeds")
         return LoadedRun(
-            path=f"{self._path}#{number}", params={**self._content["shared"], **row["params"]}, source=self, **fields
-        )
+            path=f"{self._path}#{number}", params={**self._content["shared"], **row["params"]}, source=self,
+            planned_seeds=None if planned is None else frozenset(planned), **fields,
+        )  # fmt: skip
 
     def origin(self, run: LoadedRun) -> Mapping[str, Any] | None:
         """Return the provenance of a run as passed to `described`; None: unknown."""

@@ -75,7 +75,10 @@ class _Search:
         by_path = {
             run.path: run for run in self._runs if run.source is self._directories or run.run_id not in in_directories
         }
-        return [replace(run, is_named=str(Path(run.path).resolve()) in self._named) for run in by_path.values()]
+        named = self._named
+        return [
+            replace(run, is_named=run.is_named or str(Path(run.path).resolve()) in named) for run in by_path.values()
+        ]
 
     def add(self, location: Place) -> None:
         """Add the runs at a location."""
@@ -183,7 +186,7 @@ class _Search:
         grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
         directory = directory.resolve()
         self.sweeps[str(directory)] = frozenset() if grid is None else seeds_of(grid)
-        app, empty = "", list[int]()
+        app, empty, num_before = "", list[int](), len(self._runs)
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             job_dir = directory / str(index)
             link = job_dir / RUN
@@ -209,6 +212,9 @@ class _Search:
             run = self._jobs.run(replace(job, app=app))
             self._runs += [] if run is None else [run]
             empty += [index] if run is None and self._jobs.is_completed(job_dir) else []
+        if grid is not None:
+            planned = (replace(run, planned_seeds=_planned_seeds(grid, run.job)) for run in self._runs[num_before:])
+            self._runs[num_before:] = planned
         if empty and self._runs:
             jobs = f"{counted(len(empty), 'completed job')} ({', '.join(map(str, empty[:_MAX_SHOWN]))}"
             more = ", ...)" if len(empty) > _MAX_SHOWN else ")"
@@ -229,8 +235,24 @@ def seeds_of(grid: Grid) -> frozenset[int]:
         for axis in grid.axes
         for values in axis.places
         for key, value in zip(axis.keys, values, strict=True)
-        if is_seed(bare(key)) and value.lstrip("-").isdecimal()
+        if _is_seed(key, value)
     )
+
+
+def _planned_seeds(grid: Grid, index: int | None) -> frozenset[int] | None:
+    """Return the seeds of the jobs that differ from this one only by their seed; None: all seeds of the grid."""
+    is_product = not grid.without and not grid.conditions
+    if is_product and not any(len(axis.keys) > 1 and any(map(is_seed, map(bare, axis.keys))) for axis in grid.axes):
+        return None
+    if index is None or index >= grid.size:
+        return None
+    others = {key: value for key, value in grid.values(index).items() if not is_seed(key)}
+    jobs = (grid.values(job) for job in grid.find(others))
+    return frozenset(int(value) for values in jobs for key, value in values.items() if _is_seed(key, value))
+
+
+def _is_seed(key: str, value: str) -> bool:
+    return is_seed(bare(key)) and value.lstrip("-").isdecimal()
 
 
 def _path_of(location: Place) -> Path:

@@ -21,6 +21,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import write_atomic
 from trieye.results.aligned import Floats, well_supported
 from trieye.results.hyperparameters import Setting
 from trieye.results.statistics import Band, Estimate
@@ -73,10 +74,12 @@ def save(figure: Figure, path: Path) -> None:
         hint = "; `trieye results export` writes points" if is_table else did_you_mean(suffix, FORMATS)
         raise ConfigurationError(f"{path}: unknown image format {suffix!r}{hint} (choose from: {', '.join(FORMATS)})")
     metadata = {"Date": None} if suffix == "svg" else {}
+    drawn = io.BytesIO()
+    with style():
+        figure.savefig(drawn, format=suffix, metadata=metadata)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with style():
-            figure.savefig(path, metadata=metadata)
+        write_atomic(path, drawn.getvalue(), is_lasting=False)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
 

@@ -192,7 +192,8 @@ class Results:
         selected, or the seeds of its app for a run outside of sweeps.
         """
         if run.sweep in self._cache.sweeps:
-            return set(self._cache.sweeps[run.sweep]) - self._unselected_seeds.get(run.path, set())
+            planned = self._cache.sweeps[run.sweep] if run.planned_seeds is None else run.planned_seeds
+            return set(planned) - self._unselected_seeds.get(run.path, set())
         near = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
         return {other.seed for other in near if other.seed is not None}
 
@@ -391,8 +392,9 @@ class Results:
 
     def _note_axes(self, x: XAxis, xs: Sequence[Floats | None], series: Sequence[Series]) -> None:
         for run, coordinates, one in zip(self.runs, xs, series, strict=True):
-            if coordinates is None and len(one.steps):
-                self.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
+            if len(one.steps) and (coordinates is None or np.isnan(coordinates).all()):
+                reason = "its points have no times" if x == "wall_time" else f"it counts {run.axis}, and logs no {x}"
+                self.note(run.path, f"not on the axis {x}: {reason}")
         counted = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
         if x == "step" and len(counted) > 1:
             self.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one as x")
@@ -433,14 +435,11 @@ class Results:
             ConfigurationError: The suffix is unknown, or the file cannot be written.
         """
         from trieye.results import conversion
-        from trieye.results.exported import described
-        from trieye.results.origins import Origin
+        from trieye.results.exporting import table_with_runs
 
-        points = self._logged(metrics)
-        table = conversion.table(self.runs, points)
-        if path.suffix.lower() == ".parquet":
-            origins = [None if (one := Origin.of(run)) is None else one.exported() for run in self.runs]
-            table = table.replace_schema_metadata(described(self.runs, points, self._cache.sweeps, origins))
+        is_parquet, points = path.suffix.lower() == ".parquet", self._logged(metrics)
+        sweeps = self._cache.sweeps
+        table = table_with_runs(self.runs, points, sweeps) if is_parquet else conversion.table(self.runs, points)
         conversion.write_table(table, path)
         return int(table.num_rows)
 

@@ -1,5 +1,6 @@
 """LoadedRun: a run of any program, without its points; PointReader: reads the points of runs."""
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ class LoadedRun:
         sweep: Directory of its sweep; empty if it belongs to none.
         job: Index of its job in the sweep.
         varied: Values that vary in its sweep, by key, including choices of config groups, which are not parameters.
+        planned_seeds: Seeds of the jobs of its sweep with the same other values; None: all seeds of the sweep.
         place: Argument of `load` that contains the run.
         defaults: Parameters with default values in sections that the run does not use; used only to compare the run
             with runs that set them.
@@ -106,6 +108,7 @@ class LoadedRun:
     sweep: str = ""
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
+    planned_seeds: frozenset[int] | None = None
     place: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     is_closed: bool = True
@@ -127,10 +130,15 @@ class LoadedRun:
 
 
 def typed(text: str) -> Any:
-    """Parse a parameter stored as text: int, float, bool, None or str."""
+    """Parse a parameter stored as text: int, float, bool, None, list or dict, or else str."""
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
     if not text.strip() or "_" in text:  # Python would parse 2026_1 as a number
         return text
     for kind in (int, float):

@@ -32,7 +32,8 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
         is_shown = ~np.isnan(band.value) & well_supported(band.at, band.n)
         color = _COLORS[index % len(_COLORS)]
         points = band.at[is_shown].tolist(), band.value[is_shown].tolist()
-        plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
+        if is_shown.any():
+            plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
     heights = np.concatenate([band.value[~np.isnan(band.value)] for band in bands.values()])
     for values, ticks in ((heights, plotext.yticks), (next(iter(bands.values())).at, plotext.xticks)):
         if len(values):
