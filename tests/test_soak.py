@@ -33,22 +33,15 @@ SOAKS = {
     "killing the process of a local run neither loses nor duplicates events":
         ("local_kills --kills 1 --calm 0.5 --total 200 --rate 10000 --fork",
          lambda figures: figures["logging"]["events"] > 0 and figures["training"]["events"] == 4000),
-    "a run killed during a save resumes from the last complete checkpoint":
-        ("checkpoint_kills --kills 2 --size-mb 20", lambda figures: figures["steps"] > 0),
     "a damaged checkpoint loses only its damaged parts":
         ("checkpoint_damage --damages 4", lambda figures: figures["damages"] == 4),
     "a killed training resumes bit-exactly, even if it can be saved only between episodes":
-        ("training_kills --kills 1 --steps 100 --fork --cases dqn_that_waits ppo_of_four",
+        ("training_kills --kills 1 --steps 100 --fork --cases dqn_that_waits",
          lambda figures: all(run["updates"] > 20 for run in figures["runs"].values())),
     "a replay buffer killed during a save resumes with the same samples":
         ("replay_kills --kills 3 --calm 0.2", bool),
     "a damaged run shows no wrong values, reports its losses and resumes from its model":  # its log, and a shared part
         ("run_damage --damages 4 --seed 4 --runs killed --no-mlflow", lambda figures: figures["damages"] == 4),
-    "random processes of one run produce the points of the reference model":
-        ("supersession --sequences 3 --loggers Run SummaryWriter wandb --sinks-every 3",
-         lambda figures: figures["sequences"] == 3),
-    "no checkpoint contains an injected NaN, and the message names its source":
-        ("nonfinite --injections 4 --seed 81 --ray 0", lambda figures: len(figures["of"]) > 3),
     "every environment step of explorers is counted once, in any order of answers":
         ("fragments --seeds 10", lambda figures: figures["seeds"] == 10),
     "no forked child of a run outlives SIGTERM, and no signal to the run is lost":
@@ -56,6 +49,13 @@ SOAKS = {
 }  # fmt: skip
 """Guarantees without another test."""
 LONGER = {
+    "a run killed during a save resumes from the last complete checkpoint":
+        ("checkpoint_kills --kills 2 --size-mb 20", lambda figures: figures["steps"] > 0),
+    "random processes of one run produce the points of the reference model":
+        ("supersession --sequences 3 --loggers Run SummaryWriter wandb --sinks-every 3",
+         lambda figures: figures["sequences"] == 3),
+    "no checkpoint contains an injected NaN, and the message names its source":
+        ("nonfinite --injections 4 --seed 81 --ray 0", lambda figures: len(figures["of"]) > 3),
     "a clock that jumps between attempts corrupts no point":
         ("clock --steps 150", lambda figures: figures["points"] > 20),
     "a training with a hanging explorer saves, exits within 10 s of a signal, and resumes":
@@ -78,7 +78,7 @@ LONGER = {
     "killing the driver and its processes neither loses nor duplicates events":
         ("driver_kills --kills 1 --calm 0.5 --rate 3000", lambda figures: figures["kills"] == 1),
 }  # fmt: skip
-"""Guarantees with shorter tests of hubs, replay actors, journals and stores."""
+"""Guarantees with shorter tests: of checkpoints, histories, trainings, hubs, replay actors, journals and stores."""
 
 
 @pytest.mark.slow
