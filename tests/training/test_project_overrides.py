@@ -37,11 +37,18 @@ TRAIN = {
     "replay.capacity=2": {"capacity": 2},
 }
 REFUSED = {
-    "replay=sequence": ({"kind": "sequence"}, "replay.kind=sequence does not support agent="),
-    "replay=fragment": ({"kind": "fragment"}, "replay.kind=fragment does not support agent="),
+    "replay=sequence": (
+        {"kind": "sequence"},
+        "replay.kind=sequence does not support agent={}; choose uniform or prioritized",
+    ),
+    "replay=fragment": ({"kind": "fragment"}, "replay.kind=fragment does not support agent={}"),
     "replay.gamma=0.5": ({"gamma": 0.5}, "differs from agent.gamma=0.99"),
     "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "set env.frame_stack instead"),
-    "replay.max_reuse=8": ({"max_reuse": 8}, "rows would run out"),
+    "replay.max_reuse=8": ({"max_reuse": 8}, "rows would run out, because each is drawn"),
+    "replay.limiter.samples_per_insert=2.0": (
+        {"limiter": {"samples_per_insert": 2.0}},
+        "set agent.updates_per_env_step",
+    ),
     "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is required by storage=mmap"),
     "replay.storage=mmap replay.storage_dir=nowhere": (
         {"storage": "mmap", "storage_dir": "nowhere"},
@@ -95,7 +102,7 @@ def refusals(agent, *names):
     """Return the acceptable messages; empty if the override must train."""
     if agent == "ppo":
         return [] if DEFAULTS.issuperset(names) else [NO_REPLAY, *OF_ANY_REPLAY]
-    messages = [REFUSED[name][1] for name in names if name in REFUSED]
+    messages = [REFUSED[name][1].format(agent) for name in names if name in REFUSED]
     return messages and [*messages, *OF_ANY_REPLAY]
 
 

@@ -234,52 +234,6 @@ def test_external_rows_of_another_environment_are_rejected(tmp_path, config, col
         data_of(str(tmp_path / "rows.npz"), SPACES, config().replay, seed=0)
 
 
-OPTIONS = {
-    "prioritized": {"kind": "prioritized"},
-    "n_step": {"n_step": 3},
-    "dedup_next": {"dedup_next": True},
-    "max_reuse": {"max_reuse": 64},
-    "max_staleness": {"max_staleness": 2},
-    "shm": {"storage": "shm"},
-    "mmap": {"storage": "mmap", "storage_dir": "{tmp}"},
-    "small": {"capacity": 50},
-}
-REFUSED = {
-    "sequence": (
-        {"kind": "sequence"},
-        "replay.kind=sequence does not support agent=dqn; choose uniform or prioritized",
-    ),
-    "fragment": ({"kind": "fragment"}, "replay.kind=fragment does not support agent=dqn"),
-    "frame_stack": ({"frame_stack": {"obs": 2}}, "set env.frame_stack instead"),
-    "limiter": ({"limiter": {"samples_per_insert": 2.0}}, "set agent.updates_per_env_step"),
-    "max_reuse": ({"max_reuse": 2}, "rows would run out, because each is drawn 16 times"),
-    "gamma": ({"gamma": 0.5}, "differs from agent.gamma=0.99"),
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_replay_option_trains(config, name, tmp_path):
-    replay = {key: str(tmp_path) if value == "{tmp}" else value for key, value in OPTIONS[name].items()}
-    engine = DQN(config(replay=replay))
-    for _ in range(30):
-        engine.advance()
-    assert engine.updates == engine.env_steps - 10
-    engine.cleanup()
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_each_unsupported_replay_option_is_rejected_before_the_start(config, name):
-    replay, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        config(replay=replay)
-
-
-@pytest.mark.parametrize("replay", [*OPTIONS.values(), *(option for option, _ in REFUSED.values())])
-def test_an_agent_without_a_replay_rejects_every_replay_option(config, replay):
-    with pytest.raises(ValueError, match=r"agent=ppo learns from each rollout and has no replay"):
-        config(agent={"kind": "ppo"}, replay=replay)
-
-
 def test_no_sampled_row_exceeds_the_staleness_bound(config):
     engine = DQN(config(replay={"max_staleness": 2}))
     for _ in range(20):
