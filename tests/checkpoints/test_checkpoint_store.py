@@ -145,12 +145,12 @@ def file_of(store, step, pattern):
 
 
 def cuts(data):
-    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 60)), len(data) - 1})]
+    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 25)), len(data) - 1})]
 
 
 def flips(data):
     chance = random.Random(8)
-    positions = chance.sample(range(len(data)), min(len(data), 60))
+    positions = chance.sample(range(len(data)), min(len(data), 25))
     return [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in positions]
 
 

@@ -33,7 +33,7 @@ def test_acknowledged_entries_survive_a_kill_of_the_writer(tmp_path, durability,
     source = random.Random(durability)
     path = tmp_path / "journal.db"
     acknowledged = 0
-    for seed in range(5):
+    for seed in range(3):
         work = functools.partial(write, path, durability, seed)
         opened, *acknowledgements = lines_until_killed(work, 1 + source.randrange(1, most))
         last_pos, *damage = opened.split()

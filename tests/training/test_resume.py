@@ -35,8 +35,8 @@ def config(train_config):
             agent=AGENTS[name][1],
             env={"max_episode_steps": 30} | env,
             run_name=run_name,
-            persistence={"checkpoint_save_freq_steps": 50},
-            loop={"steps": steps, "evaluate_every_steps": 60},
+            persistence={"checkpoint_save_freq_steps": 30},
+            loop={"steps": steps, "evaluate_every_steps": 40},
         )
 
     return make
@@ -75,15 +75,15 @@ def assert_same(one, other):
 )
 def test_weights_moments_generators_and_environments_resume_bit_exactly(config, name, env):
     kind, _ = AGENTS[name]
-    whole = run_experiment(kind, config(name, 200, run_name="whole", **env))
+    whole = run_experiment(kind, config(name, 120, run_name="whole", **env))
     with pytest.raises(trieye.RunInterrupted):  # a lower limit would shorten the last rollout
-        run_experiment(interrupted(kind, 110), config(name, 200, run_name="parts", **env))
-    parts = run_experiment(kind, config(name, 200, run_name="parts", **env))
+        run_experiment(interrupted(kind, 70), config(name, 120, run_name="parts", **env))
+    parts = run_experiment(kind, config(name, 120, run_name="parts", **env))
     one, other = state_of(whole), state_of(parts)
     for state in (one, other):
         state.pop("replay", None)  # stored in parts; the newest contains only new rows
     assert_same(one, other)
-    assert one["collector"]["env_steps"] >= 200
+    assert one["collector"]["env_steps"] >= 120
 
 
 def learn_until(engine, env_steps):
