@@ -139,13 +139,17 @@ def test_the_actor_responds_while_it_saves_and_shutdown_waits_for_saves_and_even
         ray.get(actor.log_event.remote(event()))
 
 
-def test_getters_return_what_0_1_5_returned_and_terminate_releases_the_name(start, tmp_path):
-    actor, config = start(sinks={})
+def test_getters_return_what_0_1_5_returned_and_terminate_releases_the_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = trieye.TrieyeConfig(app_name="my_app", run_name="shared", persistence={"root_data_dir": "data"}, sinks={})
+    monkeypatch.chdir("/")
+    actor = get_or_create(config)
+    assert get_or_create(config) == actor
     name = ray.get(actor.get_actor_name.remote())
-    assert name == f"trieye_actor_{config.run_name}"
-    assert ray.get(actor.get_run_base_dir_str.remote()) == str(tmp_path / "my_app" / "runs" / config.run_name)
+    assert name == "trieye_actor_shared"
+    assert ray.get(actor.get_run_base_dir_str.remote()) == str(tmp_path / "data" / "my_app" / "runs" / "shared")
     copy = ray.get(actor.get_config.remote())
-    assert (copy.app_name, copy.run_name) == ("my_app", config.run_name)
+    assert (copy.app_name, copy.run_name) == ("my_app", "shared")
     state = {"last_processed_step": 7, "last_processed_time": 1.0, "_last_log_time_per_metric": {}}
     ray.get(actor.set_state.remote(state))
     assert {key: value for key, value in ray.get(actor.get_state.remote()).items() if key in state} == state
@@ -165,6 +169,7 @@ def test_getters_return_what_0_1_5_returned_and_terminate_releases_the_name(star
     assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").status == "FINISHED"
 
 
+@pytest.mark.long
 def test_an_unusable_root_is_named(start, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -234,13 +239,3 @@ def test_a_killed_actor_resumes_the_same_run_and_unanswered_calls_count_once(sta
     assert health["pid"] != pid
     record = RunRecord.read(config.persistence.get_run_base_dir() / "run.json")
     assert (record.run_id, record.attempt) == (run_id, 1)
-
-
-def test_get_or_create_returns_one_actor_below_the_directory_of_the_config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = trieye.TrieyeConfig(run_name="shared", persistence={"root_data_dir": "data"}, sinks={})
-    monkeypatch.chdir("/")
-    first, second = get_or_create(config), get_or_create(config)
-    assert first == second
-    assert ray.get(second.get_run_base_dir_str.remote()) == str(tmp_path / "data" / "default_app" / "runs" / "shared")
-    ray.kill(first)

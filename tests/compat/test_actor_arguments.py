@@ -1,7 +1,6 @@
 """How arguments of `save_training_state` reach the actor without being unpickled there."""
 
 import pickle
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +51,6 @@ def test_tensors_and_references_arrive_without_being_unpickled_by_the_actor(acto
     assert stored["user_data"]["model"]._metadata == model.state_dict()._metadata
     pid = ray.get(actor.health.remote())["pid"]
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
-
-
-def test_tensors_inside_pickled_objects_are_preserved(actor):
-    counts = defaultdict(int, a=torch.ones(2))
-    stored = save_and_load(actor, 4, {}, {}, [], total_simulations_run=0, user_data={"counts": counts})
-    assert type(stored["user_data"]["counts"]) is defaultdict
-    assert torch.equal(stored["user_data"]["counts"]["a"], torch.ones(2))
 
 
 @pytest.mark.parametrize("blob", ["x" * 1_000_000, b"x" * 1_000_000, np.zeros(1_000_000), {"deep": ["x" * 1_000_000]}])

@@ -131,7 +131,7 @@ def test_tensors_inside_tuples_and_named_tuples_are_detached_and_moved_to_the_cp
 
 @pytest.mark.parametrize(
     "content",
-    [[1, 2], (1, 2), deque([1, 2], maxlen=2), np.array([1, 2]), iter([1, 2])],
+    [[1, 2], (1, 2), deque([1, 2]), np.array([1, 2]), {1: "a", 2: "b"}.keys(), BufferData(buffer_list=[1, 2])],
     ids=lambda items: type(items).__name__,
 )
 def test_any_iterable_of_items_is_a_buffer(content):

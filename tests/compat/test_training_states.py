@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
 from statistics import LinearRegression  # a named tuple that the actor can import, too
 
@@ -15,7 +15,7 @@ from tests.drop_in import training_state
 from trieye.checkpoints.directory import load_state
 from trieye.compat.actor import get_or_create
 from trieye.compat.actor_logic import ActorLogic
-from trieye.compat.serializer import BufferData, Serializer
+from trieye.compat.serializer import Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
 from trieye.snapshot.signing import Trust
 
@@ -42,28 +42,6 @@ def test_numpy_numbers_are_accepted_as_numbers(logic, step):
     loaded = logic.load_initial_state()
     assert (loaded.checkpoint_data.global_step, loaded.checkpoint_data.episodes_played) == (4, 7)
     assert loaded.buffer_step == 4
-
-
-@pytest.mark.parametrize(
-    "content",
-    [deque([1, 2], maxlen=5), (1, 2), {1: "a", 2: "b"}.keys(), np.array([1, 2]), BufferData(buffer_list=[1, 2])],
-)
-def test_any_iterable_is_accepted_as_a_buffer(logic, content):
-    logic.save_training_state(**arguments(buffer_content=content))
-    assert list(logic.load_initial_state().buffer_data.buffer_list) == [1, 2]
-
-
-def test_a_replay_buffer_is_restored_from_its_state(logic):
-    buffer = trieye.ReplayBuffer(10, seed=1)
-    for number in range(14):
-        buffer.add(obs=np.full(2, number, np.float32), reward=float(number))
-    logic.save_training_state(**arguments(buffer_content=buffer))
-    loaded = logic.load_initial_state()
-    assert loaded.buffer_data.buffer_list == []
-    fresh = trieye.ReplayBuffer(10, seed=2)
-    fresh.load_state_dict(loaded.buffer_data.state)
-    assert len(fresh) == 10
-    assert fresh.sample(8)["reward"].tolist() == buffer.sample(8)["reward"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -193,10 +171,14 @@ def test_objects_with_a_state_dict_are_saved_by_it(actor):
     buffer = trieye.ReplayBuffer(8, seed=1)
     for number in range(5):
         buffer.add(reward=float(number))
-    save(actor, 20, nn_state_dict=model, optimizer_state_dict=optimizer, buffer_content=buffer)
+    counts = {"counts": defaultdict(int, a=torch.ones(2))}
+    save(actor, 20, nn_state_dict=model, optimizer_state_dict=optimizer, buffer_content=buffer, user_data=counts)
     loaded = load(actor)
+    assert type(loaded.checkpoint_data.user_data["counts"]) is defaultdict
+    assert torch.equal(loaded.checkpoint_data.user_data["counts"]["a"], torch.ones(2))
     assert torch.equal(loaded.checkpoint_data.model_state_dict["weight"], model.weight)
     assert loaded.checkpoint_data.optimizer_state_dict["state"].keys() == {0, 1}
+    assert loaded.buffer_data.buffer_list == []
     fresh = trieye.ReplayBuffer(8, seed=2)
     fresh.load_state_dict(loaded.buffer_data.state)
     assert fresh.sample(4)["reward"].tolist() == buffer.sample(4)["reward"].tolist()
