@@ -98,7 +98,7 @@ def cuts(stride):
     return damage
 
 
-@pytest.mark.parametrize("damage", [flips(151, 1), cuts(397)], ids=["flipped bits", "cuts"])
+@pytest.mark.parametrize("damage", [flips(301, 1), cuts(397)], ids=["flipped bits", "cuts"])
 def test_a_damaged_file_loses_only_damaged_items_and_yields_no_wrong_values(written, damage):
     rng = seeded(5)
     written.segment(random_items(rng, 100))
@@ -113,7 +113,7 @@ def test_a_damaged_file_loses_only_damaged_items_and_yields_no_wrong_values(writ
         assert only_omits(received, written.items)
         num_cases += 1
         num_partial += 0 < num_lost < 300
-    assert num_cases > 60
+    assert num_cases > 40
     if damage.__qualname__.startswith("flips"):
         assert num_partial > num_cases / 4, "intact row groups of a damaged file are readable"
 

@@ -1,4 +1,3 @@
-import gc
 import threading
 from contextlib import closing
 
@@ -142,7 +141,6 @@ def test_the_prefetch_thread_ends_with_its_prefetcher(how):
         next(batches)
     if how == "forget":
         del batches
-        gc.collect()
     else:
         batches.close()
         batches.close()

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import trieye
 from tests.training.algorithms import DQN, PPO
-from tests.training.worlds import Coin, Spoiled, collector_of
+from tests.training.worlds import Coin, collector_of
 from trieye.experiment.loop import run_alone
 from trieye.files.run_files import RunFiles
 from trieye.history.table import read_history
@@ -518,9 +518,3 @@ def test_infinite_values_in_external_data_are_rejected_before_the_start_or_omitt
     assert len(engine.replay) == 59
     engine.cleanup()
     assert "these rows are omitted" in capsys.readouterr().err
-
-
-def test_the_environment_of_these_tests_is_nonfinite_when_configured():
-    env = Spoiled(target="observation", at=3, value=math.inf)
-    env.reset(seed=0)
-    assert [np.isinf(env.step(0)[0]).any() for _ in range(4)] == [False, False, True, False]

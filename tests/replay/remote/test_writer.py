@@ -1,7 +1,6 @@
 """Writers: rows arrive exactly once and in order, even if calls are lost."""
 
 import copy
-import gc
 import os
 import threading
 import warnings
@@ -204,7 +203,6 @@ def test_a_garbage_collected_writer_ends_its_thread(make_replay):
     writer.add(**row(1))
     (thread,) = set(threading.enumerate()) - before
     del writer
-    gc.collect()
     thread.join(20)
     assert not thread.is_alive()
     assert content(replay) == [1]

@@ -74,7 +74,6 @@ class Failing(DQN, policy=FailingPolicy):
 
 
 ERRORS = {
-    "engine": (ZeroDivisionError, "in engine"),
     "policy": (ZeroDivisionError, "in policy"),
     "environment": (ZeroDivisionError, "the world ended"),
     "explorer": (ConnectionError, "its process died"),
@@ -342,6 +341,7 @@ def test_a_learner_error_leaves_a_crash_checkpoint_that_never_becomes_the_latest
     crashes = list(checkpoints.glob("crash-*"))
     assert len(crashes) == 1
     assert str(crashes[0]) in "".join(caught.value.__notes__)
+    assert RunRecord.read(checkpoints.parent / "run.json").status == "FAILED"
     step = int(crashes[0].name.removeprefix("crash-"))
     assert trieye.load_checkpoint(checkpoints.parent, "latest").step < step
     assert (checkpoints / "latest.pkl").resolve().name.startswith("checkpoint_step_")

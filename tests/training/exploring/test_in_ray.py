@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS, same, trained
 from tests.waiting import wait_until
@@ -90,21 +89,6 @@ def test_explorer_kill_recovers(started):
 
 
 @pytest.mark.long
-def test_training_survives_the_death_of_its_replay_and_of_its_version_registry(started):
-    style = {"style": "fully_async"}
-    engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "fragment_steps": 16}, sync=style)
-    while not engine.updates:
-        engine.advance()
-    for kind in ("ReplayActor", "SynchronizerActor"):
-        processes(kind)[0].kill()
-        before, version = engine.updates, engine._row_source.version
-        for _ in range(30):
-            engine.advance()
-        assert engine.updates > before
-        assert engine._row_source.version == version + 30
-
-
-@pytest.mark.long
 def test_the_death_of_the_replay_process_is_reported(started, capsys):
     engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "fragment_steps": 16})
     while not engine.updates:
@@ -115,18 +99,6 @@ def test_the_death_of_the_replay_process_is_reported(started, capsys):
         assert time.monotonic() < ends, stderr
         engine.advance()
         stderr += capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_an_error_of_an_explorer_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
-    env = {"id": "tests.training.worlds:FailsLater-v0"}
-    config = train_config(
-        **PPO_PARTS, env=env, explorer={"num": 1, "max_restarts": 0}, loop={"env_steps": 1000}, **IN_RAY
-    )
-    with pytest.raises(ZeroDivisionError, match="the world ended") as caught:
-        trieye.run_experiment(PPO, config)
-    assert "worlds.py" in str(caught.value)
-    wait_until(lambda: not processes("ExplorerActor"))
 
 
 ON_GPUS = """
