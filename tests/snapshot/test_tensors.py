@@ -38,13 +38,6 @@ def test_tied_weights_are_stored_once_and_loaded_tied(tmp_path):
     assert other[3, 3] == 7.0
 
 
-def test_a_tied_model_stays_tied_after_loading(tmp_path):
-    model, other = Tied(), Tied()
-    other.load_state_dict(through_disk({"model": model}, tmp_path)["model"])
-    assert other.out.weight is other.embedding.weight
-    assert torch.equal(other.out.weight, model.out.weight)
-
-
 def test_equal_or_overlapping_tensors_are_stored_separately(tmp_path):
     base = torch.arange(12.0)
     state = {

@@ -4,67 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
 from trieye.stats.aggregator import MAX_STEP, MAX_UNDECLARED_NAMES, Aggregator
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.windows import MetricWindows
-
-steps = st.one_of(
-    st.integers(-5, 60),
-    st.integers(1, 400),
-    st.sampled_from([1 << 62, (1 << 62) - 1, -(1 << 62), 0]),
-)
-frequencies = st.sampled_from(
-    [
-        {"log_frequency_steps": 1},
-        {"log_frequency_steps": 7},
-        {"log_frequency_steps": 10},
-        {"log_frequency_steps": 0, "log_frequency_seconds": 2.0},
-        {"log_frequency_steps": 10, "log_frequency_seconds": 2.0},
-    ]
-)
-actions = st.one_of(
-    st.tuples(
-        st.just("events"), st.lists(st.tuples(st.sampled_from(["train", "env"]), steps), min_size=1, max_size=30)
-    ),
-    st.tuples(st.just("timer"), st.none()),
-    st.tuples(st.just("step"), steps),
-    st.tuples(st.just("force"), steps),
-    st.tuples(st.just("save and resume"), st.none()),
-)
-
-
-@given(st.lists(actions, max_size=25), frequencies, frequencies)
-def test_counts_of_points_add_up_to_the_number_of_events(stream, train_frequency, env_frequency):
-    def fresh():
-        return Aggregator([metric("train", **train_frequency), metric("env", **env_frequency)])
-
-    aggregator, points, sent, at = fresh(), [], {"train": 0, "env": 0}, 0.0
-    for action, argument in stream:
-        at += 0.7
-        if action == "events":
-            aggregator.ingest(batch(*[(name, 1.0, step, at) for name, step in argument]), at=at)
-            for name, _ in argument:
-                sent[name] += 1
-        elif action == "timer":
-            points += aggregator.advance(at=at)
-        elif action == "step":
-            points += aggregator.advance(at=at, step=argument)
-        elif action == "force":
-            points += aggregator.flush(at=at, step=argument)
-        else:
-            state = aggregator.to_state()
-            aggregator = fresh()
-            aggregator.restore(state)
-    points += aggregator.flush(at=at + 1)
-    for name, total in sent.items():
-        of_metric = [point for point in points if point.metric == name]
-        assert sum(point.value for point in of_metric) == total
-        assert sum(point.count for point in of_metric) == total
-        assert all(-(1 << 63) <= point.step < 1 << 63 for point in of_metric)
 
 
 def test_non_finite_values_are_counted_and_affect_no_others(caplog):

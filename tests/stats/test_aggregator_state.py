@@ -123,13 +123,14 @@ def test_open_windows_become_points_if_the_aggregation_changes(before, value):
     assert not third.waits_for_time
 
 
-def test_late_events_become_a_point_if_the_aggregation_changes():
+@pytest.mark.parametrize("aggregation", ["count", "std"])
+def test_late_events_become_a_point_after_a_restore_even_if_the_aggregation_changes(aggregation):
     first = aggregator_with_events(*range(1, 11))
     first.flush(at=1.0)
     first.ingest(batch(("m", 7.0, 3, 0.0)), at=1.0)
-    second = Aggregator([metric(aggregation="std", log_frequency_steps=10)])
+    second = Aggregator([metric(aggregation=aggregation, log_frequency_steps=10)])
     second.restore(first.to_state())
-    assert [(point.step, point.value) for point in second.advance(at=2.0)] == [(10, 1.0)]
+    assert [(point.step, point.value) for point in second.flush(at=2.0)] == [(10, 1.0)]
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["mean", "rate", "quantile", "ema"], 2)))

@@ -151,29 +151,6 @@ def test_sums_are_exact():
         assert aggregator.flush(at=1.0)[0].value == value
 
 
-def test_each_due_step_is_a_point_within_a_single_flush():
-    aggregator = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
-    aggregator.ingest(batch(*[("m", float(step), step, 0.0) for step in range(1, 102)]), at=0.1)
-    points = aggregator.advance(at=1.0)
-    assert [point.step for point in points] == list(range(10, 101, 10))
-    assert [point.value for point in points] == [step - 4.5 for step in range(10, 101, 10)]
-
-
-def test_a_late_event_joins_the_next_open_window():
-    aggregator = Aggregator([metric(log_frequency_steps=10)])
-    aggregator.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 13)]), at=0.0)
-    aggregator.advance(at=1.0)
-    aggregator.ingest(batch(("m", 1.0, 3, 0.0)), at=1.0)
-    assert aggregator.num_late == 1
-    assert [(point.step, point.value) for point in aggregator.flush(at=2.0)] == [(12, 3.0)]
-
-
-def test_a_metric_without_frequency_is_never_logged():
-    aggregator = Aggregator([metric(aggregation="mean", log_frequency_steps=0)])
-    aggregator.ingest(batch(("m", 1.0, 1, 0.0), ("m", 4.0, 2, 0.0)), at=0.0)
-    assert aggregator.flush(at=100.0) == []
-
-
 @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e300])
 def test_an_invalid_time_affects_no_other_values(time):
     aggregator = Aggregator([metric(x_axis="wall_time", log_frequency_steps=10)], started=1000.0)

@@ -16,7 +16,7 @@ from trieye.config.hydra import registration
 from trieye.replay.exchange import export_npz
 
 AGENTS = {
-    "dqn": ["env=cartpole", "agent.learning_starts=40", "agent.rollout_steps=2"],
+    "dqn": ["env=cartpole", "agent.learning_starts=20", "agent.rollout_steps=2"],
     "ppo": ["env=cartpole", "agent.rollout_steps=20"],
     "recurrent_ppo": ["env=cartpole_positions", "env.num=2", "agent.rollout_steps=20"],
     "sac": ["env=pendulum", "agent.learning_starts=40"],
@@ -85,7 +85,7 @@ def compose(project, tmp_path, monkeypatch):
         small = [
             "debug=limit",
             "sinks=[]",
-            "loop.steps=120",
+            "loop.steps=60",
             "env.max_episode_steps=20",
             "agent.hidden_sizes=[8]",
             "agent.batch_size=16",
@@ -162,7 +162,7 @@ def test_combinations_train_unless_one_of_their_overrides_is_rejected(compose, a
         config = type(plain).model_validate(settings)
         config.check()
         engine = make_engine(config)
-        while engine.env_steps < 50:  # beyond the end of an episode
+        while engine.env_steps < 30:  # beyond the end of an episode
             engine.advance()
         assert engine.updates > 0, (one, other)
         engine.cleanup()

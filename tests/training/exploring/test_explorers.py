@@ -205,22 +205,22 @@ def test_a_hanging_explorer_is_restarted_while_the_others_continue(train_config)
 @pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), pytest.param(PPO, PPO_PARTS, marks=pytest.mark.long)])
 def test_resume_continues_version_and_step(train_config, engine, parts):
     settings = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
-    first = train_config(**settings, loop={"env_steps": 250})
+    first = train_config(**settings, loop={"env_steps": 120})
     trieye.run_experiment(engine, first)
     saved = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
     version = saved.objects["experiment"]["state"]["collector"]["version"]
     assert version > 0
-    result = trieye.run_experiment(engine, train_config(**settings, loop={"env_steps": 500}))
+    result = trieye.run_experiment(engine, train_config(**settings, loop={"env_steps": 240}))
     again = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
-    assert result.env_steps >= 500
+    assert result.env_steps >= 240
     assert again.objects["experiment"]["state"]["collector"]["version"] > version
 
 
 def test_a_resumed_run_with_one_explorer_in_step_equals_an_uninterrupted_one(train_config):
     settings = PPO_PARTS | {"explorer": {"num": 1}, "env": {"num": 2, "normalize_observations": True}}
-    whole = trained(train_config, PPO, **settings, loop={"env_steps": 500}, run_name="whole")
-    trained(train_config, PPO, **settings, loop={"env_steps": 200}, run_name="halves")
-    halves = trained(train_config, PPO, **settings, loop={"env_steps": 500}, run_name="halves")
+    whole = trained(train_config, PPO, **settings, loop={"env_steps": 250}, run_name="whole")
+    trained(train_config, PPO, **settings, loop={"env_steps": 120}, run_name="halves")
+    halves = trained(train_config, PPO, **settings, loop={"env_steps": 250}, run_name="halves")
     assert same(whole, halves)
 
 
