@@ -368,6 +368,7 @@ def test_invalid_names_steps_and_contexts_do_not_affect_other_events(hub):
         EventRow("good", 1.0, 1, NOW, {"huge": "x" * 10_000_000}),
         EventRow("n" * 5000, 1.0, 1, NOW),
         EventRow("\ud800", 1.0, 1, NOW),
+        EventRow("\ud800", 10**400, 1, NOW),
         EventRow("", 1.0, 1, NOW),
         EventRow("good", 2.0, 1 << 70, NOW),
         EventRow("good", 3.0, 2, NOW),
@@ -378,6 +379,7 @@ def test_invalid_names_steps_and_contexts_do_not_affect_other_events(hub):
     assert hub.ledger.stats.drops.by_reason == {
         "name_too_long": 1,
         "unnamed": 2,
+        "non_finite": 1,
         "step_out_of_range": 1,
     }
     assert hub.journal.size_bytes < 1_000_000

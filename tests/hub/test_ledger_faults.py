@@ -79,13 +79,6 @@ def test_a_text_in_a_context_does_not_affect_other_events(tmp_path, value):
     hub.die()
 
 
-def test_an_event_invalid_in_two_ways_does_not_affect_other_events(hub):
-    hub.start()
-    hub.ledger.accept_rows([EventRow("\ud800", 10**400, 1, NOW), EventRow("every", 1.0, 2, NOW)])
-    hub.ledger.advance(force=True)
-    assert steps_of(hub.points("every")) == [2]
-
-
 # entries that are stored although the call failed
 
 
