@@ -133,6 +133,15 @@ def test_late_events_become_a_point_after_a_restore_even_if_the_aggregation_chan
     assert [(point.step, point.value) for point in second.flush(at=2.0)] == [(10, 1.0)]
 
 
+def test_an_event_of_a_window_closed_before_a_restore_is_late():
+    first = aggregator_with_events(*range(1, 12))
+    assert [point.step for point in first.flush(at=1.0)] == [10, 11]
+    second = Aggregator([metric(log_frequency_steps=10)])
+    second.restore(first.to_state())
+    second.ingest(batch(("m", 7.0, 3, 0.0), ("m", 1.0, 25, 0.0)), at=2.0)
+    assert [(point.step, point.count) for point in second.flush(at=3.0)] == [(25, 2)]
+
+
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["mean", "rate", "quantile", "ema"], 2)))
 @pytest.mark.parametrize("length", [0, 10])
 def test_any_aggregation_can_replace_any_other(before, after, length):
