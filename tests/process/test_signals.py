@@ -72,13 +72,31 @@ def test_a_signal_requests_a_stop_even_if_stderr_is_closed(monkeypatch):
     assert exit_codes == [143]
 
 
-def test_signals_in_quick_succession_are_one_request():
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1], [143]),  # one request
+        ([signal.SIGINT, signal.SIGTERM], [130, 143]),
+        ([signal.SIGHUP, signal.SIGTERM], [129]),
+    ],
+)
+def test_signals_in_quick_succession_are_one_request_unless_the_first_is_ctrl_c(numbers, expected):
     stops, exit_codes = stopping()
     with stops:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGUSR1)
-    assert exit_codes == [143]
+        for number in numbers:
+            signal.raise_signal(number)
+    assert exit_codes == expected
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_ctrl_c_after_any_signal_interrupts(first):
+    """Even if the program inherited an ignored SIGINT, as from a shell that starts `program &`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if first == signal.SIGINT else signal.default_int_handler)
+    stops, exit_codes = stopping()
+    with pytest.raises(KeyboardInterrupt), stops:
+        signal.raise_signal(first)
+        signal.raise_signal(signal.SIGINT)
+    assert exit_codes == [128 + first]
 
 
 @pytest.fixture
@@ -109,30 +127,6 @@ def test_sigterm_after_ctrl_c_is_another_request(handled):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_sigterm_right_after_ctrl_c_is_another_request():
-    stops, exit_codes = stopping()
-    with stops:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-    assert exit_codes == [130, 143]
-
-
-def test_a_second_ctrl_c_interrupts_even_if_the_program_inherited_an_ignored_sigint():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts `program &`
-    stops, exit_codes = stopping()
-    with pytest.raises(KeyboardInterrupt), stops:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-    assert exit_codes == [130]
-
-
-def test_ctrl_c_after_another_signal_interrupts():
-    stops, _ = stopping()
-    with pytest.raises(KeyboardInterrupt), stops:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGHUP])
 def test_a_signal_that_the_kernel_repeats_is_one_request(number, monkeypatch):
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
@@ -142,15 +136,6 @@ def test_a_signal_that_the_kernel_repeats_is_one_request(number, monkeypatch):
             signal.raise_signal(number)
     signal.raise_signal(number)
     assert exit_codes == [128 + number]
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_after_sighup_ctrl_c_interrupts_and_a_first_sigterm_does_not(second):
-    stops, exit_codes = stopping()
-    with pytest.raises(KeyboardInterrupt) if second == signal.SIGINT else contextlib.nullcontext(), stops:
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(second)
-    assert exit_codes == [129]
 
 
 def test_a_program_under_nohup_ignores_sighup():
