@@ -21,7 +21,12 @@ from trieye.config.hydra.schema import default_of, defaults_of
 from trieye.config.sweeper import SweeperConfig
 
 OWN = Path(trieye.__file__).parent / "conf"
-KINDS = ["blank", "dqn", "ppo", "recurrent_ppo", "sac", "td3"]
+KINDS = [
+    "dqn",
+    "ppo",
+    "sac",
+    *(pytest.param(kind, marks=pytest.mark.long) for kind in ("blank", "recurrent_ppo", "td3")),
+]
 STATED = {
     "app_name", "env.id", "loop.evaluate_every_steps", "loop.steps", "persistence.checkpoint_save_freq_steps",
     "persistence.keep_last",
