@@ -53,16 +53,45 @@ with trieye.Run(config) as run:
 """
 
 
+class Command:
+    """Commands of trieye, in this process.
+
+    Args:
+        capfd: The fixture, which captures their output.
+        words: First words of each command.
+        options: Last words of each command.
+    """
+
+    def __init__(self, capfd, *words, options=()):
+        self._capfd, self._words, self._options = capfd, words, options
+
+    def __call__(self, *arguments):
+        """Run a command, and return exit code, stdout and stderr."""
+        self._capfd.readouterr()
+        try:
+            code = main([*self._words, *map(str, (*arguments, *self._options))])
+        except SystemExit as exit_:  # of argparse
+            code = exit_.code
+        captured = self._capfd.readouterr()
+        return code, captured.out, captured.err
+
+    def output(self, *arguments, **options):
+        """Run a command that succeeds, and return stdout."""
+        code, out, err = self(*arguments, **options)
+        assert code == 0, err
+        return out
+
+    def error(self, *arguments, code=2, **options):
+        """Run a command that fails with an exit code, and return stderr."""
+        exit_code, _, err = self(*arguments, **options)
+        assert exit_code == code, err
+        return err
+
+
 @pytest.fixture
 def command(capfd):
     """Return a function that runs a command of trieye, and returns exit code, stdout and stderr."""
-
-    def call(*arguments):
-        code = main(list(map(str, arguments)))
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return Command(capfd)
 
 
 @pytest.fixture(scope="session")

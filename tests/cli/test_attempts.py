@@ -59,9 +59,8 @@ FIRST = [(step, 1.0) for step in range(10)]
 RESUMED = [*FIRST[:5], *((step, 2.0) for step in range(5, 13))]
 
 
-def test_attempts_are_listed_with_their_superseded_points(run_dir, capsys):
-    assert main(["attempts", str(run_dir), "--json"]) == 0
-    attempts = json.loads(capsys.readouterr().out)["attempts"]
+def test_attempts_are_listed_with_their_superseded_points(run_dir, command):
+    attempts = json.loads(command.output("attempts", run_dir, "--json"))["attempts"]
     assert [
         (attempt["number"], attempt["shown"], attempt["superseded"], attempt["metrics"]) for attempt in attempts
     ] == [
@@ -69,23 +68,21 @@ def test_attempts_are_listed_with_their_superseded_points(run_dir, capsys):
         (2, 8, 0, []),
         (3, 2, 0, []),
     ]
-    assert main(["attempts", str(run_dir)]) == 0
-    assert "loss" in capsys.readouterr().out
+    assert "loss" in command.output("attempts", run_dir)
 
 
-def test_a_restored_attempt_replaces_later_ones_and_can_be_superseded_again(run_dir, capsys):
+def test_a_restored_attempt_replaces_later_ones_and_can_be_superseded_again(run_dir, command):
     assert curve(run_dir) == RESUMED
     for number, shown in ((1, FIRST), (2, RESUMED), (1, FIRST)):
-        assert main(["attempts", str(run_dir), "--restore", str(number)]) == 0, capsys.readouterr().err
+        command.output("attempts", run_dir, "--restore", number)
         assert curve(run_dir) == shown
         assert sorted(curves_in_tensorboard(run_dir)["loss"]) == shown
     assert curve(run_dir, "[b]other") == [(0, 3.0), (1, 3.0)]
 
 
-def test_only_attempts_with_superseded_points_can_be_restored(run_dir, capsys):
-    for number in ("2", "7"):
-        assert main(["attempts", str(run_dir), "--restore", number]) != 0
-        assert "choose from: 1" in capsys.readouterr().err
+def test_only_attempts_with_superseded_points_can_be_restored(run_dir, command):
+    for number in (2, 7):
+        assert "choose from: 1" in command.error("attempts", run_dir, "--restore", number)
     assert curve(run_dir) == RESUMED
 
 
@@ -104,29 +101,25 @@ def killed(root, *, steps=0):
     return root / "agents" / "runs" / "first"
 
 
-def listed(capsys, *arguments):
+def listed(command, *arguments):
     """Return the document of `trieye attempts`, which must fit its schema."""
-    capsys.readouterr()
-    assert main(["attempts", *map(str, arguments), "--json"]) == 0
-    return validated(capsys.readouterr().out)
+    return validated(command.output("attempts", *arguments, "--json"))
 
 
-def test_an_attempt_that_logged_nothing_is_listed(tmp_path, capsys):
+def test_an_attempt_that_logged_nothing_is_listed(tmp_path, command):
     run_dir = killed(tmp_path)
     for _ in range(2):
-        (attempt,) = listed(capsys, run_dir)["attempts"]
+        (attempt,) = listed(command, run_dir)["attempts"]
         assert (attempt["number"], attempt["shown"], attempt["first_step"]) == (1, 0, None)
-        assert main(["attempts", str(run_dir)]) == 0
-        assert capsys.readouterr().out.splitlines()[2].split()[0] == "1"
+        assert command.output("attempts", run_dir).splitlines()[2].split()[0] == "1"
         assert main(["close", str(run_dir)]) == 0
     killed(tmp_path, steps=3)
     assert [row.number for row in runs.attempts(run_dir)] == [1, 2]
 
 
-def test_attempts_of_a_run_with_a_damaged_record_are_listed(run_dir, capsys):
+def test_attempts_of_a_run_with_a_damaged_record_are_listed(run_dir, command):
     (run_dir / "run.json").write_text("{")
-    assert main(["attempts", str(run_dir)]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["1", "2", "3"]
+    assert [line.split()[0] for line in command.output("attempts", run_dir).splitlines()[2:]] == ["1", "2", "3"]
 
 
 def test_an_attempt_that_died_before_it_wrote_to_the_journal_is_listed(run_dir):
@@ -145,9 +138,9 @@ def test_a_restoration_is_not_listed_as_an_attempt(run_dir, make_config):
     assert [row.shown for row in runs.attempts(run_dir)] == [10, 0, 2, 1]
 
 
-def test_attempts_have_the_first_and_last_step_of_their_points(run_dir, capsys):
+def test_attempts_have_the_first_and_last_step_of_their_points(run_dir, command):
     names = ("first_step", "last_step", "superseded_first_step", "superseded_last_step")
-    assert [tuple(row[name] for name in names) for row in listed(capsys, run_dir)["attempts"]] == [
+    assert [tuple(row[name] for name in names) for row in listed(command, run_dir)["attempts"]] == [
         (0, 4, 5, 9),
         (5, 12, None, None),
         (0, 1, None, None),
@@ -172,14 +165,12 @@ def test_the_table_fits_a_terminal_of_100_columns(metrics, make_config, monkeypa
     assert "(1,000,000-1,200,000)" in text
 
 
-def test_the_attempts_of_a_killed_run_name_the_command_that_adds_points_of_its_journal(tmp_path, capsys):
+def test_the_attempts_of_a_killed_run_name_the_command_that_adds_points_of_its_journal(tmp_path, command):
     run_dir = killed(tmp_path, steps=7)
     note = f"its process was killed: `trieye close {run_dir}` adds points that only its journal has"
-    assert main(["attempts", str(run_dir)]) == 0
-    assert note in capsys.readouterr().out
+    assert note in command.output("attempts", run_dir)
     assert main(["close", str(run_dir)]) == 0
-    assert main(["attempts", str(run_dir)]) == 0
-    assert note not in capsys.readouterr().out
+    assert note not in command.output("attempts", run_dir)
     assert [row.shown for row in runs.attempts(run_dir)] == [7]
 
 
@@ -196,7 +187,7 @@ class Net:
         pass
 
 
-def test_an_attempt_has_the_step_that_it_resumed_from(make_config, capsys):
+def test_an_attempt_has_the_step_that_it_resumed_from(make_config, command):
     config = make_config(stats={"undeclared": "each"})
     for first, last, saved in ((1, 9, 5), (6, 12, 12), (13, 15, None)):
         with trieye.Run(config) as run:
@@ -210,8 +201,6 @@ def test_an_attempt_has_the_step_that_it_resumed_from(make_config, capsys):
         other.restore(from_checkpoint=run.dir / "checkpoints" / "checkpoint_step_5", net=Net())
         other.log("loss", 0.5, step=6)
     for one, expected in ((run, [(None, 4), (5, 0), (12, 0)]), (other, [(5, 0)])):
-        assert main(["attempts", str(one.dir), "--json"]) == 0
-        attempts = json.loads(capsys.readouterr().out)["attempts"]
+        attempts = json.loads(command.output("attempts", one.dir, "--json"))["attempts"]
         assert [(row["resumed_step"], row["superseded"]) for row in attempts] == expected
-    assert main(["attempts", str(run.dir)]) == 0
-    assert "from step" in capsys.readouterr().out
+    assert "from step" in command.output("attempts", run.dir)

@@ -26,7 +26,7 @@ def change_config(run_dir, part, **changes):
     path.write_text(json.dumps(record))
 
 
-def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(killed_run, capsys):
+def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(killed_run, capfd):
     run = killed_run("mlflow")
     died = read_status(run)["time"]
     assert main(["close", str(run)]) == 0
@@ -37,16 +37,16 @@ def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(kille
     assert mlflow_runs(run)[1][0].info.status == "KILLED"
     record = record_of(run)
     assert (record.status, record.attempt, record.ended) == ("KILLED", 1, died)
-    assert "mlflow, tensorboard: delivered all " in capsys.readouterr().out
+    assert "mlflow, tensorboard: delivered all " in capfd.readouterr().out
 
 
-def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capsys):
+def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capfd):
     run = killed_run()
     assert main(["close", str(run)]) == 0
     before = contents(run)
     assert main(["close", str(run)]) == 0
     assert contents(run) == before
-    assert "'first' is recorded as KILLED; already complete: tensorboard" in capsys.readouterr().out
+    assert "'first' is recorded as KILLED; already complete: tensorboard" in capfd.readouterr().out
 
 
 def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
@@ -58,20 +58,19 @@ def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
 
 
 @pytest.mark.parametrize("command", ["close", "rebuild"])
-def test_an_active_run_is_not_closed_and_its_process_is_named(make_config, capsys, command):
+def test_an_active_run_is_not_closed_and_its_process_is_named(make_config, capfd, command):
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
         assert main([command, str(run.dir)]) == 3
         assert run.health()["accepted"] == 0
-    err = capsys.readouterr().err
+    err = capfd.readouterr().err
     assert all(part in err for part in ("'run'", f"process {os.getpid()} ", socket.gethostname()))
 
 
-def test_an_unreachable_sink_delays_no_other_sink_and_catches_up_later(killed_run, capsys):
+def test_an_unreachable_sink_delays_no_other_sink_and_catches_up_later(killed_run, command):
     run = killed_run()
     change_config(run, "sinks", mlflow={"enabled": True})
     change_config(run, "persistence", mlflow_tracking_uri=NOWHERE)
-    assert main(["close", str(run), "--timeout", "0.2"]) == 1
-    err = capsys.readouterr().err
+    err = command.error("close", run, "--timeout", "0.2", code=1)
     assert re.search(rf"mlflow: 3\d\d items are missing: .*{NOWHERE}", err)
     assert "`trieye close` continues" in err
     assert record_of(run).status == "KILLED"
@@ -82,12 +81,12 @@ def test_an_unreachable_sink_delays_no_other_sink_and_catches_up_later(killed_ru
     assert curves_in_tensorboard(run)["loss"] == losses()
 
 
-def test_intact_entries_of_a_damaged_journal_are_delivered_and_the_loss_is_reported(killed_run, capsys):
+def test_intact_entries_of_a_damaged_journal_are_delivered_and_the_loss_is_reported(killed_run, capfd):
     run = killed_run()
     log = run / "journal.db-wal"
     flip(log, log.read_bytes().index(b"pass", log.stat().st_size // 2))
     assert main(["close", str(run)]) == 0
-    assert "warning: the journal" in capsys.readouterr().err
+    assert "warning: the journal" in capfd.readouterr().err
     assert (run / "journal.db.damaged-1").exists()
     assert read_status(run)["dropped"]["journal_damage"] >= 1
     assert curves_in_tensorboard(run)["loss"][:200] == losses(end=200)
@@ -113,21 +112,19 @@ def test_a_run_that_fails_to_open_is_not_recorded_as_closed(killed_run):
     RunLock(run / "run.lock").acquire().release()
 
 
-def test_closing_a_run_outside_a_root_says_where_to_move_it(killed_run, tmp_path, capsys):
+def test_closing_a_run_outside_a_root_says_where_to_move_it(killed_run, tmp_path, command):
     moved = killed_run().rename(tmp_path / "first")
     before = contents(moved)
-    assert main(["close", str(moved)]) == 2
-    assert f"move it to <root>/<app>/runs/{moved.name}" in capsys.readouterr().err
+    assert f"move it to <root>/<app>/runs/{moved.name}" in command.error("close", moved)
     assert contents(moved) == before
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"sinks": {}}', '{"persistence": 1, "sinks": {}}'])
-def test_an_unreadable_config_is_named(killed_run, capsys, content):
+def test_an_unreadable_config_is_named(killed_run, command, content):
     run = killed_run()
     (run / "configs.json").unlink()
     if content is not None:
         (run / "configs.json").write_text(content)
-    assert main(["close", str(run)]) == 2
-    err = capsys.readouterr().err
+    err = command.error("close", run)
     assert err.startswith(f"error: {run / 'configs.json'}")
     assert "cannot be read: " in err

@@ -40,17 +40,16 @@ def old_run(tmp_path):
     return run_dir
 
 
-def test_nothing_is_converted_without_permission_for_pickles(old_run, capsys):
+def test_nothing_is_converted_without_permission_for_pickles(old_run, command):
     before = contents(old_run)
-    assert main(["convert", str(old_run)]) == 1
-    assert "--allow-pickle" in capsys.readouterr().err
+    assert "--allow-pickle" in command.error("convert", old_run, code=1)
     assert contents(old_run) == before
 
 
-def test_a_converted_run_can_be_resumed_and_its_old_files_remain(old_run, tmp_path, capsys):
+def test_a_converted_run_can_be_resumed_and_its_old_files_remain(old_run, tmp_path, command):
     before = contents(old_run)
-    assert main(["convert", "run_20250102_030405", "--root", str(tmp_path / "root"), "--allow-pickle"]) == 0
-    assert "checkpoint_step_12.pkl -> " in capsys.readouterr().out
+    out = command.output("convert", "run_20250102_030405", "--root", tmp_path / "root", "--allow-pickle")
+    assert "checkpoint_step_12.pkl -> " in out
     assert {path: content for path, content in contents(old_run).items() if path in before} == before
     store = CheckpointStore(old_run / "checkpoints")
     assert [entry.step for entry in store.entries()] == [9, 12]
@@ -71,8 +70,7 @@ def test_a_converted_run_can_be_resumed_and_its_old_files_remain(old_run, tmp_pa
     assert loaded.checkpoint_data.user_data == {"lr": 0.1}
     assert [row[0].tolist() for row in loaded.buffer_data.buffer_list] == [[0.0, 1.0], [1.0, 2.0]]
     assert (loaded.buffer_step, loaded.resumed_from) == (9, old_run.name)
-    assert main(["convert", str(old_run), "--allow-pickle", "--json"]) == 0
-    converted = validated(capsys.readouterr().out)["converted"]
+    converted = validated(command.output("convert", old_run, "--allow-pickle", "--json"))["converted"]
     assert str(old_run / "checkpoints" / "checkpoint_step_12") in {conversion["checkpoint"] for conversion in converted}
 
 
@@ -92,7 +90,7 @@ def test_a_run_with_only_its_last_state_is_converted_at_the_step_inside(old_run)
     assert (old_run / "buffers" / "buffer_step_12").is_dir()
 
 
-def test_a_file_is_converted_in_its_directory_or_elsewhere(tmp_path, capsys):
+def test_a_file_is_converted_in_its_directory_or_elsewhere(tmp_path, capfd):
     (tmp_path / "downloads").mkdir()
     for source in (CHECKPOINT, BUFFER):
         shutil.copy(source, tmp_path / "downloads")
@@ -105,35 +103,36 @@ def test_a_file_is_converted_in_its_directory_or_elsewhere(tmp_path, capsys):
     assert (out / "checkpoint_step_9").is_dir()
 
 
-def test_unconvertible_files_are_named_and_the_others_are_converted(old_run, capsys):
+def test_unconvertible_files_are_named_and_the_others_are_converted(old_run, capfd):
     (old_run / "checkpoints" / "checkpoint_step_20.pkl").write_bytes(CHECKPOINT.read_bytes()[:-9])
     (old_run / "checkpoints" / "checkpoint_step_30.pkl").write_bytes(pickle.dumps([1, 2]))
     assert main(["convert", str(old_run), "--allow-pickle"]) == 1
-    output = capsys.readouterr()
+    output = capfd.readouterr()
     assert "checkpoint_step_20.pkl: the file is truncated" in output.err
     assert "checkpoint_step_30.pkl: the file contains a list" in output.err
     assert [entry.step for entry in CheckpointStore(old_run / "checkpoints").entries()] == [9, 12]
 
 
-def test_an_old_state_never_becomes_the_newest_of_a_resumed_run(old_run, tmp_path, capsys):
+def test_an_old_state_never_becomes_the_newest_of_a_resumed_run(old_run, tmp_path, command):
     CheckpointStore(old_run / "checkpoints").save(500, encode({"a": 1}))
-    assert main(["convert", str(old_run), "--allow-pickle"]) == 1
-    assert re.search("checkpoint_step_12.pkl: checkpoint_step_500 .*--output", capsys.readouterr().err)
+    assert re.search(
+        "checkpoint_step_12.pkl: checkpoint_step_500 .*--output",
+        command.error("convert", old_run, "--allow-pickle", code=1),
+    )
     assert CheckpointStore(old_run / "checkpoints").latest().step == 500
     assert main(["convert", str(old_run), "--allow-pickle", "--output", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "checkpoint_step_9").is_dir()
 
 
-def test_an_active_run_is_not_converted(old_run, capsys):
+def test_an_active_run_is_not_converted(old_run, capfd):
     (old_run / "run.json").write_text("{}")
     with RunLock(old_run / "run.lock"):
         assert main(["convert", str(old_run), "--allow-pickle"]) == 3
-    assert str(os.getpid()) in capsys.readouterr().err
+    assert str(os.getpid()) in capfd.readouterr().err
     assert not (old_run / "checkpoints" / "checkpoint_step_9").exists()
 
 
-def test_a_directory_without_files_to_convert_is_reported(tmp_path, capsys):
+def test_a_directory_without_files_to_convert_is_reported(tmp_path, command):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert main(["convert", str(tmp_path / "run"), "--allow-pickle"]) == 2
-    assert "nothing to convert" in capsys.readouterr().err
+    assert "nothing to convert" in command.error("convert", tmp_path / "run", "--allow-pickle")
     assert main(["convert", "nobody", "--root", str(tmp_path)]) == 2

@@ -46,9 +46,8 @@ def has_exported(directory, run_dir, which):
     return weights.keys() == saved.keys() and all(torch.equal(weights[name], value) for name, value in saved.items())
 
 
-def test_the_best_policy_is_exported_with_an_example_that_runs(trained, capsys):
-    assert main(["export", "first", "--root", str(trained.parents[2])]) == 0
-    shown = capsys.readouterr().out
+def test_the_best_policy_is_exported_with_an_example_that_runs(trained, command):
+    shown = command.output("export", "first", "--root", str(trained.parents[2]))
     assert has_exported(trained / "export", trained, 2)
     assert "checkpoint_step_2 (best checkpoint, objective 1) to" in shown
     for file in ("policy.pt", "policy.pt2", "export.json"):
@@ -71,13 +70,12 @@ def test_an_exported_program_runs_without_trieye(trained, tmp_path):
 
 
 @pytest.mark.parametrize(("which", "step"), [("latest", 3), ("step:1", 1)])
-def test_the_checkpoint_option_selects_the_weights(trained, tmp_path, monkeypatch, capsys, which, step):
+def test_the_checkpoint_option_selects_the_weights(trained, tmp_path, monkeypatch, command, capfd, which, step):
     monkeypatch.setattr("trieye.training.exporting._program", lambda *_: b"seconds that another test spends")
     assert main(["export", str(trained), "--checkpoint", which, "-o", str(tmp_path / "here")]) == 0
     assert has_exported(tmp_path / "here", trained, step)
-    assert f"checkpoint_step_{step} (" in capsys.readouterr().out
-    assert main(["export", str(trained), "--checkpoint", which, "-o", str(tmp_path / "here"), "--json"]) == 0
-    document = validated(capsys.readouterr().out)
+    assert f"checkpoint_step_{step} (" in capfd.readouterr().out
+    document = validated(command.output("export", trained, "--checkpoint", which, "-o", tmp_path / "here", "--json"))
     export = export_run(trained, tmp_path / "here", checkpoint=which)
     assert (document["step"], document["is_best"]) == (export.checkpoint.step, export.is_best) == (step, False)
     assert [file["path"] for file in document["files"]] == [str(file) for file in export.files]
@@ -96,10 +94,9 @@ class WithoutEngine(Experiment[trieye.TrieyeConfig]):
         pass
 
 
-def test_a_run_without_a_policy_prints_one_line(make_config, capsys):
+def test_a_run_without_a_policy_prints_one_line(make_config, command):
     result = run_experiment(WithoutEngine, make_config(loop={"steps": 1}))
-    assert main(["export", str(result.run_dir)]) == 1
-    assert "was not saved by a TrainEngine ('policy' is missing)" in capsys.readouterr().err
+    assert "was not saved by a TrainEngine ('policy' is missing)" in command.error("export", result.run_dir, code=1)
     assert not (result.run_dir / "export").exists()
 
 
@@ -115,16 +112,15 @@ def test_a_run_without_a_policy_prints_one_line(make_config, capsys):
         (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
     ],
 )
-def test_a_missing_run_or_checkpoint_prints_one_line(trained, capsys, arguments, sentence):
+def test_a_missing_run_or_checkpoint_prints_one_line(trained, capfd, arguments, sentence):
     assert main(["export", *arguments, "--root", str(trained.parents[2])]) in {1, 2}
-    stderr = capsys.readouterr().err
+    stderr = capfd.readouterr().err
     assert sentence in stderr
     assert stderr.count("\n") == 1
 
 
-def test_a_file_of_the_user_is_not_overwritten(trained, tmp_path, capsys):
+def test_a_file_of_the_user_is_not_overwritten(trained, tmp_path, command):
     (tmp_path / "policy.pt").write_text("mine")
-    assert main(["export", str(trained), "-o", str(tmp_path)]) == 2
-    assert "policy.pt exists, and no export wrote it" in capsys.readouterr().err
+    assert "policy.pt exists, and no export wrote it" in command.error("export", trained, "-o", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
     assert (tmp_path / "policy.pt").read_text() == "mine"

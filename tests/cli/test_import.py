@@ -106,13 +106,13 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_foreign_runs_are_imported_with_all_their_points(kind, capsys, monkeypatch):
+def test_foreign_runs_are_imported_with_all_their_points(kind, capfd, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     path, app = MAKERS[kind]()
     before = load(path).runs if kind in {"tensorboard", "mlflow"} else None
     arguments = ["import", "mlflow" if kind == "file store" else kind, path, "--root", "here"]
     assert main(arguments) == 0
-    output = capsys.readouterr().out
+    output = capfd.readouterr().out
     assert "[2/2]" in output
     assert (", 1 NaN or infinite values skipped" in output) == (kind in {"tensorboard", "file store"})
     results = load(f"here/{app}")
@@ -134,15 +134,13 @@ def test_foreign_runs_are_imported_with_all_their_points(kind, capsys, monkeypat
         assert store.execute("SELECT count(*) FROM metrics WHERE key = 'charts/return'").fetchone() == (6,)
 
 
-def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(capsys):
+def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(command):
     path, _ = write_tensorboard()
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
     (first, second) = sorted((Path(".trieye_data/old/runs")).iterdir())
     before = read_history(first).num_rows
-    assert main(["import", "tensorboard", path, "--app", "old"]) == 0
-    assert capsys.readouterr().out.count("already imported") == 2
-    assert main(["import", "tensorboard", path, "--app", "old", "--json"]) == 0
-    document = validated(capsys.readouterr().out)
+    assert command.output("import", "tensorboard", path, "--app", "old").count("already imported") == 2
+    document = validated(command.output("import", "tensorboard", path, "--app", "old", "--json"))
     imported, problems = import_runs("tensorboard", Path(path), app="old")
     assert [run["run_dir"] for run in document["runs"]] == [str(run.directory) for run in imported]
     assert (document["problems"], problems, {run.is_new for run in imported}) == ([], [], {False})
@@ -217,7 +215,7 @@ def curve(metric, run=".trieye_data/p/runs/one"):
     return [(step, value) for name, step, value in rows if name == metric]
 
 
-def test_the_wandb_import_respects_step_metrics(capsys):
+def test_the_wandb_import_respects_step_metrics(capfd):
     rows = [{"env_step": 1000 * n, "train/return": n, "epoch": n / 4, "loss": n, "other": n} for n in range(8)]
     wandb_file(*wandb_records(rows, [("env_step", ""), ("train/*", "env_step"), ("loss", "epoch")]))
     assert main(["import", "wandb-offline", "wandb"]) == 0
@@ -225,36 +223,36 @@ def test_the_wandb_import_respects_step_metrics(capsys):
     assert curve("loss") == [(n, float(n)) for n in range(8)]
     assert curve("epoch") == [(n, n / 4) for n in range(8)]
     assert curve("other") == [(n, float(n)) for n in range(8)]
-    assert "fractional values: epoch" in capsys.readouterr().err
+    assert "fractional values: epoch" in capfd.readouterr().err
 
 
-def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capsys):
+def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capfd):
     path, positions = wandb_file(*wandb_records([{"a": n} for n in range(4)]))
     content = bytearray(path.read_bytes())
     content[content.index(b"2", positions[3])] = ord("7")  # the value of a row
     path.write_bytes(content)
     assert main(["import", "wandb-offline", "wandb"]) == 0
     assert curve("a") == [(0, 0.0), (1, 1.0)]
-    output = capsys.readouterr().err
+    output = capfd.readouterr().err
     assert f"{path}: read up to the first damaged record: the record at byte {positions[3]} has checksum" in output
 
 
 @pytest.mark.parametrize("json_text", ["{", "1" * 400], ids=["not JSON", "a huge number"])
-def test_an_unreadable_value_of_a_wandb_file_is_reported_in_one_line(json_text, capsys):
+def test_an_unreadable_value_of_a_wandb_file_is_reported_in_one_line(json_text, capfd):
     first, *_, last = wandb_records([{"a": 1}, {"a": 2}])
     last.history.item[0].value_json = json_text
     path, _ = wandb_file(first, last)
     assert main(["import", "wandb-offline", "wandb"]) == 0
-    notes = [line for line in capsys.readouterr().err.splitlines() if str(path) in line]
+    notes = [line for line in capfd.readouterr().err.splitlines() if str(path) in line]
     assert len(notes) <= 1
     assert "Traceback" not in "".join(notes)
 
 
-def test_a_file_that_is_not_from_wandb_is_named(capsys):
+def test_a_file_that_is_not_from_wandb_is_named(capfd):
     path, _ = wandb_file()
     path.write_bytes(b"not wandb at all, but long enough for a header")
     assert main(["import", "wandb-offline", "wandb"]) != 0
-    assert f"{path}: skipped: it has no intact run record" in capsys.readouterr().err
+    assert f"{path}: skipped: it has no intact run record" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -265,26 +263,25 @@ def test_a_file_that_is_not_from_wandb_is_named(capsys):
         ("name: 'open", "found unexpected end of stream"),
     ],
 )
-def test_a_damaged_mlflow_meta_file_is_named_and_other_runs_are_imported(line, reason, capsys):
+def test_a_damaged_mlflow_meta_file_is_named_and_other_runs_are_imported(line, reason, command):
     write_mlflow_files()
     path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
     path.write_text(f"run_id: x\nrun_name: edited\nstatus: 3\n{line}\n")
-    assert main(["import", "mlflow", "."]) == 1
-    notes = [line for line in capsys.readouterr().err.splitlines() if str(path) in line]
+    notes = [line for line in command.error("import", "mlflow", ".", code=1).splitlines() if str(path) in line]
     assert len(notes) == 1
     assert reason in notes[0]
     assert [path.name for path in Path(".trieye_data/tried/runs").iterdir()] == ["dqn_2"]
 
 
-def test_an_unknown_mlflow_status_is_named(capsys):
+def test_an_unknown_mlflow_status_is_named(capfd):
     write_mlflow_files()
     path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
     path.write_text("run_id: x\nrun_name: edited\nstatus: [3]\n")
     assert main(["import", "mlflow", "."]) == 0
-    assert f"{path}: status=[3] is unknown (choose from: 1=RUNNING" in capsys.readouterr().err
+    assert f"{path}: status=[3] is unknown (choose from: 1=RUNNING" in capfd.readouterr().err
 
 
-def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
+def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, command):
     write_mlflow_files()
     run, outside = tmp_path / "mlruns/7" / f"{1:032x}", tmp_path / "outside"
     (outside / "metrics").mkdir(parents=True)
@@ -297,8 +294,7 @@ def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
     (run / "metrics/secret").symlink_to(outside / "metrics/secret")
     (tmp_path / "mlruns/7/linked").symlink_to(outside)
     (tmp_path / "mlruns/8").symlink_to(outside)
-    assert main(["import", "mlflow", "."]) == 1
-    output = capsys.readouterr().err
+    output = command.error("import", "mlflow", ".", code=1)
     for link in ("params/key", "tags", "metrics/more", "metrics/secret"):
         assert f"{Path('mlruns/7') / run.name / link}: skipped: it is a link out of the store" in output
     runs = load(".trieye_data/tried").runs
@@ -309,7 +305,7 @@ def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
     )
 
 
-def test_media_omitted_from_a_tensorboard_import_are_named(capsys):
+def test_media_omitted_from_a_tensorboard_import_are_named(capfd):
     write_tensorboard()
     writer = SummaryWriter("runs/CartPole__dqn__1")
     writer.add_histogram("weights", np.arange(4.0), 0)
@@ -317,16 +313,16 @@ def test_media_omitted_from_a_tensorboard_import_are_named(capsys):
     writer.add_text("note", "hello", 0)
     writer.close()
     assert main(["import", "tensorboard", "runs"]) == 0
-    (note,) = [line for line in capsys.readouterr().err.splitlines() if "only scalars" in line]
+    (note,) = [line for line in capfd.readouterr().err.splitlines() if "only scalars" in line]
     assert all(name in note for name in ("CartPole__dqn__1", "histograms: weights", "images: frame", "texts: note"))
 
 
-def test_a_damaged_event_file_is_named_by_the_import(capsys):
+def test_a_damaged_event_file_is_named_by_the_import(capfd):
     write_tensorboard()
     (path,) = Path("runs/CartPole__dqn__1").iterdir()
     path.write_bytes(path.read_bytes()[:-30])
     assert main(["import", "tensorboard", "runs"]) == 0
-    assert str(path) in capsys.readouterr().err
+    assert str(path) in capfd.readouterr().err
 
 
 def test_a_grown_run_is_imported_again_without_duplicate_points():
@@ -343,16 +339,16 @@ def test_a_grown_run_is_imported_again_without_duplicate_points():
 
 
 @pytest.mark.parametrize("arguments", [["tensorboard", "nowhere"], ["mlflow", "."], ["wandb-offline", "."]], ids=str)
-def test_a_directory_without_runs_is_named(arguments, capsys):
+def test_a_directory_without_runs_is_named(arguments, capfd):
     assert main(["import", *arguments]) != 0
-    output = capsys.readouterr().err
+    output = capfd.readouterr().err
     assert "nowhere does not exist" in output or re.search(r"contains no wandb run|no runs found", output)
 
 
-def test_runs_of_trieye_are_not_imported(make_config, capsys):
+def test_runs_of_trieye_are_not_imported(make_config, capfd):
     import trieye
 
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
         run.log("a", 1.0)
     assert main(["import", "tensorboard", str(run.dir)]) != 0
-    assert "contains only trieye runs" in capsys.readouterr().err
+    assert "contains only trieye runs" in capfd.readouterr().err

@@ -166,10 +166,9 @@ def test_a_status_with_missing_jobs_exits_with_1_and_has_a_document(document):
     assert document("sweep", "status", "sweep", code=1)["counts"] == {"missing": 2}
 
 
-def test_json_output_deletes_runs_only_when_confirmed(document, project, capfd):
+def test_json_output_deletes_runs_only_when_confirmed(document, project, command):
     shutil.copytree(project / ".trieye_data/agents/runs/first", project / ".trieye_data/agents/runs/copy")
-    assert main(["rm", "copy", "--json"]) == 2
-    assert "--yes" in capfd.readouterr().err
+    assert "--yes" in command.error("rm", "copy", "--json")
     (removed,) = document("rm", "copy", "--yes")["runs"]
     assert removed["name"] == "agents/copy"
     assert not Path(removed["run_dir"]).exists()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import trieye
-from trieye.cli import COMMANDS, main
+from trieye.cli import COMMANDS
 from trieye.renames import COMMANDS as RENAMED
 from trieye.renames import OPTIONS
 
@@ -39,47 +39,30 @@ def test_help_imports_no_slow_packages(commands, heavy):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_describes_it_and_shows_examples(name, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
-    assert stop.value.code == 0
-    usage, description, *_, examples = capsys.readouterr().out.split("\n\n")
+def test_the_help_of_a_command_describes_it_and_shows_examples(name, command):
+    usage, description, *_, examples = command.output(name, "--help").split("\n\n")
     assert usage.startswith(f"usage: trieye {name} [-h] ")
     assert description.endswith(".")
     assert re.search(rf"Examples:\n  trieye {name}( |$)", examples, re.MULTILINE)
 
 
-def test_version_and_the_bare_command_print_to_stdout(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == "trieye 0.2.0\n"
-    assert main([]) == 0
-    shown = capsys.readouterr().out
+def test_version_and_the_bare_command_print_to_stdout(command):
+    assert command.output("--version") == "trieye 0.2.0\n"
+    shown = command.output()
     assert all(f"\n    {name}" in shown for name in COMMANDS)
 
 
-def test_an_unknown_command_exits_with_2(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["nwe"])
-    assert stop.value.code == 2
-    stderr = capsys.readouterr().err
-    assert all(part in stderr for part in ("'nwe'", "did you mean 'new'?", "choose from: new, runs, "))
-
-
-def test_an_unknown_action_exits_with_2_and_names_the_closest_one(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["sweep", "stats"])
-    assert stop.value.code == 2
-    assert re.search(r"invalid choice: 'stats' \(choose from .*\); did you mean 'status'\?", capsys.readouterr().err)
-
-
 @pytest.mark.parametrize(
-    "arguments", [["runs", "--statsu", "lost"], ["sweep", "plan", "a=1,2", "--sedes=3"]], ids=" ".join
+    ("words", "message"),
+    [
+        ("nwe", r"'nwe'; did you mean 'new'\? \(choose from: new, runs, "),
+        ("sweep stats", r"invalid choice: 'stats' \(choose from .*\); did you mean 'status'\?"),
+        ("runs --statsu lost", r"unrecognized arguments: --statsu.*; did you mean '--status'\?"),
+        ("sweep plan a=1,2 --sedes=3", r"unrecognized arguments: --sedes.*; did you mean '--seeds'\?"),
+    ],
 )
-def test_an_unknown_option_exits_with_2_and_names_the_closest_one(arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert re.search(r"unrecognized arguments: --s\w+.*; did you mean '--(status|seeds)'\?", capsys.readouterr().err)
+def test_an_unknown_command_action_or_option_exits_with_2_and_names_the_closest_one(words, message, command):
+    assert re.search(message, command.error(*words.split()))
 
 
 @pytest.mark.parametrize("arguments", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])
@@ -96,21 +79,16 @@ def test_a_closed_pipe_causes_no_traceback(make_config, arguments):
 
 
 @pytest.mark.parametrize("rename", [*RENAMED.values(), *OPTIONS.values()], ids=lambda rename: rename.old)
-def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(rename, capsys):
+def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(rename, command):
     def arguments_of(text):
         program, *arguments = text.split()
         assert program == "trieye"
         return [*arguments[:1], "table", *arguments[1:]] if arguments[0] == "results" else arguments
 
-    with pytest.raises(SystemExit) as stop:
-        main(arguments_of(rename.old))
-    assert stop.value.code == 2
+    err = command.error(*arguments_of(rename.old))
     old, now = (name.replace("trieye results", "trieye results table") for name in (rename.old, rename.new))
-    assert capsys.readouterr().err.endswith(f"error: {old} was renamed to {now}\n")
+    assert err.endswith(f"error: {old} was renamed to {now}\n")
     new = arguments_of(rename.new)
-    with pytest.raises(SystemExit) as stop:
-        main([*(word for word in new if word[0] != "-" and word != "min"), "--help"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr().out
+    shown = command.output(*(word for word in new if word[0] != "-" and word != "min"), "--help")
     assert all(word in shown for word in new if word[0] == "-")
     assert rename.old.split()[-1] + " " not in shown

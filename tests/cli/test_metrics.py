@@ -8,7 +8,6 @@ import pytest
 import trieye
 from tests.forked import lines_until_killed
 from tests.waiting import wait_until
-from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.hub.status import read_status
 from trieye.runs import points
@@ -21,11 +20,6 @@ def logged(run):
     run.flush()
     wait_until(lambda: read_status(run.dir).get("processed", 0) == 90)
     return run
-
-
-def printed(capsys, *arguments):
-    assert main(["metrics", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
 
 
 def test_points_match_what_was_logged(logged):
@@ -46,37 +40,36 @@ def test_superseded_points_are_left_out(make_config):
     assert points(run.dir, ["loss"])["loss"].values.tolist() == [100.0, 101.0, 102.0]
 
 
-def test_csv_has_every_point_and_full_precision(logged, capsys):
+def test_csv_has_every_point_and_full_precision(logged, command):
     logged.close()
-    rows = list(csv.DictReader(printed(capsys, logged.dir, "--csv").splitlines()))
+    rows = list(csv.DictReader(command.output("metrics", logged.dir, "--csv").splitlines()))
     assert {row["metric"] for row in rows} >= {"loss/td", "loss/kl", "eval/return"}
     values = [float(row["value"]) for row in rows if row["metric"] == "loss/td"]
     assert values == [1 / (step + 1) for step in range(30)]
 
 
-def test_the_table_shows_the_last_points_and_counts_the_others(logged, capsys):
+def test_the_table_shows_the_last_points_and_counts_the_others(logged, command):
     logged.close()
-    text = printed(capsys, logged.dir, "-m", "eval/return")
+    text = command.output("metrics", logged.dir, "-m", "eval/return")
     lines = text.splitlines()
     assert lines[0] == "eval/return"
     assert lines[2].split()[:2] == ["10", "10"]
     assert "10 earlier points" in lines[-1]
-    assert printed(capsys, logged.dir).splitlines()[0] == f"{logged.dir.parents[1].name}/{logged.dir.name}"
+    assert command.output("metrics", logged.dir).splitlines()[0] == f"{logged.dir.parents[1].name}/{logged.dir.name}"
 
 
-def test_an_unknown_metric_is_an_error_with_the_closest_name(logged, capsys):
+def test_an_unknown_metric_is_an_error_with_the_closest_name(logged, command):
     logged.close()
     with pytest.raises(ConfigurationError, match=r"no metric 'loss/tt'; did you mean 'loss/td'"):
         points(logged.dir, ["loss/tt"])
-    assert main(["metrics", str(logged.dir), "-m", "accuracy"]) != 0
-    assert "no metric 'accuracy'" in capsys.readouterr().err
+    assert "no metric 'accuracy'" in command.error("metrics", logged.dir, "-m", "accuracy")
 
 
 def test_a_running_run_is_readable(logged):
     assert set(points(logged.dir, ["loss/*", "eval/return"])) == {"loss/td", "loss/kl", "eval/return"}
 
 
-def test_a_killed_run_says_how_to_store_its_newest_points(make_config, capsys):
+def test_a_killed_run_says_how_to_store_its_newest_points(make_config, command):
     config = make_config()
 
     def log(report):
@@ -87,9 +80,10 @@ def test_a_killed_run_says_how_to_store_its_newest_points(make_config, capsys):
             signal.pause()
 
     (run_dir,) = lines_until_killed(log, 1)
-    assert main(["metrics", run_dir, "-m", "*", "--csv"]) == 0
-    assert f"trieye close {config.app_name}/{config.run_name}` stores its newest points" in capsys.readouterr().err
-    assert main(["close", run_dir]) == 0
-    capsys.readouterr()
-    assert ["loss", "1", "1.0"] in [line.split(",")[:3] for line in printed(capsys, run_dir, "--csv").splitlines()]
-    assert not capsys.readouterr().err
+    code, _, err = command("metrics", run_dir, "-m", "*", "--csv")
+    assert code == 0
+    assert f"trieye close {config.app_name}/{config.run_name}` stores its newest points" in err
+    command.output("close", run_dir)
+    code, out, err = command("metrics", run_dir, "--csv")
+    assert (code, err) == (0, "")
+    assert ["loss", "1", "1.0"] in [line.split(",")[:3] for line in out.splitlines()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trieye.cli import main
+from tests.cli.conftest import Command
 from trieye.cli.new import TEMPLATE, answers_of, complaint_about, questions
 from trieye.version import VERSION
 
@@ -17,22 +17,47 @@ def _in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def rejection(capsys, *arguments):
-    before = sorted(Path().rglob("*"))
-    assert main(["new", "--no-input", *arguments]) == 2
-    assert sorted(Path().rglob("*")) == before
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "Traceback" not in captured.err
-    return captured.err
+@pytest.fixture
+def new(capfd):
+    return Command(capfd, "new", "--no-input")
 
 
-def test_new_creates_a_project_and_prints_the_first_command(capsys):
-    assert main(["new", "Swing Up", "--no-input", "--env-id", "Acrobot-v1"]) == 0
-    project = tomllib.loads(Path("swing_up/pyproject.toml").read_text())["project"]
-    assert project["name"] == "swing_up"
-    assert "env: acrobot " in Path("swing_up/conf/train.yaml").read_text()
-    assert "python -m swing_up.train" in capsys.readouterr().out
+@pytest.fixture
+def rejection(new):
+    """Return a function that passes invalid answers, checks that nothing is written, and returns the message."""
+
+    def reject(*arguments):
+        before = sorted(Path().rglob("*"))
+        code, out, err = new(*arguments)
+        assert (code, out) == (2, "")
+        assert sorted(Path().rglob("*")) == before
+        assert "Traceback" not in err
+        return err
+
+    return reject
+
+
+def test_new_creates_a_project_and_prints_the_first_command_and_the_line_to_change_after_a_release(
+    new, tmp_path, monkeypatch
+):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.cookiecutterrc").write_text("default_context: {ci: none, author: Jane Doe}\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    output = new.output("Swing Up", "--env-id", "Acrobot-v1", "-o", "a/b")
+    project = Path("a/b/swing_up")
+    metadata = (project / "pyproject.toml").read_text()
+    assert tomllib.loads(metadata)["project"]["name"] == "swing_up"
+    assert "env: acrobot " in (project / "conf/train.yaml").read_text()
+    assert (project / "swing_up/dqn.py").exists()
+    assert "cd " in output
+    assert "python -m swing_up.train" in output
+    line = f'"trieye @ {{root:uri}}/wheels/trieye-{VERSION}-py3-none-any.whl"'
+    assert line in metadata
+    assert output.endswith(f"{line}\n")
+    # the settings of the user for cookiecutter are neither used nor changed
+    assert [path.name for path in (tmp_path / "home").iterdir()] == [".cookiecutterrc"]
+    assert (project / ".github/workflows/ci.yml").exists()
+    assert "Jane Doe" not in metadata
 
 
 @pytest.mark.parametrize(
@@ -43,71 +68,51 @@ def test_the_default_package_name_is_valid_for_any_project_name(name, slug):
     assert answers_of({"project_name": name})["slug"] == slug
 
 
-def test_the_closing_lines_name_the_line_to_change_after_a_release(capsys):
-    assert main(["new", "my_agent", "--no-input"]) == 0
-    line = f'"trieye @ {{root:uri}}/wheels/trieye-{VERSION}-py3-none-any.whl"'
-    assert line in Path("my_agent/pyproject.toml").read_text()
-    assert capsys.readouterr().out.endswith(f"{line}\n")
-
-
-def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(capsys):
-    assert main(["new", "my_agent", "--no-input", "--algorithm", "sb3"]) == 0
-    output = capsys.readouterr().out
+def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(new):
+    output = new.output("my_agent", "--algorithm", "sb3")
     assert "  python -m my_agent.sb3\n" in output
     assert '"trieye[sb3] @ {root:uri}/wheels/' in output
 
 
-def test_a_git_repository_is_created_on_request(capfd, monkeypatch):
+@pytest.fixture
+def _git_author(monkeypatch):
     for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
         monkeypatch.setenv(name, "ann@example.org")
-    assert main(["new", "my_agent", "--no-input", "--git", "yes"]) == 0
+
+
+@pytest.mark.usefixtures("_git_author")
+def test_a_git_repository_is_created_on_request(new, monkeypatch):
+    new.output("my_agent", "--git", "yes")
     git = ["git", "-C", "my_agent"]
     assert subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout == b""
     listed = subprocess.run([*git, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
     assert {".gitignore", "my_agent/dqn.py", "my_agent/train.py"} <= set(listed)
     monkeypatch.setenv("PATH", "")
-    assert main(["new", "other", "--no-input", "--git", "yes"]) == 0
-    assert "project created, but `git init --quiet` failed" in capfd.readouterr().err
+    code, _, err = new("other", "--git", "yes")
+    assert (code, "project created, but `git init --quiet` failed" in err) == (0, True), err
     assert Path("other/pyproject.toml").exists()
 
 
-def test_files_of_the_user_are_neither_deleted_nor_committed(capfd, monkeypatch):
-    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
-        monkeypatch.setenv(name, "ann@example.org")
+@pytest.mark.usefixtures("_git_author")
+def test_files_of_the_user_are_neither_deleted_nor_committed(new):
     theirs = {".github/CODEOWNERS", ".github/workflows/ci.yml", ".github/workflows/deploy.yml", "secret.env"}
     for path in (Path("my_agent", name) for name in theirs):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
-    new = ["new", "my_agent", "--no-input", "--overwrite", "--ci", "none", "--git", "yes"]
+    words = ["my_agent", "--overwrite", "--ci", "none", "--git", "yes"]
     git = ["git", "-C", "my_agent"]
-    assert main(new) == 0
+    new.output(*words)
     assert {Path("my_agent", name).read_text() for name in theirs} == {"mine"}
     committed = subprocess.run([*git, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
     assert {".gitignore", "conf/train.yaml", "my_agent/dqn.py", "pyproject.toml"} <= set(committed)
     assert not theirs & set(committed)
     assert any(name.startswith("wheels/") for name in committed)
     subprocess.run([*git, "add", "secret.env"], check=True)
-    assert main([*new, "--description", "another"]) == 0  # now it is a repository
-    assert f"not committed: it is in the git repository {Path('my_agent').resolve()}" in capfd.readouterr().err
+    code, _, err = new(*words, "--description", "another")  # now it is a repository
+    assert code == 0, err
+    assert f"not committed: it is in the git repository {Path('my_agent').resolve()}" in err
     log = subprocess.run([*git, "log", "--oneline"], capture_output=True, text=True, check=True).stdout
     assert len(log.splitlines()) == 1
-
-
-def test_new_creates_the_output_folder(capsys):
-    assert main(["new", "my_agent", "--no-input", "-o", "a/b"]) == 0
-    assert Path("a/b/my_agent/my_agent/dqn.py").exists()
-    assert "cd " in capsys.readouterr().out
-
-
-def test_new_ignores_and_preserves_the_home_directory(tmp_path, monkeypatch):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".cookiecutterrc").write_text("default_context: {ci: none, author: Jane Doe}\n")
-    monkeypatch.setenv("HOME", str(home))
-    assert main(["new", "my_agent", "--no-input"]) == 0
-    assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
-    assert Path("my_agent/.github/workflows/ci.yml").exists()
-    assert "Jane Doe" not in Path("my_agent/pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -136,24 +141,24 @@ def test_new_ignores_and_preserves_the_home_directory(tmp_path, monkeypatch):
         (["x", "--description", "y" * 301], "has 301 characters; at most 300"),
     ],
 )
-def test_an_invalid_answer_is_named_and_nothing_is_written(capsys, arguments, message):
-    assert message in rejection(capsys, *arguments)
+def test_an_invalid_answer_is_named_and_nothing_is_written(rejection, arguments, message):
+    assert message in rejection(*arguments)
 
 
-def test_an_existing_folder_is_kept_unless_overwrite_is_passed(capsys):
+def test_an_existing_folder_is_kept_unless_overwrite_is_passed(new, rejection):
     Path("my_agent").mkdir()
     Path("my_agent/notes.txt").write_text("mine")
-    assert "folder 'my_agent' already exists" in rejection(capsys, "my_agent")
-    assert main(["new", "my_agent", "--no-input", "--overwrite"]) == 0
+    assert "folder 'my_agent' already exists" in rejection("my_agent")
+    new.output("my_agent", "--overwrite")
     assert Path("my_agent/notes.txt").read_text() == "mine"
     assert Path("my_agent/pyproject.toml").exists()
 
 
-def test_a_file_at_the_target_path_is_named(capsys):
+def test_a_file_at_the_target_path_is_named(rejection):
     Path("my_agent").write_text("mine")
-    assert "file 'my_agent' already exists" in rejection(capsys, "my_agent", "--overwrite")
-    assert "is a file; choose another -o DIR" in rejection(capsys, "other", "-o", "my_agent/below")
-    assert "cannot write the project to '/proc/nowhere'" in rejection(capsys, "other", "-o", "/proc/nowhere")
+    assert "file 'my_agent' already exists" in rejection("my_agent", "--overwrite")
+    assert "is a file; choose another -o DIR" in rejection("other", "-o", "my_agent/below")
+    assert "cannot write the project to '/proc/nowhere'" in rejection("other", "-o", "/proc/nowhere")
 
 
 def run_in_terminal(typed, *arguments):
@@ -203,10 +208,8 @@ def test_a_question_is_repeated_until_the_answer_is_valid():
     assert not Path("robot/.github").exists()
 
 
-def test_help_has_an_option_for_each_question(capsys):
-    with pytest.raises(SystemExit):
-        main(["new", "--help"])
-    shown = capsys.readouterr().out
+def test_help_has_an_option_for_each_question(command):
+    shown = command.output("new", "--help")
     for question in questions()[1:]:
         assert f"--{question.name.replace('_', '-')}" in shown
         assert all(choice in shown for choice in question.choices)

@@ -5,9 +5,9 @@ import time
 import pytest
 
 import trieye
+from tests.cli.conftest import Command
 from tests.curves import mlflow_runs
 from tests.damage import contents
-from trieye.cli import main
 from trieye.exceptions import TrieyeError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
@@ -21,27 +21,28 @@ def make_run(make_config):
         with trieye.Run(make_config(app_name="agents", run_name=name, **settings)) as run:
             run.log("loss", loss)
             run.save(weights=[loss])
-        record = RunRecord.read(run.dir / "run.json")
-        record.ended = time.time() - age_s
-        record.save(run.dir / "run.json")
+        update_record(run.dir, ended=time.time() - age_s)
         return run.dir
 
     return make
 
 
+class RootCommand(Command):
+    """Commands below the root of the runs; both streams are one text."""
+
+    def __call__(self, *arguments):
+        code, out, err = super().__call__(*arguments)
+        return code, out + err, out + err
+
+
 @pytest.fixture
-def trieye_command(tmp_path, capsys):
-    """Return a function that runs a command below the root of the runs, and returns its exit code and output."""
+def trieye_command(tmp_path, capfd):
+    return RootCommand(capfd, options=("--root", tmp_path / "root"))
 
-    def command(*arguments):
-        try:
-            code = main([*arguments, "--root", str(tmp_path / "root")])
-        except SystemExit as exit_:  # of argparse
-            code = exit_.code
-        output = capsys.readouterr()
-        return code, output.out + output.err
 
-    return command
+def update_record(run_dir, **values):
+    record = RunRecord.read(run_dir / "run.json")
+    record.model_copy(update=values).save(run_dir / "run.json")
 
 
 def remaining_runs(tmp_path):
@@ -52,8 +53,7 @@ def test_a_run_is_deleted_with_its_mlflow_run_and_mirror_and_no_other(make_run, 
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     first, second = make_run("first", **everywhere), make_run("second", **everywhere)
     before = contents(second)
-    code, output = trieye_command("rm", "first", "--yes")
-    assert code == 0, output
+    output = trieye_command.output("rm", "first", "--yes")
     assert remaining_runs(tmp_path) == {"second"}
     assert not first.exists()
     assert contents(second) == before
@@ -66,8 +66,7 @@ def test_a_run_whose_mlflow_run_is_in_the_trash_can_be_deleted(make_run, tmp_pat
     run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
     client, (run,) = mlflow_runs(run_dir)
     client.delete_run(run.info.run_id)
-    code, output = trieye_command("rm", "first", "--yes")
-    assert code == 0, output
+    trieye_command.output("rm", "first", "--yes")
     assert remaining_runs(tmp_path) == set()
 
 
@@ -75,8 +74,7 @@ def test_nothing_is_deleted_without_confirmation(make_run, trieye_command, monke
     run_dir = make_run("first")
     before = contents(run_dir)
     assert trieye_command("rm", "first", "--dry-run")[0] == 0
-    code, output = trieye_command("rm", "first")  # tests have no terminal for a confirmation
-    assert (code, "--yes" in output) == (2, True)
+    assert "--yes" in trieye_command.error("rm", "first")  # tests have no terminal for a confirmation
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _question: "n")
     assert trieye_command("rm", "first")[0] == 1
@@ -86,8 +84,7 @@ def test_nothing_is_deleted_without_confirmation(make_run, trieye_command, monke
 def test_names_of_runs_to_delete_are_never_truncated(make_run, trieye_command):
     make_run("2026112_first", sinks={"mlflow": {"enabled": True}})
     make_run("2026112_second_that_has_quite_a_long_name")
-    code, output = trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
-    assert code == 0, output
+    output = trieye_command.output("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
     beginnings = "".join(line.split(" ")[0] for line in output.splitlines())  # also of names folded to two lines
     assert "agents/2026112_first" in beginnings
     assert "agents/2026112_second_that_has_quite_a_long_name" in beginnings
@@ -96,8 +93,7 @@ def test_names_of_runs_to_delete_are_never_truncated(make_run, trieye_command):
 def test_an_active_run_is_never_deleted(make_run, trieye_command, tmp_path):
     idle, alive = make_run("idle"), make_run("alive", age_s=1e6)
     with RunLock(alive / "run.lock"):
-        code, output = trieye_command("rm", "idle", "alive", "--yes")
-        assert (code, "alive" in output) == (3, True)
+        assert "alive" in trieye_command.error("rm", "idle", "alive", "--yes", code=3)
         assert idle.exists()  # all selected runs, or none
         assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
     assert remaining_runs(tmp_path) == {"idle", "alive"}
@@ -108,8 +104,7 @@ def test_a_copy_of_an_active_run_is_deleted_and_the_moved_run_itself_is_not(make
     with RunLock(active / "run.lock"):
         shutil.copytree(active, active.with_name("copy"))
         active.rename(active.with_name("moved"))
-        code, output = trieye_command("rm", "moved", "--yes")
-        assert (code, "still running" in output) == (3, True)
+        assert "still running" in trieye_command.error("rm", "moved", "--yes", code=3)
         assert trieye_command("rm", "copy", "--yes")[0] == 0
         assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
         assert remaining_runs(tmp_path) == {"moved"}
@@ -122,8 +117,7 @@ def test_a_run_is_kept_if_its_mirror_cannot_be_deleted(make_run, tmp_path, triey
     (tmp_path / "mirror" / "agents").mkdir(parents=True)
     (tmp_path / "mirror" / "agents" / "first").write_text("no directory")
     before = contents(run_dir)
-    code, output = trieye_command("rm", "first", "--yes")
-    assert (code, f"file://{tmp_path}/mirror" in output) == (1, True), output
+    assert f"file://{tmp_path}/mirror" in trieye_command.error("rm", "first", "--yes", code=1)
     assert contents(run_dir) == before
 
 
@@ -150,8 +144,7 @@ def test_prune_lists_the_objective_of_each_run_and_why_it_keeps_others(make_run,
         run_dir = make_run(name, loss, age_s=days * 86_400 + 60)
     arguments = ("--older-than", "1d", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--dry-run")
     with RunLock(run_dir / "run.lock"):
-        code, output = trieye_command("prune", "agents", *arguments)
-    assert code == 0, output
+        output = trieye_command.output("prune", "agents", *arguments)
     (line,) = (line.split() for line in output.splitlines() if line.startswith("agents/third"))
     assert line[2] == "3.25"
     for kept in (
@@ -176,7 +169,7 @@ def test_prune_lists_the_objective_of_each_run_and_why_it_keeps_others(make_run,
 )
 def test_an_invalid_argument_lists_the_valid_ones_and_deletes_nothing(arguments, message, make_run, trieye_command):
     run_dir = make_run("first", age_s=1e6)
-    code, output = trieye_command(*arguments)
+    code, output, _ = trieye_command(*arguments)
     assert code in {1, 2}
     assert message in output
     assert run_dir.exists()
@@ -191,14 +184,14 @@ def test_deleting_a_copy_spares_the_mlflow_run_and_mirror_of_the_original(make_r
     no_layout = shutil.copytree(original, tmp_path / "backup")
     before = contents(original), contents(tmp_path / "mirror")
     for copy in (sibling, same_name, no_layout):
-        code, output = trieye_command("rm", str(copy), "--yes")
+        code, output, _ = trieye_command("rm", str(copy), "--yes")
         assert (code, copy.exists()) == (0, False), output
         assert (contents(original), contents(tmp_path / "mirror")) == before
         assert [run.info.run_name for run in mlflow_runs(original)[1]] == ["first"]
         if copy == sibling:
             assert "agents/first_backup" in output
     assert [run.info.run_name for run in mlflow_runs(same_name)[1]] == ["first"]
-    code, output = trieye_command("rm", "first", "--yes")
+    code, output, _ = trieye_command("rm", "first", "--yes")
     assert (code, mlflow_runs(original)[1], contents(tmp_path / "mirror")) == (0, [], {}), output
 
 
@@ -208,10 +201,10 @@ def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirror(make_run, tmp_p
     renamed = original.rename(original.with_name("renamed"))
     copy = shutil.copytree(renamed, original.with_name("copy"))
     before = contents(tmp_path / "mirror")
-    code, output = trieye_command("rm", "copy", "--yes")
+    code, output, _ = trieye_command("rm", "copy", "--yes")
     assert (code, copy.exists(), contents(tmp_path / "mirror")) == (0, False, before), output
     assert len(mlflow_runs(original)[1]) == 1
-    code, output = trieye_command("rm", "renamed", "--yes")
+    code, output, _ = trieye_command("rm", "renamed", "--yes")
     assert (code, renamed.exists(), contents(tmp_path / "mirror")) == (0, False, {}), output
     assert mlflow_runs(original)[1] == []
 
@@ -224,7 +217,7 @@ def test_the_mirrors_of_all_names_of_a_run_are_deleted_but_none_of_another_run(m
     shutil.rmtree(tmp_path / "mirror" / "agents" / "second")
     make_run("second", **mirrored)  # the name is free for another run
     untouched = contents(tmp_path / "mirror" / "agents" / "second")
-    code, output = trieye_command("rm", "third", "--yes")
+    code, output, _ = trieye_command("rm", "third", "--yes")
     assert (code, run_dir.exists(), f"{tmp_path}/mirror/agents/second is not deleted" in output) == (0, False, True)
     assert contents(tmp_path / "mirror") == {f"agents/second/{name}": data for name, data in untouched.items()}
     assert RunRecord.read(make_run("first", **mirrored) / "run.json").attempt == 1  # nothing was left to restore
@@ -233,13 +226,12 @@ def test_the_mirrors_of_all_names_of_a_run_are_deleted_but_none_of_another_run(m
 def test_an_mlflow_run_of_another_directory_is_not_deleted(make_run, trieye_command):
     mlflow = {"sinks": {"mlflow": {"enabled": True}}}
     first, second = make_run("first", **mlflow), make_run("second", **mlflow)
-    record = RunRecord.read(first / "run.json")
-    record.mlflow_run_id = RunRecord.read(second / "run.json").mlflow_run_id
-    record.save(first / "run.json")
-    code, output = trieye_command("rm", "first", "--yes")
+    mlflow_run_id = RunRecord.read(second / "run.json").mlflow_run_id
+    update_record(first, mlflow_run_id=mlflow_run_id)
+    code, output, _ = trieye_command("rm", "first", "--yes")
     assert (code, first.exists()) == (0, False), output
     assert sorted(run.info.run_name for run in mlflow_runs(second)[1]) == ["first", "second"]
-    assert f"MLflow run {record.mlflow_run_id} is not deleted" in output
+    assert f"MLflow run {mlflow_run_id} is not deleted" in output
 
 
 def test_deleting_a_symbolic_link_does_not_delete_its_run(make_run, tmp_path, trieye_command):
@@ -247,8 +239,7 @@ def test_deleting_a_symbolic_link_does_not_delete_its_run(make_run, tmp_path, tr
     (run_dir.parent / "link").symlink_to(run_dir)
     (tmp_path / "outside").symlink_to(run_dir)
     for name in ("link", "agents/link", str(tmp_path / "outside")):
-        code, output = trieye_command("rm", name, "--yes")
-        assert (code, str(run_dir) in output) == (2, True)
+        assert str(run_dir) in trieye_command.error("rm", name, "--yes")
     assert remaining_runs(tmp_path) == {"first", "link"}
 
 
@@ -257,19 +248,17 @@ def test_a_copy_never_writes_to_the_mlflow_run_of_the_original(command, make_run
     original = make_run("first", sinks={"tensorboard": {"enabled": True}})
     copy = shutil.copytree(original, original.with_name("copy"))
     before = contents(copy)
-    code, output = trieye_command(command, "copy")
+    code, output, _ = trieye_command(command, "copy")
     assert (code, str(original) in output, "trieye fork" in output) == (2, True, True), output
     assert contents(copy) == before
 
 
 def test_a_run_from_another_machine_must_be_claimed_before_it_is_closed(make_run, trieye_command):
     run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
-    record = RunRecord.read(run_dir / "run.json")
-    away = {"host": "elsewhere", "path": "/elsewhere/agents/runs/first", "inode": record.owner.inode + 1}
-    record.owner = record.owner.model_copy(update=away)
-    record.save(run_dir / "run.json")
-    code, output = trieye_command("rebuild", "first")
-    assert (code, f"trieye claim {run_dir}" in output) == (2, True), output
+    owner = RunRecord.read(run_dir / "run.json").owner
+    away = {"host": "elsewhere", "path": "/elsewhere/agents/runs/first", "inode": owner.inode + 1}
+    update_record(run_dir, owner=owner.model_copy(update=away))
+    assert f"trieye claim {run_dir}" in trieye_command.error("rebuild", "first")
     assert trieye_command("claim", "first")[0] == 0
     assert trieye_command("rebuild", "first")[0] == 0
     assert trieye_command("rm", "first", "--yes")[0] == 0
@@ -282,15 +271,15 @@ def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tm
         make_run(name, loss=1.0, age_s=1e6)
     assert re.search(r"agents/first +LOST ", trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")[1])
     arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    code, output = trieye_command("prune", "agents", *arguments)
+    code, output, _ = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"first"}), output
 
 
-def test_prune_accepts_the_directory_of_an_app_outside_the_root(make_run, tmp_path):
+def test_prune_accepts_the_directory_of_an_app_outside_the_root(make_run, tmp_path, command):
     make_run("old", age_s=1e6)
     make_run("new")
     arguments = ["prune", str(tmp_path / "root/agents"), "--root", str(tmp_path / "other"), "--older-than", "1d"]
-    assert main([*arguments, "--yes"]) == 0
+    command.output(*arguments, "--yes")
     assert remaining_runs(tmp_path) == {"new"}
 
 
@@ -308,7 +297,7 @@ def test_prune_keeps_the_last_used_of_equally_good_runs(make_run, tmp_path, trie
     for days, name in enumerate(("newest", "middle", "oldest")):
         make_run(name, 1.0, age_s=days * 86_400 + 60)
     arguments = ("--older-than", "0s", "--keep", "best:2", "--metric", "loss", "--mode", "min", "--yes")
-    code, output = trieye_command("prune", "agents", *arguments)
+    code, output, _ = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"newest", "middle"}), output
     assert "agents/newest (1)" in output
     assert ": among the 2 best\n" in output
@@ -318,13 +307,10 @@ def test_prune_lists_all_kept_runs_and_the_sweeps_of_deleted_jobs(make_run, trie
     monkeypatch.chdir(tmp_path)
     for number, sweep in enumerate(("lr", "lr", "seeds", None)):
         run_dir = make_run(f"old{number}", age_s=1e6)
-        record = RunRecord.read(run_dir / "run.json")
-        record.group = None if sweep is None else f"{tmp_path}/multirun/{sweep}"
-        record.save(run_dir / "run.json")
+        update_record(run_dir, group=None if sweep is None else f"{tmp_path}/multirun/{sweep}")
     for number in range(12):
         shutil.copytree(run_dir, run_dir.with_name(f"copy{number}"))
-    code, output = trieye_command("prune", "agents", "--older-than", "0s", "--keep", "newest:13", "--dry-run")
-    assert code == 0, output
+    output = trieye_command.output("prune", "agents", "--older-than", "0s", "--keep", "newest:13", "--dry-run")
     assert "2 of these runs are jobs of the sweep multirun/lr\n" in output
     assert "1 of these runs is a job of the sweep multirun/seeds\n" in output
     (line,) = (line for line in output.splitlines() if line.startswith("keeping "))
@@ -338,7 +324,7 @@ def test_prune_never_prefers_a_diverged_run_to_a_finite_one(make_run, make_confi
             run.log("loss", loss, step=step)
     arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
     assert "0.1 (diverged)" in trieye_command("runs", "agents", "--metric", "loss", "--mode", "min")[1]
-    code, output = trieye_command("prune", "agents", *arguments)
+    code, output, _ = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"good"}), output
 
 
@@ -349,7 +335,7 @@ def test_prune_keeps_runs_with_an_unknown_objective(make_run, make_config, tmp_p
     with trieye.Run(make_config(app_name="agents", run_name="unknown")):
         pass
     arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    code, output = trieye_command("prune", "agents", *arguments)
+    code, output, _ = trieye_command("prune", "agents", *arguments)
     assert (code, remaining_runs(tmp_path)) == (0, {"best", "diverged", "unknown"}), output
     assert "agents/unknown" in output
 
@@ -361,7 +347,7 @@ def test_prune_skips_symbolic_links_and_reports_them(make_run, tmp_path, trieye_
     (runs / "link").symlink_to(away)
     (runs.parent / "archive").symlink_to(shutil.copytree(runs, tmp_path / "elsewhere", symlinks=True))
     before = contents(tmp_path / "away"), contents(tmp_path / "elsewhere")
-    code, output = trieye_command("prune", "agents", "--older-than", "0s", "--yes")
+    code, output, _ = trieye_command("prune", "agents", "--older-than", "0s", "--yes")
     assert (code, remaining_runs(tmp_path)) == (0, {"link"}), output
     assert (contents(tmp_path / "away"), contents(tmp_path / "elsewhere")) == before
     assert output.count("symbolic link") == 3
@@ -381,7 +367,7 @@ def test_a_directory_without_run_json_is_deleted_only_inside_a_runs_directory(ma
         assert trieye_command("rm", "busy", "--yes")[0] == 3
     for name in ("artifacts", "agents/artifacts", str(artifacts), str(outside), str(run_dir.parent / "link"), "agents"):
         assert trieye_command("rm", name, "--yes")[0] == 2, name
-    code, output = trieye_command("rm", "agents/interrupted", "--yes")
+    code, output, _ = trieye_command("rm", "agents/interrupted", "--yes")
     assert (code, remaining_runs(tmp_path)) == (0, {"first", "busy", "link"}), output
     assert artifacts.exists()
     assert outside.exists()

@@ -17,6 +17,7 @@ from tensorboardX import SummaryWriter
 
 import trieye
 from tests import warm
+from tests.cli.conftest import Command
 from tests.moved import moved
 from tests.results.runs_of import config, make_run
 from trieye.cli import main
@@ -62,20 +63,28 @@ def scored_runs(tmp_path_factory):
     return root
 
 
+class Results(Command):
+    """Commands `trieye results`, by default on the runs of this module."""
+
+    def __init__(self, capfd, scored_runs):
+        super().__init__(capfd, "results")
+        self._scored_runs = scored_runs
+
+    def __call__(self, action, *arguments, run_source=None):
+        return super().__call__(action, run_source or self._scored_runs, *arguments)
+
+
 @pytest.fixture
-def results(scored_runs, tmp_path, monkeypatch, command):
-    """Return a function that runs an action on the runs, and returns its exit code and output."""
+def results(scored_runs, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-
-    return lambda action, *arguments, run_source=scored_runs: command("results", action, run_source, *arguments)
+    return Results(capfd, scored_runs)
 
 
 @pytest.fixture
 def as_json(results):
     def run(*arguments, **options):
-        code, out, err = results(*arguments, "--json", **options)
-        assert code == 0, err
+        out = results.output(*arguments, "--json", **options)
         return json.loads(out)
 
     return run
@@ -132,8 +141,7 @@ def test_all_conditions_on_a_key_apply(as_json, conditions, num_runs):
 
 
 def test_a_curve_is_drawn_in_the_terminal_or_as_an_image(results, tmp_path):
-    code, out, _ = results("curve", "--by", "algo")
-    assert code == 0
+    out = results.output("curve", "--by", "algo")
     assert "\x1b" not in out
     assert "ppo: 11.67 [10, 14] at 10,000 (3 runs)" in out
     for name in ("c.png", "c.svg", "c.pdf"):
@@ -149,9 +157,7 @@ def test_marks_are_vertical_lines_with_labels_in_the_legend(results, tmp_path):
     code, _, err = results("curve", "--mark", "2_500:killed at 2,500", "-o", "c.svg")
     assert code == 0, err
     assert "killed at 2,500" in (tmp_path / "c.svg").read_text()
-    with pytest.raises(SystemExit) as refused:
-        results("curve", "--mark", "soon", "-o", "c.svg")
-    assert refused.value.code == 2
+    assert "--mark" in results.error("curve", "--mark", "soon", "-o", "c.svg")
 
 
 def test_curves_in_json_have_null_for_missing_values(as_json, tmp_path):
@@ -164,8 +170,7 @@ def test_curves_in_json_have_null_for_missing_values(as_json, tmp_path):
 
 
 def test_a_comparison_reports_probability_difference_and_differing_parameters(results, as_json):
-    code, out, _ = results("compare", "--by", "algo", "--last", "1", "-o", "profile.png")
-    assert code == 0
+    out = results.output("compare", "--by", "algo", "--last", "1", "-o", "profile.png")
     assert "differing parameters" in out
     assert "algo" in out
     (pair,) = as_json("compare", "--by", "algo", "--last", "1")["pairs"]
@@ -177,8 +182,7 @@ def test_a_comparison_reports_probability_difference_and_differing_parameters(re
 
 
 def test_a_comparison_of_few_agreeing_runs_has_a_caveat(results, tmp_path):
-    code, out, err = results("compare", "--by", "algo", "--last", "1")
-    assert code == 0, err
+    out = results.output("compare", "--by", "algo", "--last", "1")
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["dqn", "ppo"])
     assert " 3 + 3 " in row
     assert " 0 [0, 0]* " in row
@@ -252,24 +256,23 @@ def test_a_comparison_writes_all_pairs_as_csv_markdown_and_latex(results, tmp_pa
     ends = ends.replace("-", "$-$")  # LaTeX prints "-" as a hyphen
     assert f"g\\_0 & g\\_1 & 5 + 5 & 0* & [0, 0] & $-$100 & {ends} & lower \\\\\n" in text
     assert text.startswith(f"% {lines[4]}\n% * {SEPARATE}\n% requires")
-    code, _, err = results(*arguments, "pairs.tx", run_source=tmp_path / "root")
-    assert (code, "unknown format 'tx'; did you mean 'tex'?" in err) == (2, True), err
+    err = results.error(*arguments, "pairs.tx", run_source=tmp_path / "root")
+    assert "unknown format 'tx'; did you mean 'tex'?" in err
 
 
-def test_two_directories_can_be_compared(scored_runs, tmp_path, capsys):
+def test_two_directories_can_be_compared(scored_runs, tmp_path, capfd):
     for name, algo in (("one", "dqn"), ("other", "ppo")):
         for seed in range(3):
             shutil.copytree(scored_runs / f"app/runs/{algo}{seed}", tmp_path / name / "app/runs" / f"{algo}{seed}")
     arguments = ["results", "compare", str(tmp_path / "one"), str(tmp_path / "other"), "--last", "1", "--json"]
     assert main(arguments) == 0
-    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    (pair,) = json.loads(capfd.readouterr().out)["pairs"]
     assert (pair["x"], pair["y"]) == (str(tmp_path / "one"), str(tmp_path / "other"))
     assert_estimate(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
 
 
 def test_sensitivity_compares_the_values_of_a_parameter(results, as_json, tmp_path):
-    code, out, _ = results("sensitivity", "--param", "algo", "--last", "1", "-o", "algo.svg")
-    assert code == 0
+    out = results.output("sensitivity", "--param", "algo", "--last", "1", "-o", "algo.svg")
     assert out.index("dqn") < out.index("ppo")
     assert (tmp_path / "algo.svg").exists()
     (line,) = as_json("sensitivity", "--param", "algo", "--last", "1", "--stat", "mean")["lines"]
@@ -282,8 +285,7 @@ def test_sensitivity_names_the_best_config_of_each_group(results, tmp_path):
         (("ppo", 0.1, 0.1, 2.0), ("ppo", 0.1, 0.3, 4.0), ("ppo", 0.2, 0.1, 3.0), ("dqn", 0.1, 0.1, 1.0))
     ):
         make_run(tmp_path / "root", f"r{number}", [score], agent={"algo": algo, "lr": lr}, ppo={"clip": clip})
-    code, out, err = results("sensitivity", "--param", "lr", "--by", "algo", run_source=tmp_path / "root")
-    assert code == 0, err
+    out = results.output("sensitivity", "--param", "lr", "--by", "algo", run_source=tmp_path / "root")
     best = {tuple(line.split()[:2]): line.split()[-2:] for line in out.splitlines() if line.strip()[:3] in SCORES}
     assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
 
@@ -304,22 +306,20 @@ def test_the_importance_of_parameters_is_printed_and_plotted(results, tmp_path):
     for number in range(8):
         agent, clip = {"lr": number % 4}, number // 4
         make_run(tmp_path / "root", f"r{number}", [10.0 * agent["lr"] + clip], agent=agent, ppo={"clip": clip})
-    code, out, err = results("importance", "--last", "1", "-o", "parallel.png", run_source=tmp_path / "root")
-    assert code == 0, err
+    out = results.output("importance", "--last", "1", "-o", "parallel.png", run_source=tmp_path / "root")
     rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["lr"], ["clip"])]
     assert [row[:2] for row in rows] == [["lr", "8"], ["clip", "8"]]
     with Image.open(tmp_path / "parallel.png") as picture:
         assert picture.width > 500
-    code, _, err = results("importance", "--last", "1", "--where", "ppo.clip=0", run_source=tmp_path / "root")
-    assert (code, "needs two or more varying keys and 8 configs" in err) == (2, True)
+    err = results.error("importance", "--last", "1", "--where", "ppo.clip=0", run_source=tmp_path / "root")
+    assert "needs two or more varying keys and 8 configs" in err
 
 
 def test_select_reports_the_best_config_and_those_not_clearly_worse(results, as_json):
     group = as_json("select", "--last", "1")["groups"][0]
     assert (group["best"], group["not_worse"]) == ("ppo", ["ppo"])
     assert as_json("select", "--last", "1", "--mode", "min")["groups"][0]["best"] == "dqn"
-    code, out, _ = results("select")
-    assert code == 0
+    out = results.output("select")
     assert "the selected config is optimistic" in " ".join(out.split())
 
 
@@ -375,9 +375,7 @@ def test_points_are_exported_as_a_table(results, tmp_path):
     ],
 )
 def test_an_invalid_argument_prints_one_message_and_writes_nothing(arguments, message, results, tmp_path):
-    code, _, err = results(*arguments)
-    assert code == 2
-    assert message in err
+    assert message in results.error(*arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -387,8 +385,7 @@ def test_damaged_foreign_and_empty_directories_are_named_and_the_rest_is_analyze
     (runs / "dqn0/run.json").write_text("{")
     (runs / "dqn1/configs.json").unlink()
     (runs / "stray").mkdir()
-    code, out, err = results("table", "--by", "algo", "--json", run_source=root)
-    assert code == 0, err
+    out = results.output("table", "--by", "algo", "--json", run_source=root)
     table = json.loads(out)
     assert {group["label"]: group["iqm"]["n"] for group in table["groups"]} == {"ppo": 3, "dqn": 1}
     assert [sum(name in text for text in table["problems"]) for name in ("dqn0", "dqn1", "stray")] == [1, 1, 1]
@@ -408,7 +405,7 @@ def test_printing_figures_imports_no_slow_packages(scored_runs):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_programs")
-def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp_path, monkeypatch, capfd):
+def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp_path, monkeypatch, command, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -418,8 +415,7 @@ def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp
     assert main(["sweep", "relaunch", "s"]) == 0
     capfd.readouterr()
     select = ["results", "select", "s", "--stat", "mean", "--rerun", "2"]
-    assert main([*select, "--dry-run"]) == 0
-    assert "job 1: agent.lr=0.9 agent.size=2 runtime=local sinks=[] seed=3" in capfd.readouterr().out
+    assert "job 1: agent.lr=0.9 agent.size=2 runtime=local sinks=[] seed=3" in command.output(*select, "--dry-run")
     assert not list(tmp_path.glob("s_rerun*"))
     record = (tmp_path / "s" / SWEEP).read_text()
     (tmp_path / "s" / SWEEP).write_text(record.replace('"signature": "', '"signature": "x'))
@@ -438,26 +434,23 @@ def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp
 
 
 @pytest.mark.usefixtures("warm_programs")
-def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypatch, capfd):
+def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["runtime=local", "sinks=[]", "hydra.launcher.isolate=none", "hydra/sweeper=trieye"]
     search = ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=3", "hydra.sweep.dir=s", "hydra/launcher=trieye"]
     warm.run(["train.py", "-m", "agent.lr=interval(0.1,0.9)", "agent.size=1", *options, *search], tmp_path)
-    assert main(["results", "select", "s"]) == 0
-    out = capfd.readouterr().out
+    out = command.output("results", "select", "s")
     assert out.count("too few runs") == 2
     assert "indistinguishable" not in out
     best = max(load(tmp_path / "s"), key=lambda run: run.params["agent.lr"])
     status = tmp_path / "s" / str(best.job) / "status.json"
     recorded = status.read_text()
     status.write_text(recorded.replace('"agent.size=1"', '"agent.size=1", "description=planted"'))
-    assert main(["results", "select", "s", "--rerun", "2"]) == 2
-    assert "has not signed for this directory" in capfd.readouterr().err
+    assert "has not signed for this directory" in command.error("results", "select", "s", "--rerun", "2")
     status.write_text(recorded)
-    assert main(["results", "select", "s", "--rerun", "2"]) == 0
-    assert "fresh seeds" in capfd.readouterr().out
+    assert "fresh seeds" in command.output("results", "select", "s", "--rerun", "2")
     (fresh,) = tmp_path.glob("s_rerun*")
     assert {(run.params["agent.lr"], run.seed) for run in load(fresh)} == {
         (best.params["agent.lr"], 1),
@@ -533,8 +526,7 @@ def test_a_diverged_run_is_marked_in_each_view_of_its_group(action, diverged, re
 
 
 def test_a_report_marks_diverged_runs_and_ranks_their_group_last(diverged, results, tmp_path):
-    code, _, err = results("report", "--mode", "min", run_source=diverged)
-    assert code == 0, err
+    results.output("report", "--mode", "min", run_source=diverged)
     page = (tmp_path / "report.html").read_text()
     assert "lr=0.9 (1 of 2 diverged)" in page
     assert page.index("lr=0.1") < page.index("lr=0.9 (1 of 2 diverged)")
@@ -621,9 +613,7 @@ def test_ranges_for_only_some_tasks_are_rejected_naming_the_others(results, tmp_
     for number, rate in enumerate((0.1, 0.2, 0.3)):
         make_run(tmp_path / "root", f"r{number}", [1.0 + number], agent={"lr": rate})
     arguments = ("table", "--task", "lr", "--range", "0.1=0:10")
-    code, _, err = results(*arguments, run_source=tmp_path / "root")
-    assert code == 2
-    assert "0.2, 0.3 have no range" in err
+    assert "0.2, 0.3 have no range" in results.error(*arguments, run_source=tmp_path / "root")
     code, _, err = results(*arguments, "--range", "0.2=0:10", "--range", "0.3=0:10", run_source=tmp_path / "root")
     assert code == 0, err
     assert "raw scores" not in err
@@ -638,9 +628,7 @@ def test_a_killed_run_with_points_only_in_its_journal_names_the_close_command(re
         run.flush()
         killed = moved(shutil.copytree(run.dir, root / "app/runs/killed", ignore=shutil.ignore_patterns("*lock*")))
     shutil.rmtree(run.dir)
-    code, _, err = results("table", "--metric", "eval/return", run_source=root)
-    assert code == 2
-    assert f"trieye close {killed}" in err
+    assert f"trieye close {killed}" in results.error("table", "--metric", "eval/return", run_source=root)
     make_run(root, "whole", [1.0], seed=0)
     code, out, err = results("table", run_source=root)
     assert code == 0
@@ -657,10 +645,8 @@ def test_runs_and_apps_are_selected_as_in_other_commands(action, scored_runs, re
     (tmp_path / "app").mkdir()  # a package named like the app
     out = {"export": ["-o", "points.csv"], "report": ["-o", "page.html"]}.get(action, [])
     for names in (["dqn0", "app/dqn1"], ["app"]):
-        code, _, err = results(action, *names[1:], *out, run_source=names[0])
-        assert code == 0, err
-    code, _, err = results(action, *out, run_source="dqn7")
-    assert code == 2
+        results.output(action, *names[1:], *out, run_source=names[0])
+    err = results.error(action, *out, run_source="dqn7")
     assert "did you mean" in err
     assert "dqn" in err
 

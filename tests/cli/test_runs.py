@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trieye
-from trieye.cli import main
+from tests.cli.conftest import Command
 from trieye.process.lock import RunLock
 from trieye.runs import StoredRun
 
@@ -41,22 +41,14 @@ def update_record(run_dir, **values):
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch, capsys):
-    """Return a function that runs `trieye runs` in a project, and returns its output."""
+def runs(tmp_path, monkeypatch, capfd):
+    """Return a function that runs `trieye runs` in a project, and returns exit code and output."""
     monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        capsys.readouterr()
-        code = main(["runs", *map(str, arguments)])
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return command
+    return Command(capfd, "runs")
 
 
 def names(runs, *arguments):
-    code, out, _ = runs(*arguments, "--json")
-    assert code == 0
+    out = runs.output(*arguments, "--json")
     return [stored["name"] for stored in json.loads(out)["runs"]]
 
 
@@ -226,14 +218,12 @@ def test_a_starting_run_is_distinguished_from_an_interrupted_start(runs, startin
     assert (code, out, err) == (0, f"no runs in {starting}\n", f"starting: first in {starting.parent}\n")
 
 
-@pytest.mark.parametrize("command", ["runs", "why"])
+@pytest.mark.parametrize("action", ["runs", "why"])
 @pytest.mark.parametrize("name", ["first", "agents/first"])
-def test_the_name_of_a_starting_run_says_so(command, name, runs, starting, capsys):
-    runs()
-    assert main([command, name]) == 2
-    assert f"{starting}, and has no run.json yet" in capsys.readouterr().err
-    assert main([command, name.replace("first", "left")]) == 2
-    assert f"(`trieye rm {name.replace('first', 'left')}` deletes it)" in capsys.readouterr().err
+def test_the_name_of_a_starting_run_says_so(action, name, runs, starting, command):
+    assert f"{starting}, and has no run.json yet" in command.error(action, name)
+    err = command.error(action, name.replace("first", "left"))
+    assert f"(`trieye rm {name.replace('first', 'left')}` deletes it)" in err
 
 
 def test_a_job_of_a_sweep_whose_run_is_starting_says_so(runs, starting, tmp_path):
@@ -264,8 +254,7 @@ def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
 )
 def test_an_invalid_argument_lists_the_valid_ones(arguments, parts, runs, make_run):
     make_run("first")
-    code, _, err = runs(*arguments)
-    assert code == 2
+    err = runs.error(*arguments)
     assert all(part in err for part in parts), err
 
 

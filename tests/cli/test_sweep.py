@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests import warm
+from tests.cli.conftest import Command
 from trieye.cli import main
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
@@ -57,18 +57,17 @@ HERE = "hydra.launcher.isolate=none"
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch, command):
+def sweep(tmp_path, monkeypatch, capfd):
     """Return a function that runs `trieye sweep`, and returns exit code and output, also of its program."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "train.py").write_text(PROGRAM)
-    return partial(command, "sweep")
+    return Command(capfd, "sweep")
 
 
 @pytest.fixture
 def planned(sweep):
-    code, out, _ = sweep("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "3", "-o", "first", HERE)
-    assert code == 0
+    out = sweep.output("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "3", "-o", "first", HERE)
     assert out.endswith("written to first; run it: trieye sweep relaunch first\n")
     return sweep
 
@@ -97,8 +96,7 @@ def states(sweep, directory="first"):
 
 
 def test_a_plan_lists_the_jobs_and_writes_nothing_by_default(sweep, tmp_path):
-    code, out, _ = sweep("plan", "train.py", "lr=range(1,13)", "agent=dqn", "db.password=hunter2", "--seeds", "3")
-    assert code == 0
+    out = sweep.output("plan", "train.py", "lr=range(1,13)", "agent=dqn", "db.password=hunter2", "--seeds", "3")
     assert out.startswith("36 jobs, fingerprint ")
     table = [line.split(maxsplit=2) for line in out.splitlines()]
     assert ["seed", "3", "0, 1, 2"] in [[word.strip() for word in row] for row in table]
@@ -116,8 +114,7 @@ def test_a_plan_of_one_job_has_no_axes(sweep):
 
 def test_a_plan_is_never_replaced_by_one_that_renumbers_its_jobs(planned, tmp_path):
     before = (tmp_path / "first" / SWEEP).read_bytes()
-    code, _, err = planned("plan", "train.py", "lr=0.1,0.3,0.5", "agent=dqn", "--seeds", "3", "-o", "first")
-    assert code == 2
+    err = planned.error("plan", "train.py", "lr=0.1,0.3,0.5", "agent=dqn", "--seeds", "3", "-o", "first")
     assert "its job 1 is 'seed=0 lr=0.5 agent=dqn' and would be 'seed=0 lr=0.3 agent=dqn'" in err
     assert (tmp_path / "first" / SWEEP).read_bytes() == before
     assert planned("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "9", "-o", "first")[0] == 0
@@ -131,16 +128,15 @@ def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_se
     record = SweepRecord.of(tmp_path / "first")
     assert (record.mode, record.summary["best"], record.size, record.is_signed) == ("min", 0, 3, True)
     assert {HERE, "hydra.sweeper.mode=min"} <= set(record.own)
-    code, out, _ = sweep("relaunch", "first")
-    assert (code, "best of 3 jobs (min)" in out) == (0, True), out
+    assert "best of 3 jobs (min)" in sweep.output("relaunch", "first")
     for program in ("other.py", "train.py"):
         (tmp_path / program).write_text(PROGRAM)
         search = SweepRecord(program=[sys.executable, "train.py"], spec=["seed=0,1"], search={"kind": "random"})
         search.write(tmp_path / program[:-3])
-        code, _, err = sweep("plan", program, "seed=0,1,2", "-o", program[:-3])
-        assert (code, "contains a search, which a plan cannot extend" in err) == (2, True), err
-    code, _, err = sweep("plan", "other.py", "seed=0,1,2", "-o", "first")
-    assert (code, "its jobs are of the program 'train', not 'other'" in err) == (2, True), err
+        err = sweep.error("plan", program, "seed=0,1,2", "-o", program[:-3])
+        assert "contains a search, which a plan cannot extend" in err
+    err = sweep.error("plan", "other.py", "seed=0,1,2", "-o", "first")
+    assert "its jobs are of the program 'train', not 'other'" in err
 
 
 def test_many_jobs_are_relaunched_by_ranges(sweep, tmp_path):
@@ -163,8 +159,8 @@ def test_zipped_axes_and_exclusions_are_planned(sweep):
     assert sweep("plan", *arguments, "-o", "zipped")[1].startswith("3 jobs, ")
     assert sweep("find", "agent=b", "-d", "zipped")[1] == "2\n3\n"
     assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (excluded)\n"
-    code, _, err = sweep("find", "agent=a", "seed=1", "-d", "zipped")
-    assert (code, "agent=a seed=1: all jobs with these values are excluded" in err) == (2, True)
+    err = sweep.error("find", "agent=a", "seed=1", "-d", "zipped")
+    assert "agent=a seed=1: all jobs with these values are excluded" in err
 
 
 def test_options_of_a_plan_are_overrides_that_hydra_can_parse(sweep, tmp_path):
@@ -195,8 +191,7 @@ def test_a_pyexputils_description_is_planned(sweep, tmp_path):
     assert sweep("plan", *arguments, "--when", "lr:agent=true", "-o", "conditional")[0] == 0
     assert (tmp_path / "conditional/save_paths.jsonl").read_text().splitlines()[1] == '"r/agent-True_lr-0.1"'
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
-    code, _, err = sweep("plan", *arguments, "--seeds", "2")
-    assert (code, "would share a path; it lacks {run}" in err) == (2, True)
+    assert "would share a path; it lacks {run}" in sweep.error("plan", *arguments, "--seeds", "2")
 
 
 def test_jobs_run_one_after_another_in_one_child_process(planned, tmp_path):
@@ -234,8 +229,7 @@ def test_a_relaunch_runs_only_missing_jobs(planned, tmp_path):
     assert "ValueError: no luck with password=***" in out
     assert "trieye sweep relaunch first" in out
 
-    code, out, _ = planned("relaunch", "first", "--only", "failed", "--dry-run")
-    assert code == 0
+    out = planned.output("relaunch", "first", "--only", "failed", "--dry-run")
     command = shlex.split(out.partition("the command: ")[2])
     assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", "hydra.launcher.only='3'"]
     assert len(started_jobs(tmp_path)) == 2
@@ -390,10 +384,8 @@ def test_a_copied_sweep_of_an_external_program_is_rejected_and_status_reports_it
     program = str(tmp_path / "typed.py")
     assert run_typed_sweep("plan", program, "seed=0,1", "-o", "first", HERE)[0] == 0
     shutil.copytree("first", "copies/first", symlinks=True)  # as far below a directory as the original
-    code, out, err = run_typed_sweep("status", "copies/first")
-    assert "copies/first is a copy of the sweep in" in out, err
-    code, _, err = run_typed_sweep("relaunch", "copies/first", "--yes")
-    assert (code, "copies/first is a copy of the sweep in" in err) == (2, True), err
+    assert "copies/first is a copy of the sweep in" in run_typed_sweep("status", "copies/first")[1]
+    assert "copies/first is a copy of the sweep in" in run_typed_sweep.error("relaunch", "copies/first", "--yes")
 
 
 def test_a_moved_sweep_resumes_its_runs(run_typed_sweep, tmp_path):
@@ -402,8 +394,7 @@ def test_a_moved_sweep_resumes_its_runs(run_typed_sweep, tmp_path):
     (run_dir,) = (tmp_path / ".trieye_data/tested/runs").iterdir()
     edit(tmp_path / "first/0", state="interrupted")
     (tmp_path / "first").rename(tmp_path / "second")
-    code, _, err = run_typed_sweep("relaunch", "second")
-    assert code == 0, err
+    run_typed_sweep.output("relaunch", "second")
     assert (tmp_path / "second/0/run").resolve() == run_dir
     assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
 
@@ -411,8 +402,7 @@ def test_a_moved_sweep_resumes_its_runs(run_typed_sweep, tmp_path):
 def test_sweeps_in_directories_of_equal_name_have_separate_runs(run_typed_sweep, tmp_path):
     for directory in ("a/first", "first"):
         assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", directory, HERE)[0] == 0
-        code, _, err = run_typed_sweep("relaunch", directory)
-        assert code == 0, err
+        run_typed_sweep.output("relaunch", directory)
     runs = {(tmp_path / directory / str(job) / "run").resolve() for directory in ("a/first", "first") for job in (0, 1)}
     assert len(runs) == 4
 
@@ -455,8 +445,7 @@ def test_a_relaunch_uses_the_config_directories_of_the_sweep(sweep, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (tmp_path / "s" / "1" / STATUS).unlink()
-    code, _, err = sweep("relaunch", "s")
-    assert code == 0, err
+    sweep.output("relaunch", "s")
     status = json.loads(sweep("status", "s", "--json")[1])
     assert [(job["state"], job["objective"]) for job in status["jobs"]] == [("completed", 4.0), ("completed", 5.0)]
     assert json.loads((tmp_path / "s/1/run/run.json").read_text())["app_name"] == "from_more"
@@ -467,8 +456,8 @@ def test_a_relaunch_uses_the_config_directories_of_the_sweep(sweep, tmp_path):
 def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp_path):
     before = (tmp_path / "first" / SWEEP).read_bytes()
     with lock_in(tmp_path / "first"):
-        code, _, err = planned("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "4", "-o", "first")
-        assert (code, "sweep 'first' is being written by" in err) == (3, True)
+        err = planned.error("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "4", "-o", "first", code=3)
+        assert "sweep 'first' is being written by" in err
         command = [sys.executable, "train.py", "-m", "hydra/launcher=basic", "hydra/sweeper=trieye", "lr=0.1,0.5"]
         command += ["agent=dqn", "hydra.sweeper.seeds=4", "hydra.sweep.dir=first"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -521,8 +510,7 @@ def test_without_a_directory_the_newest_sweep_is_used(sweep, tmp_path):
 
 def test_a_plan_without_a_program_asks_for_one(sweep):
     assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; to run it, pass the program first\n")
-    code, _, err = sweep("relaunch", "x")
-    assert (code, "planned without a program; repeat its `trieye sweep plan`" in err) == (2, True)
+    assert "planned without a program; repeat its `trieye sweep plan`" in sweep.error("relaunch", "x")
 
 
 def test_a_secret_that_was_not_recorded_is_requested(sweep):
@@ -542,11 +530,8 @@ def test_a_missing_working_directory_is_named(planned, tmp_path):
 
 
 @pytest.mark.parametrize("action", ["plan", "show", "find", "run", "status", "relaunch"])
-def test_the_help_of_an_action_names_its_options(action, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["sweep", action, "--help"])
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
+def test_the_help_of_an_action_names_its_options(action, command):
+    out = command.output("sweep", action, "--help")
     assert out.startswith(f"usage: trieye sweep {action} [-h]")
     assert "DIR " in out
 
@@ -581,16 +566,3 @@ def test_completed_jobs_of_another_launcher_are_not_rerun(sweep, tmp_path):
     assert sweep("status", "sweep")[0] == 0
     started_jobs = [line.split()[:2] for line in (tmp_path / "begun").read_text().splitlines()]
     assert sorted(started_jobs) == [["1", "0.1"], ["1", "0.5"], ["1", "0.5"], ["2", "0.1"], ["2", "0.5"], ["2", "0.5"]]
-
-
-@pytest.mark.long
-def test_a_relaunch_reads_configs_from_the_config_dir_of_the_sweep(sweep, tmp_path):
-    (tmp_path / "more" / "group").mkdir(parents=True)
-    (tmp_path / "more" / "group" / "new.yaml").write_text("# @package _global_\nlr: 7.0\n")
-    arguments = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye", HERE, "hydra.sweep.dir=sweep"]
-    command = [sys.executable, "train.py", "-m", *arguments, "seed=1,2", "+group=new"]
-    assert subprocess.run(command, check=False).returncode == 0
-    (tmp_path / "sweep" / "1" / STATUS).unlink()
-    assert sweep("relaunch", "sweep")[0] == 0
-    code, stdout, _ = sweep("status", "sweep", "--json")
-    assert (code, [job["objective"] for job in json.loads(stdout)["jobs"]]) == (0, [71.0, 72.0])

@@ -65,7 +65,7 @@ def node(disk, job):
 
 
 @pytest.mark.long
-def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, tmp_path, capfd):
+def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, tmp_path, command, capfd):
     one, two = tmp_path / "one", tmp_path / "two"
     first = node(one, 0)
     saved = shared / "mirror" / "nodes"
@@ -76,12 +76,10 @@ def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, t
     assert node(two, 0).wait(120) == 0
     assert JobRecord.read(shared / "sweep" / "0").objective == 1.0  # it resumed
     shutil.rmtree(two)
-    assert main(["sweep", "merge", "sweep"]) == 0
-    assert "1 of 1 runs are in .trieye_data" in capfd.readouterr().out
+    assert "1 of 1 runs are in .trieye_data" in command.output("sweep", "merge", "sweep")
     assert node(two, 1).wait(120) == 0
     for _ in range(2):
-        assert main(["sweep", "merge", "sweep"]) == 0
-        assert "2 of 2 runs are in .trieye_data" in capfd.readouterr().out
+        assert "2 of 2 runs are in .trieye_data" in command.output("sweep", "merge", "sweep")
     client = MlflowClient(f"sqlite:///{shared}/.trieye_data/nodes/mlruns/mlflow.db")
     (experiment,) = [entry for entry in client.search_experiments() if entry.name == "nodes"]
     runs = [run for run in client.search_runs([experiment.experiment_id]) if "loss" in run.data.metrics]
@@ -96,8 +94,7 @@ def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, t
     output = capfd.readouterr().out
     assert "job 0: run 'sweep_0' is not in file://" in output
     assert "1 of 2 runs are in .trieye_data" in output
-    assert main(["sweep", "merge", "sweep", "--mirror", "/mirror"]) == 2
-    assert "a mirror URL needs a scheme" in capfd.readouterr().err
+    assert "a mirror URL needs a scheme" in command.error("sweep", "merge", "sweep", "--mirror", "/mirror")
 
 
 def test_a_run_that_is_alive_is_never_replaced_by_its_mirror(make_config, tmp_path):

@@ -49,12 +49,12 @@ def damaged_run(killed_run):
     return run
 
 
-def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, capsys):
+def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, capfd):
     run = killed_run("mlflow", "saves")
     before = contents(run)
     assert main(["verify", str(run)]) == 0
     assert contents(run) == before
-    shown = capsys.readouterr().out
+    shown = capfd.readouterr().out
     assert "RUNNING, no process is writing to it" in shown
     assert "everything is intact" in shown
     assert "highest step is 200" in shown
@@ -93,14 +93,14 @@ def test_an_active_run_is_intact_at_any_moment(tmp_path):
     ],
 )
 def test_damage_is_detected_and_explained_without_changing_the_run(
-    damaged_run, capsys, pattern, damage_file, damage, advice
+    damaged_run, capfd, pattern, damage_file, damage, advice
 ):
     (path, *_) = sorted(damaged_run.glob(pattern))
     damage_file(path)
     before = contents(damaged_run)
     assert main(["verify", str(damaged_run)]) == 1
     assert contents(damaged_run) == before
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capfd.readouterr().out.split())
     assert path.name.removesuffix(".db") in shown
     assert damage in shown
     assert advice in shown
@@ -125,20 +125,20 @@ def test_a_gap_in_the_history_of_the_journal_is_detected(tmp_path):
     assert "4 items are lost (0 to 3)" in damage.what
 
 
-def test_quarantined_files_are_mentioned_and_are_not_damage(damaged_run, capsys):
+def test_quarantined_files_are_mentioned_and_are_not_damage(damaged_run, capfd):
     (damaged_run / "journal.db.damaged-1").write_bytes(b"old")
     before = contents(damaged_run)
     assert main(["verify", str(damaged_run)]) == 0
     assert contents(damaged_run) == before
-    shown = capsys.readouterr().out
+    shown = capfd.readouterr().out
     assert "complete" in shown
     assert "note: journal.db.damaged-1 was found damaged and set aside" in shown
 
 
-def test_verify_prints_json_for_scripts(damaged_run, capsys):
+def test_verify_prints_json_for_scripts(damaged_run, capfd):
     flip(next(damaged_run.glob("history/*.parquet")))
     assert main(["verify", str(damaged_run), "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(capfd.readouterr().out)
     assert document["is_whole"] is False
     assert document["run_dir"] == str(damaged_run)
     parts = {part["name"]: part for part in document["parts"]}
@@ -146,10 +146,9 @@ def test_verify_prints_json_for_scripts(damaged_run, capsys):
     assert [(sink["name"], sink["behind"]) for sink in document["sinks"]] == [("tensorboard", 0)]
 
 
-def test_a_run_that_has_just_started_is_intact(tmp_path, capsys):
+def test_a_run_that_has_just_started_is_intact(tmp_path, command):
     (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
-    assert main(["verify", str(tmp_path)]) == 0
-    assert "not made yet" in capsys.readouterr().out
+    assert "not made yet" in command.output("verify", tmp_path)
 
 
 def test_a_run_with_only_quarantined_checkpoints_is_damaged(damaged_run):

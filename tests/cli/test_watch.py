@@ -12,7 +12,6 @@ import time
 import pytest
 
 from tests.waiting import wait_until
-from trieye.cli import main
 from trieye.hub.status import read_status
 
 
@@ -23,18 +22,17 @@ def log(run, count):
     wait_until(lambda: read_status(run.dir).get("accepted", 0) == count)
 
 
-def test_watch_once_shows_the_current_state_of_an_active_run(run, capsys):
+def test_watch_once_shows_the_current_state_of_an_active_run(run, command):
     log(run, 9)
     wait_until(lambda: read_status(run.dir)["metrics"].get("loss", {}).get("step") == 7)
-    assert main(["watch", str(run.dir), "--once"]) == 0
-    text = capsys.readouterr().out
+    text = command.output("watch", run.dir, "--once")
     assert re.search(rf"app/run  RUNNING  attempt 1, for \d+ s, process {os.getpid()}\n", text)
     assert "events 9 " in text
     assert "tensorboard" in text
     assert ["loss", "1.75", "0", "1.75", "7"] in [line.split() for line in text.splitlines()]
 
 
-def test_explorers_have_separate_lines(run, capsys):
+def test_explorers_have_separate_lines(run, command):
     metrics = {
         "explorer/alive": 3,
         "explorer/restarts": 2,
@@ -52,8 +50,7 @@ def test_explorers_have_separate_lines(run, capsys):
         run.log(metrics | {"loss": 1.0}, step=step)
     run.flush()
     wait_until(lambda: "loss" in read_status(run.dir).get("metrics", {}))
-    assert main(["watch", str(run.dir), "--once"]) == 0
-    lines = " ".join(capsys.readouterr().out.split())
+    lines = " ".join(command.output("watch", run.dir, "--once").split())
     expected = "explorers alive 3 · version 41 · ms to publish 1.5 · staleness mean 0.25 · max 2"
     assert f"{expected} · restarts 2 · fragments lost 0 lag 0: 1, 10: 2" in lines
     assert not re.search(r"explorer/|sync/", lines)
@@ -68,19 +65,17 @@ def test_watch_prints_once_into_a_pipe(run):
     assert "app/run  RUNNING" in done.stdout
 
 
-def test_a_killed_run_is_shown_with_the_command_that_closes_it(killed_run, capsys):
-    assert main(["watch", str(killed_run())]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_a_killed_run_is_shown_with_the_command_that_closes_it(killed_run, command):
+    text = " ".join(command.output("watch", killed_run()).split())
     assert "agents/first RUNNING attempt 1" in text
     assert "finish it with `trieye close`" in text
     assert "process 1" not in text
 
 
-def test_a_closed_run_shows_its_final_status(run, make_config, capsys):
+def test_a_closed_run_shows_its_final_status(run, make_config, command):
     log(run, 3)
     run.close()
-    assert main(["watch", str(run.dir)]) == 0
-    text = capsys.readouterr().out
+    text = command.output("watch", run.dir)
     assert "FINISHED" in text
     assert ["tensorboard", "0", "0", "s"] in [line.split() for line in text.splitlines()]
 
@@ -141,7 +136,7 @@ def test_the_live_view_ends_with_the_run_after_its_final_state(run):
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_wait_prints_the_first_status_of_the_run_or_its_end(has_ended, run, capsys, monkeypatch):
+def test_wait_prints_the_first_status_of_the_run_or_its_end(has_ended, run, command, monkeypatch):
     statuses = []
 
     def unpublished_twice(run_dir):
@@ -152,24 +147,21 @@ def test_wait_prints_the_first_status_of_the_run_or_its_end(has_ended, run, caps
 
     log(run, 9)
     monkeypatch.setattr("trieye.cli.views.read_status", unpublished_twice)
-    assert main(["watch", str(run.dir), "--wait", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(command.output("watch", run.dir, "--wait", "--json"))
     assert document["hub"]["accepted"] == 9
     assert document["status"] == ("FINISHED" if has_ended else "RUNNING")
 
 
 @pytest.mark.parametrize("has_runs", [False, True])
-def test_the_error_for_a_missing_run_offers_wait(has_runs, tmp_path, capsys):
+def test_the_error_for_a_missing_run_offers_wait(has_runs, tmp_path, command):
     if has_runs:
         (tmp_path / "root" / "app" / "runs" / "first").mkdir(parents=True)
         (tmp_path / "root" / "app" / "runs" / "first" / "run.json").write_text("{}")
-    assert main(["watch", "early", "--root", str(tmp_path / "root")]) == 2
-    assert "; to wait for its start, add --wait\n" in capsys.readouterr().err
+    assert "; to wait for its start, add --wait\n" in command.error("watch", "early", "--root", tmp_path / "root")
 
 
-def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, capsys):
+def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, command):
     for app in ("one", "other"):
         (tmp_path / app / "runs" / "first").mkdir(parents=True)
         (tmp_path / app / "runs" / "first" / "run.json").write_text("{}")
-    assert main(["watch", "first", "--wait", "--once", "--root", str(tmp_path)]) == 2
-    assert "one/first" in capsys.readouterr().err
+    assert "one/first" in command.error("watch", "first", "--wait", "--once", "--root", tmp_path)

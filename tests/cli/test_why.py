@@ -11,7 +11,6 @@ import pytest
 import trieye
 from tests import warm
 from tests.moved import moved
-from trieye.cli import main
 from trieye.files.run_record import RunRecord
 from trieye.runs import diagnose
 from trieye.sweeps.jobs import JobRecord
@@ -100,9 +99,8 @@ def test_each_ending_has_its_reason_last_output_and_next_step(root, name, status
     assert (f"trieye close {diagnosis.run.run_dir}" in commands) == (name == "killed")
 
 
-def test_the_traceback_is_shown_once_and_its_last_line_is_the_reason(root, capsys):
-    assert main(["why", "failed", "--root", str(root)]) == 0
-    text = capsys.readouterr().out
+def test_the_traceback_is_shown_once_and_its_last_line_is_the_reason(root, command):
+    text = command.output("why", "failed", "--root", root)
     assert text.count("ValueError: no weights\n") == 2  # the reason, and the end of the traceback
     assert text.count("a note of the program") == 1
     assert text.count("Traceback (most recent call last)") == 1
@@ -147,7 +145,7 @@ def test_the_next_steps_of_a_copy_never_continue_the_original_run(run, root, tmp
         assert [step.command for step in diagnosis.next_steps] == [f"trieye fork {copy}", f"trieye rm {copy}"]
 
 
-def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp_path, capsys):
+def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp_path, command):
     copied = tmp_path / "data"
     shutil.copytree(root, copied)
     logs = copied / "agents" / "runs" / "failed" / "logs"
@@ -157,8 +155,7 @@ def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp
     assert diagnose("failed", root=copied).output == []
     (logs / "output.log").unlink()
     (logs / "output.log").write_text("\x1b]0;title\x07 [bold]text\n")
-    assert main(["why", "failed", "--root", str(copied)]) == 0
-    text = capsys.readouterr().out
+    text = command.output("why", "failed", "--root", copied)
     assert "\x1b" not in text
     assert "[bold]text" in text
 
