@@ -228,9 +228,7 @@ def test_a_diff_of_long_values_shows_the_part_that_differs(command, project):
     assert code == 0, err
     (line,) = [line for line in err.splitlines() if line.startswith("config: description: ")]
     assert line == "config: description: ... word28 word29 a end of it -> ... word28 word29 b end of it  (override)"
-    code, out, _ = command("diff", "first", "long")
-    assert code == 0
-    assert "word0 word1" in out
+    assert "word0 word1" in command.output("diff", "first", "long")
 
 
 def test_a_module_edited_without_a_commit_is_shown(project):
@@ -259,8 +257,7 @@ def test_overrides_unknown_to_the_program_are_named_and_can_be_omitted(command, 
         code, _, err = command("rerun", "first", "--dry-run", "--yes")
         assert (code, "no run was created" in err) == (2, True)
         assert "agent.learning_rate" in err
-        code, out, err = command("rerun", "first", "--without", "agent.learning_rate", "--dry-run", "--yes")
-        assert code == 0, err
+        out = command.output("rerun", "first", "--without", "agent.learning_rate", "--dry-run", "--yes")
         assert out.endswith(" train.py agent.lr=0.25 run_name=first_rerun\n")
         err = command("rerun", "first", "--without", "agent.lrn")[2]
         assert "--without agent.lrn: the run has no such override" in err
@@ -278,9 +275,7 @@ def test_the_hydra_config_of_a_program_that_creates_its_config_in_code_is_part_o
     assert seed_in({"seed": 0, "hydra.seed": 3}) == 3  # of a program that does not pass its seed to TrieyeConfig
     loaded = results.load([path for path in runs_of(project).iterdir() if path.name != "first"]).runs
     assert {(run.params["net.lr"], run.seed) for run in loaded} == {(0.5, 1), (0.25, 1), (0.25, 2)}
-    code, _, err = command("rerun", "own_0.5_1")
-    assert code == 2
-    assert "has no key run_name" in err
+    assert "has no key run_name" in command.error("rerun", "own_0.5_1")
     update_json(runs_of(project) / "own_0.5_1" / "run.json", status="KILLED")
     assert "run_name=" not in runs.diagnose("own_0.5_1").next_steps[0].command
 
@@ -288,16 +283,12 @@ def test_the_hydra_config_of_a_program_that_creates_its_config_in_code_is_part_o
 def test_runs_without_hydra_or_provenance_say_why_they_cannot_be_rerun(command, project, tmp_path):
     (tmp_path / "by_code.py").write_text(WITHOUT_HYDRA)
     run_program(project, program=str(tmp_path / "by_code.py"))
-    code, _, err = command("rerun", "by_code")
-    assert code == 2
+    err = command.error("rerun", "by_code")
     assert "made its config without Hydra" in err
     assert "put @trieye.main above its function" in err
     shutil.rmtree(runs_of(project) / "by_code" / "provenance")
-    code, _, err = command("fork", "by_code")
-    assert code == 2
-    assert "no checkpoint" in err
-    code, _, err = command("rerun", "by_code")
-    assert code == 2
+    assert "no checkpoint" in command.error("fork", "by_code")
+    err = command.error("rerun", "by_code")
     assert "provenance/attempt-1.json" in err
     assert "configs.json" in err
 
@@ -406,9 +397,7 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(com
     monkeypatch.chdir(copied)
     code, _, err = command("rerun", "first", "--dry-run")
     assert (code, f"cd {copied} && " in err, "--yes" in err) == (2, True, True)
-    code, out, err = command("fork", "first", "--checkpoint", "best", "loop.steps=7", "--yes")
-    assert code == 0, err
-    assert f"cd {copied} && " in out
+    assert f"cd {copied} && " in command.output("fork", "first", "--checkpoint", "best", "loop.steps=7", "--yes")
     assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
     assert (project / "begun.txt").read_text() == begun
 
@@ -505,8 +494,7 @@ def test_a_fork_reproduces_its_parent_and_a_nested_fork_records_its_ancestry(com
 
 
 def test_another_architecture_is_rejected_before_a_run_is_created(command, project):
-    code, _, err = command("fork", "first", "--checkpoint", "best", "agent.width=4")
-    assert code == 1
+    err = command.error("fork", "first", "--checkpoint", "best", "agent.width=4", code=1)
     assert "fork of agents/first at step 6: no run was created" in err
     assert "weights of shape (3,) for a net of (4,)" in err
     assert run_names(project) == ["first"]
@@ -514,10 +502,8 @@ def test_another_architecture_is_rejected_before_a_run_is_created(command, proje
 
 @pytest.mark.slow
 def test_a_fork_into_another_app_refers_to_the_checkpoint_by_path(command, project):
-    code, out, err = command("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=first")
-    assert code == 2  # names are unique per root, in any app
-    code, out, err = command("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=elsewhere")
-    assert code == 0, err
+    command.error("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=first")  # unique in a root
+    out = command.output("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=elsewhere")
     assert f"load_checkpoint_path={runs_of(project)}/first/checkpoints/checkpoint_step_6" in out
     record = RunRecord.read(project / ".trieye_data" / "others" / "runs" / "elsewhere" / "run.json")
     assert record.forked_from.name == "agents/first@6"
@@ -528,10 +514,9 @@ def test_an_active_run_can_be_forked_but_not_into_an_existing_run(command, proje
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "taken")
     update_json(runs_of(project) / "taken" / "run.json", run_name="taken", run_id="another")
     with RunLock(runs_of(project) / "first" / "run.lock"), RunLock(runs_of(project) / "taken" / "run.lock"):
-        code, _, err = command("fork", "first", "--checkpoint", "best", "--dry-run")
-        assert code == 0, err
-        code, _, err = command("fork", "first", "--checkpoint", "best", "run_name=taken")
-        assert (code, "run_name=taken: this run already exists and is still running" in err) == (2, True)
+        command.output("fork", "first", "--checkpoint", "best", "--dry-run")
+        err = command.error("fork", "first", "--checkpoint", "best", "run_name=taken")
+        assert "run_name=taken: this run already exists and is still running" in err
     code, _, err = command("rerun", "first", "run_name=taken")
     assert (code, "run_name=taken: this run already exists" in err) == (2, True)
     assert "to resume it: cd " in err
@@ -568,8 +553,7 @@ def test_a_program_that_never_restores_is_rejected_without_training(command, pro
     ],
 )
 def test_an_invalid_argument_lists_the_valid_choices_and_creates_nothing(arguments, expected, command, project):
-    code, _, err = command(*arguments)
-    assert code == 2, err
+    err = command.error(*arguments)
     assert all(part in err for part in expected), err
     assert run_names(project) == ["first"]
 
@@ -590,8 +574,7 @@ def test_a_truncated_checkpoint_is_rejected_before_a_run_is_created(command, pro
     update_json(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
     file = next((runs_of(project) / "cut" / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
-    code, _, err = command("fork", "cut", "--checkpoint", "step:6")
-    assert code == 1
+    err = command.error("fork", "cut", "--checkpoint", "step:6", code=1)
     assert "no run was created" in err
     assert file.name in err
     assert run_names(project) == ["cut", "first"]
@@ -656,19 +639,16 @@ def test_a_damaged_run_file_is_named(file, command, project):
 def test_a_job_of_a_sweep_is_rerun_and_forked_as_a_single_run(command, project):
     run_program(project, "-m", "agent.lr=0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
     job = (project / "multirun" / "lr" / "0" / "run").resolve().name
-    code, out, err = command("fork", job, "--checkpoint", "step:2", "run_name=alone", "--dry-run")
-    assert code == 0, err
+    out = command.output("fork", job, "--checkpoint", "step:2", "run_name=alone", "--dry-run")
     assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone persistence.load_checkpoint_path={job}:step:2" in out
-    code, out, err = command("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")
-    assert code == 0, err
+    out = command.output("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")
     assert "agent.lr=0.5 loop.steps=4 run_name=" in out
     shutil.rmtree(project / "multirun")
 
 
 def test_two_runs_are_compared_as_a_table_and_as_json(command, project):
     assert command("rerun", "first", "agent.lr=0.5", "loop.steps=4", "run_name=second")[0] == 0
-    code, out, _ = command("diff", "first", "second")
-    assert code == 0
+    out = command.output("diff", "first", "second")
     rows = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     for row in (
         ["config", "agents/first", "agents/second"],
@@ -690,7 +670,6 @@ def test_killed_runs_and_runs_without_provenance_are_compared_by_what_was_record
     first = killed_run()
     second = killed_run(directory="other")
     shutil.rmtree(second / "provenance", ignore_errors=True)
-    code, out, _ = command("diff", first, second)
-    assert code == 0
+    out = command.output("diff", first, second)
     assert "agents/first: commit and packages were not recorded" in out
     assert "loss" in out
