@@ -78,14 +78,18 @@ def test_only_the_chosen_sinks_are_enabled():
     assert compose().sinks.enabled == ["mlflow", "tensorboard"]
 
 
+def test_sinks_have_the_alias_logger():
+    sinks = compose(["sinks=[mlflow,wandb]"]).sinks
+    assert compose(["logger=[mlflow,wandb]"]).sinks == sinks
+    assert compose(["logger=[mlflow,wandb]", "experiment=example"]).sinks == sinks
+    assert compose(["logger=[]", "experiment=example"]).sinks == compose(["logger=[]"]).sinks
+
+
 @pytest.mark.parametrize(
-    "chosen",
-    [OUR_NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in OUR_NAMES[1:]), "[mlflow,wandb]", "[]"],
+    "name", [OUR_NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in OUR_NAMES[1:])]
 )
-def test_sinks_have_the_alias_logger(chosen):
-    sinks = compose([f"sinks={chosen}" if chosen != "[]" else "logger=[]"]).sinks
-    assert compose([f"logger={chosen}"]).sinks == sinks
-    assert compose([f"logger={chosen}", "experiment=example"]).sinks == sinks
+def test_one_sink_is_chosen_with_the_alias_logger(name):
+    assert compose([f"logger={name}", "experiment=example"]).sinks == compose([f"sinks={name}"]).sinks
 
 
 def test_metric_sets_merge_and_can_be_omitted():
