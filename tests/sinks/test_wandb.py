@@ -110,7 +110,7 @@ def test_the_wandb_run_has_our_names_and_group(run, tmp_path, capfd):
     assert (printed.out, printed.err) == ("", "")
 
 
-def test_points_of_a_step_share_a_row_with_step_and_time(run):
+def test_points_of_a_step_share_a_row_with_step_and_time_and_the_summary_has_the_latest_values(run):
     sink = opened(run, project="else")
     sink.write(
         [Point("loss", 0.5, 10, 1.7e9), Point("acc@1/é", 1.0, 10, 1.7e9 + 1), Point("loss", 0.25, 11, 1.7e9 + 2)]
@@ -129,16 +129,10 @@ def test_points_of_a_step_share_a_row_with_step_and_time(run):
         ("", "*", "global_step"),
     ]
     assert run_record_of(run).project == "else"
-
-
-def test_the_summary_has_the_latest_values(run):
-    sink = opened(run)
-    sink.write([Point("loss", float(step), step, 1.7e9) for step in range(5)])
-    sink.close("FINISHED")
     summary = {}
     for record in records_of(run):
         summary |= values_of(record.summary.update)
-    assert summary["loss"] == 4.0
+    assert summary["loss"] == 0.75
 
 
 @pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1), ("KILLED", 130), ("RUNNING", 1)])
@@ -149,12 +143,15 @@ def test_the_exit_code_records_the_status(run, status, code):
     assert any(record.HasField("preempting") for record in records) == (status == "RUNNING")
 
 
-def test_numeric_parameters_are_numbers_and_never_change(run):
+def test_numeric_parameters_are_numbers_and_never_change_and_tags_are_replaced_by_later_ones(tmp_path):
+    run = make_run_info(tmp_path, tags={"team": "a", "note": "x"})
     sink = opened(run)
+    sink.set_tags({"team": "b", "fold": "3"})
     sink.log_params({"lr": "1e-3", "layers": "2", "double": "True", "name": "dqn", "sizes": "[64, 64]", "none": "None"})
     sink.log_params({"lr": "0.5", "path\udcff": "/a\udcff", "version": "1.2.3", "code": "07", "nan": "nan"})
     sink.close("FINISHED")
     config = config_of(run)
+    assert config["tags"] == {"team": "b", "note": "x", "fold": "3"}
     assert {name: config[name] for name in ("lr", "layers", "double", "name", "sizes", "none")} == {
         "lr": 1e-3,
         "layers": 2,
@@ -169,14 +166,6 @@ def test_numeric_parameters_are_numbers_and_never_change(run):
         "07",
         "nan",
     )
-
-
-def test_tags_are_replaced_by_later_ones(tmp_path):
-    run = make_run_info(tmp_path, tags={"team": "a", "note": "x"})
-    sink = opened(run)
-    sink.set_tags({"team": "b", "fold": "3"})
-    sink.close("FINISHED")
-    assert config_of(run)["tags"] == {"team": "b", "note": "x", "fold": "3"}
 
 
 def test_invalid_points_affect_neither_others_nor_reserved_keys(run):
@@ -215,12 +204,12 @@ def test_artifacts_are_copied_to_the_files_of_the_run(run, tmp_path):
     assert {"sub/dir/one.txt", "configs/a [1].yaml"} <= sent
 
 
-@pytest.mark.parametrize("target", ["../../outside", "/tmp/outside", ".."])
-def test_an_artifact_path_outside_the_run_is_rejected(run, tmp_path, target):
+def test_an_artifact_path_outside_the_run_is_rejected(run, tmp_path):
     (tmp_path / "one.txt").write_text("1")
     sink = opened(run)
-    with pytest.raises(ProcessingError, match=r"one\.txt"):
-        sink.log_artifact(tmp_path / "one.txt", target)
+    for target in ("../../outside", "/tmp/outside", ".."):
+        with pytest.raises(ProcessingError, match=r"one\.txt"):
+            sink.log_artifact(tmp_path / "one.txt", target)
     with pytest.raises(ProcessingError, match="does not exist"):
         sink.log_artifact(tmp_path / "nothing.txt", None)
     sink.close("FINISHED")
