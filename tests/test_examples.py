@@ -48,10 +48,10 @@ def test_the_classifier_reaches_its_target(example):
 
 
 def test_the_offline_example_learns_from_rows_of_the_ppo_example(example):
-    example("ppo", "run_name=first", "loop.env_steps=6000", "loop.evaluate_every_steps=3000", "env.eval_episodes=5")
+    example("ppo", "run_name=first", "loop.env_steps=3000", "loop.evaluate_every_steps=1500", "env.eval_episodes=5")
     assert returns_of("first").max() > 60
-    example("ppo", "mode=explore", "run_name=first", "loop.env_steps=3000", f"explore.output={Path.cwd()}/rows.npz")
-    steps = ("loop.steps=600", "loop.evaluate_every_steps=300", "env.eval_episodes=5")
+    example("ppo", "mode=explore", "run_name=first", "loop.env_steps=2000", f"explore.output={Path.cwd()}/rows.npz")
+    steps = ("loop.steps=300", "loop.evaluate_every_steps=150", "env.eval_episodes=5")
     example("offline", "mode=train", "data=rows.npz", "run_name=offline", *steps)
     assert returns_of("offline").max() > 40
 

@@ -281,21 +281,19 @@ def test_without_a_name_all_apps_are_shown_with_one_server_per_store(root, tmp_p
     assert runs_linked(tmp_path / "tensorboard") == apps
 
 
-def test_too_many_mlflow_stores_are_rejected(root, capsys):
+def test_too_many_mlflow_stores_are_rejected(root, command):
     for number in range(MAX_STORES):
         shutil.copytree(root / "agents", root / f"copy{number}")
-    assert main(["ui", "--root", str(root)]) == 2
-    assert f"its runs are in {MAX_STORES + 1} MLflow stores" in capsys.readouterr().err
+    assert f"its runs are in {MAX_STORES + 1} MLflow stores" in command.error("ui", "--root", root)
 
 
-def test_a_run_without_sinks_has_only_the_report(root, tmp_path, capsys):
+def test_a_run_without_sinks_has_only_the_report(root, tmp_path, command):
     shown_pages, notes = pages("bare", root, tmp_path)
     assert list(shown_pages) == ["report"]
     assert [note.partition(":")[0] for note in notes] == ["no MLflow page", "no TensorBoard page"]
-    assert main(["ui", "bare", "--root", str(root), "--only", "mlflow"]) == 2
-    assert "nothing to show in the browser: no MLflow page: the MLflow sink was disabled" in capsys.readouterr().err
-    assert main(["ui", "--root", str(root), "--only", "report"]) == 2
-    assert f"nothing to show in the browser: {NO_REPORT}" in capsys.readouterr().err
+    err = command.error("ui", "bare", "--root", root, "--only", "mlflow")
+    assert "nothing to show in the browser: no MLflow page: the MLflow sink was disabled" in err
+    assert f"nothing to show in the browser: {NO_REPORT}" in command.error("ui", "--root", root, "--only", "report")
 
 
 def test_the_report_is_regenerated_on_each_load_and_served_only_locally(root, ui, tmp_path):
@@ -345,22 +343,21 @@ def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_pat
     assert (answered, refused) == ([200] * 4, [403] * 4)
 
 
-def test_a_run_with_a_damaged_config_is_named_and_skipped(root, tmp_path, capsys):
+def test_a_run_with_a_damaged_config_is_named_and_skipped(root, tmp_path, command):
     runs = root / "agents" / "runs"
     (runs / "first" / "configs.json").write_text('{"persistence": {}}')
     shown_pages, notes = pages("agents", root, tmp_path)
     assert (len(shown_pages), runs_linked(tmp_path / "tensorboard")) == (3, ["second"])
     assert notes == [f"{runs / 'first'} is skipped: configs.json has no 'sinks'"]
     (runs / "first" / "configs.json").write_text("{")
-    assert main(["ui", "first", "--root", str(root)]) == 2
-    assert f"no runs in {runs / 'first'}; {runs / 'first'} is skipped: " in capsys.readouterr().err
+    assert f"no runs in {runs / 'first'}; {runs / 'first'} is skipped: " in command.error("ui", "first", "--root", root)
 
 
-def test_an_existing_server_is_linked_without_its_password(root, capsys):
+def test_an_existing_server_is_linked_without_its_password(root, capfd):
     for run_dir in (root / "agents" / "runs").iterdir():
         change(run_dir / "configs.json", mlflow_tracking_uri="http://me:hunter2@127.0.0.1:9/track/")
     assert main(["ui", "first", "--root", str(root), "--only", "mlflow", "--no-browser"]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert (out, err) == ("MLflow  http://127.0.0.1:9/track/#/experiments\n", "")  # no notes
 
 
@@ -388,10 +385,10 @@ def test_a_browser_opens_only_with_a_display(root, tmp_path, warm_programs, disp
     assert (opened.read_text() if opened.exists() else "") == ("http://127.0.0.1:9/#/experiments\n" if opens else "")
 
 
-def test_a_store_without_a_server_is_named_without_its_password(root, capsys):
+def test_a_store_without_a_server_is_named_without_its_password(root, command):
     change(root / "agents" / "runs" / "first" / "configs.json", mlflow_tracking_uri="postgresql://me:hunter2@db/x")
-    assert main(["ui", "first", "--root", str(root), "--only", "mlflow"]) == 2
-    assert "mlflow server --backend-store-uri postgresql://me:***@db/x" in capsys.readouterr().err
+    err = command.error("ui", "first", "--root", root, "--only", "mlflow")
+    assert "mlflow server --backend-store-uri postgresql://me:***@db/x" in err
 
 
 def test_event_files_are_shown_even_if_the_mlflow_database_is_missing(root, tmp_path):
@@ -404,45 +401,40 @@ def test_event_files_are_shown_even_if_the_mlflow_database_is_missing(root, tmp_
 @pytest.mark.parametrize(
     ("version", "advice"), [("older", "mlflow db upgrade sqlite:///"), ("newer", "--upgrade mlflow")]
 )
-def test_a_database_of_another_mlflow_version_is_unchanged(root, capsys, version, advice):
+def test_a_database_of_another_mlflow_version_is_unchanged(root, command, version, advice):
     database = root / "agents" / "mlruns" / "mlflow.db"
     revision = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # MLflow's first revision; an unknown one
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DROP TABLE model_versions")  # MLflow would make it, without a word
         connection.execute("UPDATE alembic_version SET version_num = ?", [revision])
-    assert main(["ui", "agents", "--root", str(root), "--only", "mlflow"]) == 2
-    text = capsys.readouterr().err
+    text = command.error("ui", "agents", "--root", root, "--only", "mlflow")
     assert f"has {'an older' if version == 'older' else 'a newer'} schema than the installed MLflow" in text
     assert advice in text
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
 
 
-def test_a_port_in_use_is_reported_with_its_process(root, capsys, tmp_path, monkeypatch):
+def test_a_port_in_use_is_reported_with_its_process(root, capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert main(["ui", "events", "--root", str(root), "--port", str(port)]) == 2
-    text = capsys.readouterr().err
+    text = capfd.readouterr().err
     assert f"port {port}: in use by process {os.getpid()} (" in text
     assert not list(tmp_path.glob("trieye-*"))
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_an_invalid_port_is_rejected(port, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["ui", "--port", port])
-    assert ended.value.code == 2
-    assert f"invalid port '{port}'; expected an integer from 1 to 65535" in capsys.readouterr().err
+def test_an_invalid_port_is_rejected(port, command):
+    assert f"invalid port '{port}'; expected an integer from 1 to 65535" in command.error("ui", "--port", port)
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [("frist", "first"), ("agents/secnd", "agents/second"), ("agnets", "agents"), ("multirun/gird", None)],
 )
-def test_an_unknown_name_suggests_the_closest_one(root, sweep, capsys, name, meant):
-    assert main(["ui", name, "--root", str(root)]) == 2
-    text = capsys.readouterr().err
+def test_an_unknown_name_suggests_the_closest_one(root, sweep, command, name, meant):
+    text = command.error("ui", name, "--root", root)
     assert f"{name}: no such run, app, sweep or directory" in text
     assert meant is None or f"did you mean {meant!r}?" in text
 
