@@ -82,14 +82,18 @@ def commands():
     return [line for line in dict.fromkeys(lines) if line and not line.startswith(NOT_RUN_HERE)]
 
 
-def run(command, folder, modules=warm.HEAVY):
+def run(command, folder, modules=warm.HEAVY, *, code=0):
+    """Run a command that ends with an exit code."""
     starts = {"python": [], "trieye": ["-m", "trieye.cli"]}
     if command[0] in starts:
         words = [*starts[command[0]], *command[1:]]
-        if not IS_LONG:
-            return warm.run(words, folder, modules=modules)
         command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    if command[0] == sys.executable and not IS_LONG:
+        done = warm.run(command[1:], folder, modules=modules)
+    else:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 def is_composed_elsewhere(line, folder):
@@ -141,8 +145,7 @@ def compose(lines, project):
     """Compose and check the configs of lines that train longer, in one process."""
     command_lines = [shlex.split(line.partition(".train ")[2], comments=True) for line in lines]
     (project / "compose.json").write_text(json.dumps(command_lines))
-    done = run(["python", "-c", COMPOSE, str(project / "conf"), str(project / "compose.json")], project)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run(["python", "-c", COMPOSE, str(project / "conf"), str(project / "compose.json")], project)
 
 
 def train_until_killed(line, project):
@@ -177,7 +180,6 @@ def project(tmp_path_factory):
                 only_composed.append(line)
                 continue
             done = run(command, folder)
-            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             assert "\x1b" not in done.stdout + done.stderr, "colors are for terminals"
             if line.startswith("sha256sum"):
                 (folder / "checksums").write_text(done.stdout)
@@ -208,9 +210,7 @@ def test_the_python_calls_of_a_page_work_in_a_project(project, tmp_path, page):
     (block,) = blocks(page, "python")
     assert block.count("runs.rerun(") == (page == "docs/runs.md")  # tests/runs start whole programs
     (tmp_path / "shown.py").write_text(block.replace("runs.rerun(", "runs.plan_rerun("))
-    done = run(["python", str(tmp_path / "shown.py")], project)
-    assert done.returncode == 0, done.stderr
-    assert PROJECT_CODE_PAGES[page] in done.stdout, done.stdout
+    assert PROJECT_CODE_PAGES[page] in run(["python", str(tmp_path / "shown.py")], project).stdout
 
 
 @pytest.mark.slow
@@ -224,16 +224,14 @@ def test_the_longer_trainings_of_other_pages_compose(project):
     sweeps = [line for line in lines if " -m " in line.partition(".train")[2]]
     compose([line for line in lines if line not in sweeps], project)
     for line in sweeps:
-        done = run([*shlex.split(line, comments=True), "hydra.sweeper.dry_run=true"], project)
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        run([*shlex.split(line, comments=True), "hydra.sweeper.dry_run=true"], project)
 
 
 @pytest.mark.slow
 def test_a_configuration_error_is_one_message_and_exit_code_2(project):
     (block,) = [block for block in blocks("docs/project.md", "text") if block.startswith("$ ")]
     command, _, message = block.removeprefix("$ ").partition("\n")
-    done = run(shlex.split(command), project)
-    assert done.returncode == 2
+    done = run(shlex.split(command), project, code=2)
     assert done.stdout == ""
     assert done.stderr.strip() == message.strip()
 
@@ -256,8 +254,7 @@ def test_the_code_of_the_pages_runs(tmp_path):
             scripts.append(f"{Path(page).stem}_{number}.py")
             (tmp_path / scripts[-1]).write_text(block)
     assert len(scripts) >= 8
-    done = run(["python", str(tmp_path / "run_blocks.py"), *scripts], tmp_path)  # one process: same imports
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run(["python", str(tmp_path / "run_blocks.py"), *scripts], tmp_path)  # one process: same imports
 
 
 def test_every_block_of_commands_and_code_has_a_test():
@@ -281,28 +278,23 @@ def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
     assert first in (ROOT / "README.md").read_text()
     # the fork server imports all modules of this process
     for command in ([*shlex.split(first), "hydra.launcher.backend=local"], *map(shlex.split, others)):
-        done = run(command, tmp_path, warm.LIGHT)
-        assert done.returncode == 0, done.stderr
+        run(command, tmp_path, warm.LIGHT)
     status = json.loads(run(["trieye", "sweep", "status", "--json"], tmp_path).stdout)
     assert [job["state"] for job in status["jobs"]] == ["completed"] * 3
     for command in map(shlex.split, results.splitlines()):
-        done = run(command, tmp_path, warm.LIGHT if command[0] == "python" else warm.HEAVY)
-        assert done.returncode == 0, done.stderr
+        run(command, tmp_path, warm.LIGHT if command[0] == "python" else warm.HEAVY)
     assert (tmp_path / "table.md").read_text().splitlines()[2].startswith("| 0.3 ")
     assert (tmp_path / "curve.png").exists()
-    done = run(["python", "learn.py", *shlex.split(first)[2:], "hydra.launcher.backend=local"], tmp_path, warm.LIGHT)
-    assert done.returncode == 0, done.stderr
+    run(["python", "learn.py", *shlex.split(first)[2:], "hydra.launcher.isolate=none"], tmp_path)
     losses = [record["summary"]["loss"]["last"] for record in sorted(records(tmp_path), key=lambda run: run["job"])]
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == 3
-    table = run(["trieye", "results", "table", ".trieye_data", "--by", "lr", "-o", "learned.md"], tmp_path, warm.HEAVY)
-    assert table.returncode == 0, table.stderr
+    run(["trieye", "results", "table", ".trieye_data", "--by", "lr", "-o", "learned.md"], tmp_path)
     assert (tmp_path / "learned.md").read_text().splitlines()[2].startswith("| 0.3 ")  # the lowest loss
     defaults, *_ = blocks("docs/hydra_sweeps.md", "yaml")
     (tmp_path / "conf/config.yaml").write_text(f"{defaults}lr: 0.1\nepochs: 3\n")
     options = ["hydra.sweep.dir=second", "hydra.launcher.isolate=none"]
-    done = run(["python", "train.py", "-m", "epochs=1,2", *options], tmp_path)
-    assert done.returncode == 0, done.stderr
+    run(["python", "train.py", "-m", "epochs=1,2", *options], tmp_path)
     assert json.loads((tmp_path / "second/1/checkpoint.json").read_text())["epoch"] == 2
 
 
@@ -316,9 +308,7 @@ def test_a_program_without_the_template_is_swept(tmp_path):
         line for block in blocks("docs/project.md", "console") for line in block.splitlines() if " -m " in line
     ]
     words = [*shlex.split(command.replace("4", "2")), "runtime=local", "sinks=[]", "hydra.launcher.isolate=none"]
-    done = run(words, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "best of 2 jobs" in done.stdout
+    assert "best of 2 jobs" in run(words, tmp_path).stdout
 
 
 def anchors(page):
