@@ -63,11 +63,7 @@ def test_attempts_are_listed_with_their_superseded_points(run_dir, command):
     attempts = json.loads(command.output("attempts", run_dir, "--json"))["attempts"]
     assert [
         (attempt["number"], attempt["shown"], attempt["superseded"], attempt["metrics"]) for attempt in attempts
-    ] == [
-        (1, 5, 5, ["loss"]),
-        (2, 8, 0, []),
-        (3, 2, 0, []),
-    ]
+    ] == [(1, 5, 5, ["loss"]), (2, 8, 0, []), (3, 2, 0, [])]
     assert "loss" in command.output("attempts", run_dir)
 
 

@@ -147,11 +147,7 @@ def test_prune_lists_the_objective_of_each_run_and_why_it_keeps_others(make_run,
         output = trieye_command.output("prune", "agents", *arguments)
     (line,) = (line.split() for line in output.splitlines() if line.startswith("agents/third"))
     assert line[2] == "3.25"
-    for kept in (
-        "agents/fresh (2): used recently",
-        "agents/second (1.5): the best",
-        "agents/first (4.5): running",
-    ):
+    for kept in ("agents/fresh (2): used recently", "agents/second (1.5): the best", "agents/first (4.5): running"):
         assert f"keeping {kept}" in output
 
 

@@ -114,8 +114,7 @@ def test_values_that_are_not_finite_are_marked(run):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3660, "1 h 01 min"), (90_000, "1 d 1 h")],
+    ("seconds", "text"), [(-1, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3660, "1 h 01 min"), (90_000, "1 d 1 h")]
 )
 def test_durations_are_shown_in_two_units(seconds, text):
     assert duration(seconds) == text

@@ -31,8 +31,7 @@ def test_an_unknown_environment_variable_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "uri",
-    ["sqlite:///a.db", "http://h:1", "file:/a", "mysql+pymysql://u@h/d", "postgresql://h/d", "databricks"],
+    "uri", ["sqlite:///a.db", "http://h:1", "file:/a", "mysql+pymysql://u@h/d", "postgresql://h/d", "databricks"]
 )
 def test_uris_that_mlflow_accepts_are_valid(uri):
     assert check_tracking_uri(uri) == uri

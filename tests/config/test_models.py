@@ -120,9 +120,7 @@ def test_a_dump_with_another_directory_moves_its_mlflow_store(tmp_path, monkeypa
     assert f"sqlite:///{tmp_path}/b/mlruns/mlflow.db" == moved.MLFLOW_TRACKING_URI
 
 
-def test_the_tracking_uri_of_the_environment_is_read_when_the_config_is_created(
-    monkeypatch,
-):
+def test_the_tracking_uri_of_the_environment_is_read_when_the_config_is_created(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://driver:1")
     sent = pickle.dumps(TrieyeConfig(app_name="a"))
     explicit = PersistenceConfig(mlflow_tracking_uri="http://chosen:1")

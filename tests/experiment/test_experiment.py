@@ -128,11 +128,7 @@ def test_an_experiment_logs_to_its_run_and_raises_without_one(loop_config):
         ({"steps": 7, "env_steps": 90}, 7, "loop.steps=7"),
         ({"time_s": 1e-9}, 1, "loop.time_s"),
         ({"target": -5.0, "evaluate_every_steps": 5, "steps": 100}, 25, "loop.target"),
-        (
-            {"target": -31.0, "mode": "min", "evaluate_every_steps": 5, "steps": 12},
-            12,
-            "loop.steps",
-        ),
+        ({"target": -31.0, "mode": "min", "evaluate_every_steps": 5, "steps": 12}, 12, "loop.steps"),
     ],
 )
 def test_the_first_limit_stops_the_experiment(loop_config, loop, step, reason):

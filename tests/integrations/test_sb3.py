@@ -377,10 +377,7 @@ def test_evaluation_environments_use_the_observation_moments_of_the_training():
     learns, evaluates = make_envs(env, gamma=0.9), make_envs(env, evaluates=True)
     assert [
         (one.training, one.norm_obs, one.norm_reward) for one in map(unwrap_vec_normalize, (learns, evaluates))
-    ] == [
-        (True, True, True),
-        (False, True, False),
-    ]
+    ] == [(True, True, True), (False, True, False)]
     assert learns.gamma == 0.9
     only_rewards = make_envs(EnvConfig(id="CartPole-v1", normalize_rewards=True))
     assert not only_rewards.norm_obs

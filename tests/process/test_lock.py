@@ -48,10 +48,7 @@ def start_holder(tmp_path):
     def start(*words, lines=1, code=HOLDER):
         target = tmp_path / "my_run" / "run.lock" if code == HOLDER else tmp_path
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(target), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", code, str(target), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         started.append(process)
         for _ in range(lines):

@@ -22,13 +22,7 @@ from tests.forked import in_a_child
 from tests.run.agent import Agent, Lines
 from tests.waiting import wait_until
 from trieye import runs
-from trieye.exceptions import (
-    CheckpointError,
-    ConfigurationError,
-    ProcessingError,
-    RunClosedError,
-    RunLockedError,
-)
+from trieye.exceptions import CheckpointError, ConfigurationError, ProcessingError, RunClosedError, RunLockedError
 from trieye.history.table import read_history
 from trieye.hub.logic import HubLogic
 from trieye.run import attempt as attempt_module

@@ -87,10 +87,7 @@ import atexit; atexit.register(progress.stop)
 
 
 def test_a_closed_terminal_does_not_stop_the_sink(printed):
-    assert printed(after="import io; sys.stderr = io.StringIO(); sys.stderr.close()") == (
-        "",
-        "",
-    )
+    assert printed(after="import io; sys.stderr = io.StringIO(); sys.stderr.close()") == ("", "")
 
 
 @pytest.fixture

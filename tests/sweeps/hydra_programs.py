@@ -20,8 +20,7 @@ def _as_in_a_fresh_process(hydra_restore_singletons):
 
 @pytest.mark.filterwarnings(_LATER)
 @pytest.mark.parametrize(
-    ("task_launcher_cfg", "extra_flags"),
-    [({}, ["-m", "hydra/launcher=trieye", "hydra.launcher.isolate=none"])],
+    ("task_launcher_cfg", "extra_flags"), [({}, ["-m", "hydra/launcher=trieye", "hydra.launcher.isolate=none"])]
 )
 class TestProgramsInThisProcess(IntegrationTestSuite):
     def generate_custom_cmd(self):

@@ -47,10 +47,7 @@ values = st.one_of(
     texts.map("'{}'".format),
 )
 ranges = st.builds(
-    "range({},{},{})".format,
-    st.integers(-3, 0),
-    st.integers(1, 4),
-    st.sampled_from(["1", "2", "0.5", "1.25"]),
+    "range({},{},{})".format, st.integers(-3, 0), st.integers(1, 4), st.sampled_from(["1", "2", "0.5", "1.25"])
 )
 several = st.lists(values, min_size=2, max_size=3).map(",".join)
 choices = several.map("choice({})".format)
@@ -109,10 +106,7 @@ def test_a_glob_expands_to_the_options_of_the_program(tmp_path):
             "lr=interval(0,1)",
             r"lr=interval\(0,1\): a grid cannot sweep over an interval.*lr=1,2,3.*hydra.sweeper.kind=random",
         ),
-        (
-            "agent=glob(*)",
-            r"agent=glob\(\*\): only the program knows the options of a group; run it with -m",
-        ),
+        ("agent=glob(*)", r"agent=glob\(\*\): only the program knows the options of a group; run it with -m"),
         ("lr=range(5,1)", r"lr=range\(5,1\): lr has no values"),
         ("lr=range(0,5,0)", r"lr=range\(0,5,0\): .*must not be zero"),
         ("lr=range(0,3),5", r"lr=range\(0,3\),5: a range cannot be combined"),

@@ -225,8 +225,7 @@ def test_the_numbers_of_a_return_value_have_names():
 
 
 @pytest.mark.parametrize(
-    ("returned", "shown"),
-    [({"a": 1.0, "b": 2.0}, "2 numbers: a, b"), (None, "None"), ("3.5", "a value of type str")],
+    ("returned", "shown"), [({"a": 1.0, "b": 2.0}, "2 numbers: a, b"), (None, "None"), ("3.5", "a value of type str")]
 )
 def test_the_error_of_a_search_shows_what_a_job_returned(returned, shown, tmp_path):
     error = Objectives(is_needed=True).applied(Done(0, returned), tmp_path).error

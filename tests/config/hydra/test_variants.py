@@ -123,9 +123,7 @@ def test_without_a_choice_the_default_of_the_field_applies(project):
 
 def test_defaults_of_a_variant_can_be_interpolated(variants):
     config = trieye.compose(
-        ["agent=ppo", "rate=${agent.lr}", "seed=${agent.net.width}"],
-        config_path=variants.conf,
-        config_type=TrainConfig,
+        ["agent=ppo", "rate=${agent.lr}", "seed=${agent.net.width}"], config_path=variants.conf, config_type=TrainConfig
     )
     assert (config.rate, config.seed) == (3e-4, 64)
 
