@@ -33,8 +33,9 @@ def assert_same_estimate(first, second):
     [
         ("mean", (3 + 30) / 2),  # the tasks' means are 3 and 30
         ("median", (3 + 30) / 2),
-        ("iqm", (2 + 3 + 6 + 10 + 20) / 5),  # of 1 2 3 6 10 20 60, one is trimmed at each end
-        ("run_median", 6.0),
+        # 1 2 3 6 weigh 1/8 each, 10 20 60 weigh 1/6; a quarter is trimmed at each end
+        ("iqm", (3 / 8 + 6 / 8 + 10 / 6 + 20 / 12) / (1 / 2)),
+        ("run_median", (6 / 8 + 10 / 8) / (1 / 4)),  # the middle 2 of 8 runs, if none was missing
         ("optimality_gap", 4 - ((1 + 2 + 3 + 4) / 4 + 4) / 2),
     ],
 )
@@ -55,8 +56,42 @@ def test_iqm_trims_a_quarter_rounded_down_at_each_end(n, value):
     assert aggregate(np.arange(n)).value == value
 
 
+def weighted_middle(columns, cut):
+    """Return the mean without the weight `cut` at each end, computed in floats; all columns have the same weight."""
+    weights = np.concatenate([np.full(len(column), 1 / len(column) / len(columns)) for column in columns])
+    order = np.argsort(np.concatenate(columns))
+    ends = np.clip(np.cumsum([0.0, *weights[order]]), cut, 1 - cut)
+    return np.diff(ends) @ np.concatenate(columns)[order] / (1 - 2 * cut)
+
+
+def test_tasks_with_fewer_runs_have_the_same_weight_as_other_tasks():
+    rng = np.random.default_rng(0)
+    for sizes in ((8, 3), (5, 1, 4), (7, 11, 13, 16, 17, 19, 23, 25, 27, 29, 31, 37, 41, 43, 47)):
+        columns = [rng.normal(size=size) for size in sizes]
+        table = np.full((max(sizes), len(sizes)), NAN)
+        for task, column in enumerate(columns):
+            table[: len(column), task] = column
+        for stat, num_cut in (("iqm", table.size // 4), ("run_median", (table.size - 1) // 2)):
+            expected = weighted_middle(columns, num_cut / table.size)
+            assert aggregate(table, stat, resamples=1).value == pytest.approx(expected)
+
+
+def test_missing_runs_of_a_task_do_not_make_equal_algorithms_differ():
+    complete = np.array([[90.0, 20.0], [91.0, 21.0], [92.0, 22.0], [93.0, 23.0], [94.0, 24.0]]).repeat(2, axis=0)
+    unfinished = complete.copy()
+    unfinished[::2, 1] = NAN
+    for stat in STATS:
+        gap = difference(complete, unfinished, stat, gamma=95.0, resamples=500)
+        assert gap.value == pytest.approx(0)
+        assert gap.low <= 0 <= gap.high
+    constant = np.tile([0.0, 0.0, 0.0, 100.0], (5, 1))
+    constant[4, 0] = NAN
+    assert (aggregate(constant).low, aggregate(constant).high) == (0, 0)
+
+
 def test_a_huge_trimmed_score_does_not_affect_the_iqm():
     assert aggregate([0.1, 0.2, 0.3, 1e300]).value == pytest.approx(0.25, rel=1e-15)
+    assert 0 < aggregate([[0.1, 0.2], [0.3, 0.4], [NAN, 1e300]]).value < 1
 
 
 def middle_half(table):

@@ -1,5 +1,6 @@
 """Aggregates: one number for the scores of all runs, computed for many bootstrap resamples at once."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -11,7 +12,11 @@ from trieye.results.bootstrap import Counts, Floats, Statistic, Strata
 Aggregate = Literal["mean", "median", "iqm", "optimality_gap", "run_median"]
 """`mean`: mean of the task means. `median`: median of the task means, as in papers; with one task, its mean.
 `run_median`: median of all runs. `iqm`: interquartile mean of all runs. `optimality_gap`: mean shortfall below gamma.
+All tasks have the same weight, also those with fewer runs.
 """
+
+_MAX_WEIGHT = 1 << 52
+"""Upper limit of the weight of all runs, which float64 represents exactly."""
 
 
 def statistic_of(strata: Strata, stat: Aggregate, gamma: float = 1.0) -> Statistic:
@@ -62,29 +67,42 @@ def _iqm(strata: Strata) -> Statistic:
 
     A quarter of the runs, rounded down, is cut at each end, as in `scipy.stats.trim_mean(scores, 0.25, axis=None)`.
     """
-    num_cut = strata.scores.size // 4
-    return _trimmed(strata, num_cut)
+    return _trimmed(strata, _num_runs(strata) // 4)
 
 
 def _run_median(strata: Strata) -> Statistic:
-    return _trimmed(strata, (strata.scores.size - 1) // 2)
+    return _trimmed(strata, (_num_runs(strata) - 1) // 2)
+
+
+def _num_runs(strata: Strata) -> int:
+    """Return the number of runs if all tasks had as many as the largest, so that a missing run does not change cuts."""
+    return strata.sizes.size * int(strata.sizes.max())
 
 
 def _trimmed(strata: Strata, num_cut: int) -> Statistic:
-    """Return the mean without the lowest and the highest `num_cut` runs.
+    """Return the mean without the lowest and the highest `num_cut` of `_num_runs` runs.
+
+    Each run weighs 1 / (number of tasks * number of runs of its task), so all tasks have the same weight, and
+    `num_cut / _num_runs` of the weight is cut at each end.
 
     The weight of a run follows from the cumulative counts in the order of scores, so resamples need no sorting. A cut
-    run has weight 0, so that a huge score of a diverged run does not round away the rest of the mean.
+    run has weight 0, so that a huge score of a diverged run does not round away the rest of the mean; weights are
+    integers for this reason.
     """
     order = np.argsort(strata.scores, kind="stable")
     scores = strata.scores[order]
-    num_used = scores.size - 2 * num_cut
+    of_a_task = min(math.lcm(*strata.sizes.tolist()), _MAX_WEIGHT // strata.sizes.size)
+    weights = np.rint(of_a_task / strata.sizes.repeat(strata.sizes)).astype(np.intp)[order]
+    cut = num_cut * int(weights.min(initial=of_a_task))
+    kept = int(weights.sum()) - 2 * cut
+    are_equal = bool((weights == 1).all())
 
     def statistic(counts: Counts) -> Floats:
-        drawn = np.cumsum(counts.take(order, axis=1), axis=1)
-        drawn -= num_cut
-        np.clip(drawn, 0, num_used, out=drawn)
-        means: Floats = (np.diff(drawn) @ scores[1:] + drawn[:, 0] * scores[0]) / num_used
+        drawn = counts.take(order, axis=1)
+        drawn = np.cumsum(drawn if are_equal else drawn * weights, axis=1)
+        drawn -= cut
+        np.clip(drawn, 0, kept, out=drawn)
+        means: Floats = (np.diff(drawn) @ scores[1:] + drawn[:, 0] * scores[0]) / kept
         return means
 
     return statistic
