@@ -11,6 +11,9 @@ import trieye
 from trieye.exceptions import ConfigurationError
 from trieye.results import load
 from trieye.results.groups import RunGroups, ScoreDefinition
+from trieye.results.results import Results
+from trieye.results.run_directories import RunDirectories
+from trieye.results.runs import LoadedRun, Problems
 from trieye.sinks.tensorboard.summaries import params_in
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
@@ -60,6 +63,15 @@ def test_labels_omit_keys_determined_by_other_keys(tmp_path):
     assert {frozenset(label.split()) for label in labels} == {
         frozenset([f"algo={algo}", f"capacity={capacity}"]) for algo, capacity in expected
     }
+
+
+def test_null_is_a_value_and_differs_from_a_missing_parameter():
+    params = [{"clip": None, "lr": 0.1}, {"clip": 0.2, "lr": 0.1}, {"lr": 0.2}]
+    reader = RunDirectories(problems := Problems())
+    runs = [LoadedRun(str(n), "r", "app", one, 0, "FINISHED", 4, reader) for n, one in enumerate(params)]
+    groups = RunGroups.of(Results.of(runs, problems=problems, sweeps={}), ["clip", "lr"])
+    assert groups.labels == ["clip=null lr=0.1", "clip=0.2 lr=0.1", "lr=0.2"]
+    assert groups.values == params
 
 
 def test_a_group_of_several_configs_is_an_error_naming_the_differing_keys(results):

@@ -39,9 +39,14 @@ def test_a_key_that_determines_the_objective_explains_all_of_it():
 
 
 def test_jobs_without_a_key_or_an_objective_are_ignored():
-    rows = [{"x": x % 2, "clip": x % 4 if x < 10 else None, "same": 1} for x in range(20)]
+    rows = [{"x": x % 2, "same": 1} | ({"clip": x % 4} if x < 10 else {}) for x in range(20)]
     objectives = [math.nan if number == 0 else float(row["x"]) for number, row in enumerate(rows)]
     assert importances(rows, objectives) == [Importance("x", 1.0, 19), Importance("clip", 1.0, 9)]
+
+
+def test_null_is_a_group_beside_the_quantiles_of_numbers():
+    rows = [{"clip": None if x % 2 else x / 10} for x in range(40)]
+    assert importances(rows, [float(x % 2) for x in range(40)]) == [Importance("clip", 1.0, 40)]
 
 
 def test_few_jobs_and_equal_objectives_have_no_importance():

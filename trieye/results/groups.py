@@ -83,7 +83,7 @@ class RunGroups:
 
     Attributes:
         labels: Name of each group.
-        values: Values of the compared parameters of each group.
+        values: Values of the compared parameters of each group, without those that it lacks.
         tasks: Names of the tasks; a single empty name if no task parameter is set.
         rows: Index of the config of each group and task; None if the group has none.
         keys: The compared parameters.
@@ -133,9 +133,9 @@ class RunGroups:
         groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
         for number, first in enumerate(firsts):
             compared = {key: selection.value_of(first, key) for key in keys}
-            values = {key: None if value is selection.MISSING else value for key, value in compared.items()}
+            values = {key: value for key, value in compared.items() if value is not selection.MISSING}
             name: tuple[Any, ...] = tuple(selection.identity(value) for value in compared.values())
-            if keys and all(value is selection.MISSING for value in compared.values()):  # a run of another program
+            if keys and not values:  # a run of another program
                 values[""] = _name_of(first)
                 name = (values[""],)
             own = {key: results.configs[number][key] for key in attributes}
@@ -380,7 +380,10 @@ def _telling(groups: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[s
     telling: list[str] = []
     num_groups = 1
     for key in sorted(keys, key=lambda key: key.rpartition(".")[2] not in {"kind", "id"}):
-        distinct = {tuple(selection.identity(values.get(name)) for name in [*telling, key]) for values in groups}
+        distinct = {
+            tuple(selection.identity(values.get(name, selection.MISSING)) for name in [*telling, key])
+            for values in groups
+        }
         if len(distinct) > num_groups:
             telling.append(key)
             num_groups = len(distinct)
@@ -390,9 +393,7 @@ def _telling(groups: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[s
 def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes: Sequence[str]) -> list[str]:
     """Return a unique label for each group, from the keys whose values differ among the groups that have them."""
     differing = [
-        key
-        for key in keys
-        if len({selection.identity(values[key]) for values in groups if values.get(key) is not None}) > 1
+        key for key in keys if len({selection.identity(values[key]) for values in groups if key in values}) > 1
     ]
     short = [_label(values, differing, attributes) or _label(values, keys, attributes) for values in groups]
     labels = [
@@ -408,12 +409,14 @@ def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[
     if "" in values:
         return " ".join([str(values[""]), *own])
     names = [*keys, *attributes]
-    if len(names) == 1 and isinstance(values[names[0]], str):
+    if len(names) == 1 and isinstance(values.get(names[0]), str):
         return _shown(values[names[0]])
-    items = [(key.rpartition(".")[2], values[key]) for key in keys if values[key] is not None]
+    items = [(key.rpartition(".")[2], values[key]) for key in keys if key in values]
     shown = [f"{key}={_shown(value)}" for key, value in items[:most]] + ["..."] * (len(items) > most)
     return " ".join(shown + own)
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
     return f"{value:g}" if isinstance(value, float) else str(value).removeprefix(f"{Path.cwd()}/")

@@ -41,7 +41,7 @@ def write_scores(
     """Write one row per group: its parameters, its numbers of runs, and its figures.
 
     Args:
-        values: Compared parameters of each group.
+        values: Compared parameters of each group; None is written as `null`, a missing one is empty.
         figures: Figures of each group by name; all groups have the same figures.
         diverged: Number of diverged runs of each group.
         main: Name of the figure with an interval.
@@ -52,6 +52,7 @@ def write_scores(
     Raises:
         ConfigurationError: The file cannot be written.
     """
+    values = [{key: "null" if value is None else value for key, value in row.items()} for row in values]
     keys = list(dict.fromkeys(key for row in values for key in row))
     if path.suffix.lower() == ".csv":
         columns: dict[str, Any] = {key or "run": plain([row.get(key) for row in values]) for key in keys}

@@ -128,7 +128,8 @@ def settings_table(
         table.add_column("best config")
     for label, settings in lines.items():
         for setting in settings:
-            row: list[Any] = [str(setting.value), runs(setting.best), _with_interval(setting.best)]
+            value = "null" if setting.value is None else str(setting.value)
+            row: list[Any] = [value, runs(setting.best), _with_interval(setting.best)]
             if has_others:
                 best = "" if setting.best_config is None else labels[label][setting.best_config]
                 row += [number(setting.mean.value), best]

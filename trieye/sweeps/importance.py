@@ -1,7 +1,7 @@
 """Importance of the varying keys of a sweep: how much of the objective's variation each of them explains."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ def importances(values: Sequence[Mapping[str, Any]], objectives: Sequence[float]
     values are grouped by quantiles. Effects of several keys together are not included.
 
     Args:
-        values: Values of each job by key; a job may lack a conditional key.
+        values: Values of each job by key; a job may lack a conditional key. None is a value like others.
         objectives: Objective of each job; jobs with NaN are ignored.
     """
     rows = [
@@ -44,7 +44,7 @@ def importances(values: Sequence[Mapping[str, Any]], objectives: Sequence[float]
     keys = dict.fromkeys(key for row, _ in rows for key in row)
     shares = []
     for key in keys:
-        having = [(row[key], objective) for row, objective in rows if row.get(key) is not None]
+        having = [(row[key], objective) for row, objective in rows if key in row]
         column = [value for value, _ in having]
         if len(set(map(str, column))) > 1:
             share = _share(_groups(column), _ranks([objective for _, objective in having]))
@@ -63,14 +63,14 @@ def number_of(value: Any) -> float | None:
 
 
 def _groups(column: Sequence[Any]) -> list[Any]:
-    """Return the group of each value: the value, or its quantile if there are many numbers."""
+    """Return the group of each value: the value, or the quantile of a number if there are many numbers."""
     numbers = [number_of(value) for value in column]
     present = [number for number in numbers if number is not None]
-    if len(present) < len(column) or len(set(present)) <= _MOST_GROUPS:
-        return [str(value) if number is None else number for value, number in zip(column, numbers, strict=True)]
-    num = max(2, min(_MOST_GROUPS, len(present) // _JOBS_PER_GROUP))
-    ranks = _ranks(present)
-    return [min(int((rank - 0.5) * num / len(ranks)), num - 1) for rank in ranks]
+    groups: Iterator[float] = iter(present)
+    if len(set(present)) > _MOST_GROUPS:
+        num = max(2, min(_MOST_GROUPS, len(present) // _JOBS_PER_GROUP))
+        groups = (min(int((rank - 0.5) * num / len(present)), num - 1) for rank in _ranks(present))
+    return [str(value) if number is None else next(groups) for value, number in zip(column, numbers, strict=True)]
 
 
 def _ranks(numbers: Sequence[float]) -> list[float]:
