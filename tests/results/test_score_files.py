@@ -29,3 +29,11 @@ def test_null_is_written_and_a_missing_parameter_is_not(written, suffix):
     rows = written([{"lr": 0.1, "clip": None}, {"lr": 0.2}, {"lr": 0.3, "clip": 0.2}], suffix)
     column = [row[rows[0].index("clip")] for row in rows]
     assert column[-3:] == ["null", "" if suffix == "csv" else "-", "0.2"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "md"])
+def test_a_parameter_named_like_a_figure_does_not_replace_it(written, suffix):
+    rows = written([{"mean": 0.1, "runs": 7, "run": 4}, {"mean": 0.2, "runs": 8, "": "script"}], suffix)
+    assert rows[0][:4] == ["param.mean", "param.runs", "run", "param.run"]
+    assert float(rows[-1][0]) == 0.2
+    assert float(rows[-1][rows[0].index("mean")]) == 1.5

@@ -40,6 +40,8 @@ def write_scores(
 ) -> None:
     """Write one row per group: its parameters, its numbers of runs, and its figures.
 
+    A parameter with the name of another column becomes `param.<name>`.
+
     Args:
         values: Compared parameters of each group; None is written as `null`, a missing one is empty.
         figures: Figures of each group by name; all groups have the same figures.
@@ -54,12 +56,17 @@ def write_scores(
     """
     values = [{key: "null" if value is None else value for key, value in row.items()} for row in values]
     keys = list(dict.fromkeys(key for row in values for key in row))
+    numbers, columns = _figures(figures, diverged, main), dict[str, Any]()
+    for key in keys:
+        name = key or "run"
+        while name in columns or name in numbers:
+            name = f"param.{name}"
+        columns[name] = plain([row.get(key) for row in values])
     if path.suffix.lower() == ".csv":
-        columns: dict[str, Any] = {key or "run": plain([row.get(key) for row in values]) for key in keys}
-        write_table(pa.table(columns | _figures(figures, diverged, main)), path)
+        write_table(pa.table(columns | numbers), path)
         return
     others = [name for name in figures[0] if name != main]
-    header = [*(key or "run" for key in keys), "runs", main, f"{confidence:.0%} CI", *others]
+    header = [*columns, "runs", main, f"{confidence:.0%} CI", *others]
     rows = []
     for row, group, num in zip(values, figures, diverged, strict=True):
         cells = [_shown(row.get(key)) for key in keys]
