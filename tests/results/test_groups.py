@@ -131,6 +131,25 @@ def test_unfinished_runs_have_no_score_unless_included(tmp_path):
     assert results.values("eval/return", include_unfinished=True).shape == (1, 3)
 
 
+def test_unfinished_runs_have_curves_if_included_or_if_no_run_has_finished(tmp_path):
+    for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
+        path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
+    counts = "(1 FAILED, 1 KILLED)"
+
+    def ends(results, *, include_unfinished=False):
+        scoring = ScoreDefinition("eval/return", include_unfinished=include_unfinished)
+        (curves,) = RunGroups.of(results).curves(scoring, grid=2)[1]
+        return curves[:, 0, -1].tolist(), results.problems
+
+    values, problems = ends(load(tmp_path))
+    np.testing.assert_array_equal(values, [2, np.nan, np.nan])
+    assert problems == [f"unfinished runs: not in the curves without --include-unfinished {counts}"]
+    assert ends(load(tmp_path), include_unfinished=True) == ([2, 3, 4], [])
+    note = f"no run has finished: the curves show the points so far of unfinished runs {counts}"
+    assert ends(load(tmp_path).where(seed__ge=1)) == ([3, 4], [note])
+
+
 def test_a_diverged_run_is_reported_and_its_infinite_values_are_missing(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 

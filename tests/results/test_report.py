@@ -222,7 +222,7 @@ def test_runs_are_listed_with_scores_and_links_to_their_directories(report_path,
 
 def test_incomplete_jobs_are_listed_with_the_command_that_runs_them(report_path):
     page = Page(report_path.read_text())
-    assert "7 in 2 groups; 2 not completed ; 1 problem" in page.text
+    assert "7 in 2 groups; 2 not completed ; 2 problems" in page.text
     assert "2 of 8 jobs of sweep are not completed. To run them: trieye sweep relaunch sweep" in page.text
     jobs = next(rows for name, rows in page.tables.items() if name.startswith("table-"))
     assert [[cell["text"].strip() for cell in row] for row in jobs[1:]] == [
@@ -232,11 +232,11 @@ def test_incomplete_jobs_are_listed_with_the_command_that_runs_them(report_path)
     assert "app/runs/dqn2: FAILED, last eval/return at step 1000: not scored without --include-unfinished" in page.text
 
 
-def test_a_killed_run_outside_sweeps_has_a_rerun_command(tmp_path):
-    edit_json(make_run(tmp_path, "first one", [1.0], seed=0) / "run.json", status="KILLED")
-    make_run(tmp_path, "other", [1.0], seed=1)
+def test_a_report_of_only_a_killed_run_has_its_rerun_command_and_curve(tmp_path):
+    edit_json(make_run(tmp_path, "first one", [1.0, 2.0], seed=0) / "run.json", status="KILLED")
     text = Page(render(load(tmp_path), directory=tmp_path)).text
     assert "incomplete trieye rerun 'app/runs/first one'" in text
+    assert "Learning curves" in text
 
 
 def test_the_config_section_separates_differing_from_equal_parameters(report_path):

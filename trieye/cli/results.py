@@ -98,7 +98,9 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
         "--best", action="store_true", help="show only the best config of each group, whose score is optimistic"
     )
     group.add_argument(
-        "--include-unfinished", action="store_true", help="score failed, killed and running runs by their points so far"
+        "--include-unfinished",
+        action="store_true",
+        help="score failed, killed and running runs by their points so far, and show their curves",
     )
     group.add_argument(
         "--include-diverged",

@@ -1,12 +1,14 @@
 """RunGroups: the compared groups of runs, one per row of a table or line of a plot, with one config per task."""
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
@@ -17,6 +19,8 @@ from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Estimate, aggregate
+
+Flags = NDArray[np.bool_]
 
 _MAX_KEYS = 6
 _MAX_SHOWN = 4
@@ -314,6 +318,8 @@ class RunGroups:
     ) -> tuple[Floats, list[Floats]]:
         """Return a grid `[point]` and the curves of each group on it, `[seed, task, point]`; NaN where missing.
 
+        Without `include_unfinished`, unfinished runs are missing, unless no finished run has a curve.
+
         Raises:
             ConfigurationError: No run has the metric or the axis, or a group has several configs.
         """
@@ -322,7 +328,23 @@ class RunGroups:
             raise ConfigurationError(
                 f"{scoring.name}: no run has points on the axis {x}; see the problems listed above"
             )
+        if not scoring.include_unfinished:
+            curve.y[self._unfinished(curve.mask)] = np.nan
         return curve.x, [scoring.scaled(self._of(curve.y, row), self.tasks) for row in self.rows]
+
+    def _unfinished(self, mask: Flags) -> Flags:
+        """Return which unfinished runs `[config, seed]` to omit, given a mask `[config, seed, point]`; note them."""
+        table = self.results.table
+        statuses = np.array([["" if run is None or run.is_ended else run.status for run in row] for row in table])
+        has_curve = np.any(mask, axis=-1)
+        omitted: Flags = has_curve & (statuses != "")
+        counts = ", ".join(f"{number} {status}" for status, number in Counter(statuses[omitted].tolist()).items())
+        if counts and (omitted == has_curve).all():
+            self.results.note("no run has finished", f"the curves show the points so far of unfinished runs ({counts})")
+            return np.zeros_like(omitted)
+        if counts:
+            self.results.note("unfinished runs", f"not in the curves without --include-unfinished ({counts})")
+        return omitted
 
     def differences(self) -> dict[str, list[Any]]:
         """Return the parameters, except seeds, that differ between groups, with the value of each group or None."""

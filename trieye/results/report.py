@@ -157,6 +157,7 @@ class Report:
         penalties = groups.penalties(scoring)
         self.ranked = sorted(range(len(mains)), key=lambda group: (penalties[group], worst_last[group]))
         self.drawn = sorted(group for group in self.ranked[:_MOST_DRAWN] if not math.isnan(mains[group].value))
+        self.shown = self.drawn or range(len(mains))[:_MOST_DRAWN]
 
     def html(self) -> str:
         """Return the page."""
@@ -279,7 +280,7 @@ class Report:
         stat = self.comparison.stat
         bands = {
             self.groups.labels[group]: aggregate_curves(curves[group], grid, stat, **self._intervals)
-            for group in self.drawn
+            for group in self.shown
         }
         return bands, x
 
@@ -325,9 +326,8 @@ class Report:
 
     def differences(self) -> dict[str, list[Any]]:
         """Return the differing parameters of the plotted groups, with the value of each group."""
-        shown = self.drawn or range(len(self.groups.labels))[:_MOST_DRAWN]
         differences = self.groups.differences()
-        return {key: redacted([values[group] for group in shown], key) for key, values in differences.items()}
+        return {key: redacted([values[group] for group in self.shown], key) for key, values in differences.items()}
 
     @cached_property
     def same(self) -> dict[str, Any]:
