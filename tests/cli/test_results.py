@@ -355,7 +355,13 @@ def test_points_are_exported_as_a_table(results, tmp_path):
     [
         (["table", "--metric", "eval/retur"], "did you mean 'eval/return'?"),
         (["table", "--by", "alg"], "did you mean 'algo'?"),
-        (["table", "--by", "seed"], "seed=0 is 2 configs, which differ in agent.algo"),
+        (["table", "--by", "seed"], "seed: runs that differ only in their seed are replicates"),
+        (
+            ["select", "--by", "algo,seed"],
+            "replicates of one group; `trieye results report` lists the score of each run",
+        ),
+        (["compare", "--task", "seed"], "seed: runs that differ only in their seed are replicates"),
+        (["sensitivity", "--param", "seed"], "seed: runs that differ only in their seed are replicates"),
         (["table", "--where", "algo"], "--where algo: expected KEY=VALUE"),
         (["table", "--where", "seed>=0,1"], "--where seed>=0,1: >= takes one value; only = and != take several"),
         (["table", "--where", "algo=sac"], "none of 6 runs match (agent.algo is dqn, ppo)"),

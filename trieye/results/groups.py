@@ -122,7 +122,7 @@ class RunGroups:
             task: The parameter that distinguishes environments.
 
         Raises:
-            ConfigurationError: There is no run, or a key is unknown.
+            ConfigurationError: There is no run, or a key is unknown or a seed.
         """
         if not len(results):
             raise ConfigurationError("no runs selected; relax --where")
@@ -130,7 +130,12 @@ class RunGroups:
         task_key = None if task is None else selection.resolve(task, runs)
         default = dict.fromkeys([*selection.compared_by(runs), *results.by])
         keys = [selection.resolve(key, runs) for key in by] or [key for key in default if key != task_key]
-        results = results.told_apart([key for key in keys if not is_seed(key)])
+        if seed := next(filter(is_seed, [*keys, task_key or ""]), None):
+            raise ConfigurationError(
+                f"{seed}: runs that differ only in their seed are replicates of one group; `trieye results report` "
+                "lists the score of each run, and `trieye results curve --runs -o curve.png` draws their curves"
+            )
+        results = results.told_apart(keys)
         attributes = [] if by else [key for key in results.told_apart_by if key not in keys]
         firsts = [next(run for run in row if run is not None) for row in results.table]
         tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
@@ -158,7 +163,7 @@ class RunGroups:
         """Return one group per config, by the label of the group of `by`; without `by`, under an empty label.
 
         Raises:
-            ConfigurationError: There is no run, or a key is unknown.
+            ConfigurationError: There is no run, or a key is unknown or a seed.
         """
         if not by:
             return {"": cls.of(results, (), task)}
