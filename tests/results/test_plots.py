@@ -24,6 +24,11 @@ def settings_of(values, param="key"):
     return sensitivity(np.array(scores), [{param: value} for value in values], param)
 
 
+def test_none_is_null_on_the_axis_of_a_parameter():
+    (axes,) = plots.sensitivity({"": settings_of([None, "wide"])}, "key", "return").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["null", "wide"]
+
+
 def connected_lines(figure):
     """Return the lines of a figure that connect points."""
     (axes,) = figure.axes

@@ -17,7 +17,7 @@ from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Between, Floats, XAxis
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
-from trieye.results.runs import LoadedRun, is_seed
+from trieye.results.runs import LoadedRun, as_text, is_seed
 from trieye.results.statistics import Estimate, aggregate
 
 Flags = NDArray[np.bool_]
@@ -444,6 +444,4 @@ def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    return f"{value:g}" if isinstance(value, float) else str(value).removeprefix(f"{Path.cwd()}/")
+    return f"{value:g}" if isinstance(value, float) else as_text(value).removeprefix(f"{Path.cwd()}/")

@@ -24,6 +24,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.results.aligned import Floats, well_supported
 from trieye.results.hyperparameters import Setting
+from trieye.results.runs import as_text
 from trieye.results.statistics import Band, Estimate
 from trieye.sweeps.importance import number_of
 from trieye.sweeps.report import headings
@@ -245,7 +246,7 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
     if numeric:
         _scale_x(axes, np.sort(np.fromiter(at.values(), np.float64)))
     else:
-        axes.set_xticks(range(len(values)), [_plain(str(value)) for value in values])
+        axes.set_xticks(range(len(values)), [_plain(as_text(value)) for value in values])
         axes.set_xlim(-0.5, len(values) - 0.5)
     axes.set_xlabel(_plain(param))
     axes.set_ylabel(_plain(metric))

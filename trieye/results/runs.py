@@ -160,3 +160,8 @@ def seed_in(params: Mapping[str, Any]) -> int | None:
 def is_seed(key: str) -> bool:
     """Return whether a parameter is a seed, which distinguishes replicates of a config, not configs."""
     return key.rpartition(".")[2] == "seed"
+
+
+def as_text(value: Any) -> str:
+    """Return a parameter as a user types it."""
+    return "null" if value is None else str(value)

@@ -7,6 +7,7 @@ import numpy as np
 
 from trieye.process.terminal import Text, TextTable
 from trieye.results.hyperparameters import Selection, Setting
+from trieye.results.runs import as_text
 from trieye.results.statistics import FEW, Estimate
 
 MISSING = "red"
@@ -128,8 +129,7 @@ def settings_table(
         table.add_column("best config")
     for label, settings in lines.items():
         for setting in settings:
-            value = "null" if setting.value is None else str(setting.value)
-            row: list[Any] = [value, runs(setting.best), _with_interval(setting.best)]
+            row: list[Any] = [as_text(setting.value), runs(setting.best), _with_interval(setting.best)]
             if has_others:
                 best = "" if setting.best_config is None else labels[label][setting.best_config]
                 row += [number(setting.mean.value), best]
