@@ -57,6 +57,19 @@ def test_logged_vector_episodes_equal_those_that_gymnasium_counts(make_config, m
     assert total == pytest.approx(sum(expected))
 
 
+def test_a_reset_of_some_environments_leaves_the_episodes_of_others(make_config):
+    make = [lambda limit=limit: gymnasium.wrappers.TimeLimit(Square(), limit) for limit in (3, 5)]
+    envs = gymnasium.vector.SyncVectorEnv(make, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
+    with trieye.Run(make_config()) as run:
+        env = LogVectorEpisodes(envs, run)
+        env.reset()
+        for _ in range(6):
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if (terminated | truncated).any():
+                env.reset(options={"reset_mask": terminated | truncated})
+    assert points(run, "episode/length") == [(6, 3.0), (10, 5.0), (12, 3.0)]
+
+
 class Square(gymnasium.Env):
     """Draws a square that moves, without a library for it; an episode has ten steps."""
 

@@ -269,6 +269,18 @@ def test_equally_named_log_directories_are_separate_runs(tmp_path):
         assert read_history(path)["value"].to_pylist() == [float(number)] * 2
 
 
+def test_projects_with_equal_names_of_directories_share_no_run(tmp_path, monkeypatch):
+    monkeypatch.setenv(opening.ROOT, str(tmp_path / "all"))
+    for attempt in (1, 2):
+        for project in ("a", "b"):
+            (tmp_path / project / "src").mkdir(parents=True, exist_ok=True)
+            monkeypatch.chdir(tmp_path / project / "src")
+            with SummaryWriter("runs/first") as writer:
+                writer.add_scalar("loss", 1.0, attempt)
+    attempts = [RunRecord.read(path / "run.json").attempt for path in (tmp_path / "all/src/runs").iterdir()]
+    assert attempts == [2, 2]
+
+
 def test_a_moved_project_and_a_run_without_a_recorded_log_directory_are_resumed(tmp_path, monkeypatch):
     for log_dir in ("runs/first", tmp_path / "logs/seed0/tb"):
         SummaryWriter(log_dir).close()

@@ -147,6 +147,27 @@ def test_config_and_summary_survive_a_kill():
     assert wandb.config.lr == 0.2
 
 
+def test_values_of_the_config_and_the_summary_are_restored_with_their_types():
+    values = {"rate": np.float32(0.5), "count": np.int64(3), "sizes": [1, 2], "none": None, "inf": math.inf}
+    values |= {"tensor": torch.tensor(0.25, requires_grad=True), "array": np.arange(3), "net": {"act": ("relu",)}}
+    with wandb.init(project="p", id="one", resume="allow", config=values) as run:
+        run.summary.update(values)
+    restored = {"rate": 0.5, "count": 3, "sizes": [1, 2], "none": None, "inf": math.inf, "tensor": 0.25}
+    restored |= {"array": [0, 1, 2], "net": {"act": ["relu"]}}
+    with wandb.init(project="p", id="one", resume="must") as run:
+        assert (dict(run.config), dict(run.summary)) == (restored, restored)
+
+
+def test_a_changed_name_and_changed_tags_and_notes_are_tags_of_the_run():
+    with wandb.init(project="p", id="one", tags=["a"]) as run:
+        run.name, run.notes = "better", "a note"
+        run.tags += ("b",)
+    tags = RunRecord.read(run_dir("one") / "run.json").tags
+    assert {key: tags[key] for key in ("mlflow.runName", "mlflow.note.content", "wandb.tags")} == {
+        "mlflow.runName": "better", "mlflow.note.content": "a note", "wandb.tags": "a,b"
+    }  # fmt: skip
+
+
 def test_a_secret_in_the_config_is_neither_stored_nor_restored():
     secret = secrets.token_hex(8)
     for config in ({"api_key": secret, "lr": 1}, None):
@@ -331,10 +352,10 @@ def test_a_summary_covers_all_attempts():
                 kill_run()
                 run._adopted = None
         summaries.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
+    assert math.isnan(summaries[-1].pop("nan"))
     assert summaries[-1] == {
         "a": 9.0,
         "text": "x",
-        "nan": "nan",
         "histogram": {"_type": "histogram"},
         "note": "of the first one",
     }

@@ -159,12 +159,15 @@ def test_parameters_are_read_from_cleanrl_tables_and_from_hparams(tmp_path):
     cleanrl.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
     cleanrl.close()
     hparams = write_events(tmp_path / "runs/other", [1.0, 2.0])
-    hparams.add_hparams({"lr": 0.5, "seed": 7}, {"final": 2.0}, name="1700000000.123")
+    hparams.add_hparams({"lr": 0.5, "seed": 7}, {"final": 2.0, "rollout/ep_rew_mean": 9.0}, name="1700000000.123")
     hparams.close()
     cleanrl_run, hparams_run = load(tmp_path / "runs").runs
     assert dict(cleanrl_run.params) == {"seed": 3, "learning_rate": 2.5e-4, "track": False}
     assert cleanrl_run.seed == 3
     assert (hparams_run.name, dict(hparams_run.params), hparams_run.seed) == ("other", {"lr": 0.5, "seed": 7}, 7)
+    final, curve = (load(tmp_path / "runs/other").series(name)[0] for name in ("final", "rollout/ep_rew_mean"))
+    assert final.values.tolist() == [2.0]
+    assert curve.values.tolist() == [1.0, 2.0], "the logged curve counts, not the metric of the same name"
 
 
 def test_a_resumed_writer_replaces_its_purged_steps(tmp_path):

@@ -115,18 +115,16 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         self._steps: int | None = None
         mode = self.metadata.get("autoreset_mode", gymnasium.vector.AutoresetMode.NEXT_STEP)
         self._resets_next = mode == gymnasium.vector.AutoresetMode.NEXT_STEP
-        self._begin()
-
-    def _begin(self) -> None:
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
-        self._began = np.full(self.num_envs, time.perf_counter())
-        self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._began, self._is_over = np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in each environment; unfinished episodes are not logged."""
-        obs_and_info = super().reset(**options)
+        """Start an episode in each environment, or in those of a `reset_mask`; unfinished episodes are not logged."""
+        starting = (options.get("options") or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+        obs_and_info = super().reset(**options)  # may remove the mask from the options
         self._steps = _steps_so_far(self._steps, self._run)
-        self._begin()
+        self._returns[starting], self._lengths[starting] = 0.0, 0
+        self._began[starting], self._is_over[starting] = time.perf_counter(), False
         return obs_and_info
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:

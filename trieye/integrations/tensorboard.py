@@ -29,7 +29,7 @@ from trieye.process.progress import say
 from trieye.run.media import array_of
 from trieye.run.run import Run
 
-LOG_DIR = "trieye.log_dir"
+LOG_DIR, LOG_PATH = "trieye.log_dir", "trieye.log_path"
 """Tag of a run: its log directory, relative to the working directory if it is inside."""
 
 _MAX_STEM = 40
@@ -277,17 +277,19 @@ class SummaryWriter(AdoptingLogger):
 
 def _name_and_tags(log_dir: Path) -> tuple[str, dict[str, str]]:
     """Return the name of the run of a directory, with a hash if another directory has the name, and the run's tags."""
-    path = Path(os.path.abspath(log_dir))  # noqa: PTH100 - links stay
-    is_inside = path.is_relative_to(Path.cwd())
-    path = path.relative_to(Path.cwd()) if is_inside else path
+    absolute = Path(os.path.abspath(log_dir))  # noqa: PTH100 - links stay
+    is_inside = absolute.is_relative_to(Path.cwd())
+    path = absolute.relative_to(Path.cwd()) if is_inside else absolute
     parts = path.parts if is_inside else path.parts[-2:]
     name = safe_name("-".join(parts[1:] if parts[:1] == ("runs",) and len(parts) > 1 else parts))
-    tags: dict[str, str] = redacted({LOG_DIR: path.as_posix()})
+    tags: dict[str, str] = redacted({LOG_DIR: path.as_posix(), LOG_PATH: str(absolute)})
     run_dir = run_dir_of(name)
     record = RunRecord.read(run_dir / RUN_RECORD)
-    has_name = record is None or record.tags.get(LOG_DIR, tags[LOG_DIR]) == tags[LOG_DIR]
-    if not has_name and log_dir.resolve() != run_dir.resolve():
-        name = safe_name(f"{name[:_MAX_STEM]}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
+    before = tags if record is None else {**tags, **record.tags}
+    is_elsewhere = before[LOG_PATH] != tags[LOG_PATH] and Path(before[LOG_PATH]).resolve() == run_dir.resolve()
+    if (is_elsewhere or before[LOG_DIR] != tags[LOG_DIR]) and log_dir.resolve() != run_dir.resolve():
+        text = str(absolute if is_elsewhere else path)
+        name = safe_name(f"{name[:_MAX_STEM]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}")
     return name, tags
 
 

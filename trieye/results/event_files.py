@@ -26,6 +26,11 @@ def event_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("*tfevents*") if path.is_file())
 
 
+def _files_of_add_hparams(directory: Path) -> list[Path]:
+    below = [path for path in directory.glob("*") if OF_ADD_HPARAMS.fullmatch(path.name)]
+    return [file for path in sorted(below) for file in event_files(path)]
+
+
 class EventDirectories(PointReader):
     """Reads directories with event files, one run each.
 
@@ -43,8 +48,7 @@ class EventDirectories(PointReader):
         A run without parameters gets the parameter `tb_log_name`, so that runs of two algorithms are never mistaken for
         seeds of one config; a number at the end of the name, as in `PPO_1`, becomes the seed.
         """
-        below = [path for path in sorted(directory.iterdir()) if OF_ADD_HPARAMS.fullmatch(path.name)]
-        files = [file for path in (directory, *below) for file in event_files(path)]
+        files = event_files(directory) + _files_of_add_hparams(directory)
         shown, began = params_of(files, _FIRST_BYTES)
         params = {key: typed(value) if isinstance(value, str) else value for key, value in shown.items()}
         is_root = directory == root
@@ -76,12 +80,16 @@ class EventDirectories(PointReader):
 
 
 def points_in_events(directory: Path, problems: Problems, *, names_media: bool = False) -> Points:
-    """Return the scalars of the event files in a directory; see `EventDirectories`."""
+    """Return the scalars of the event files in a directory; see `EventDirectories`.
+
+    Metrics of `add_hparams`, which has no step, count unless the run logged a curve of that name.
+    """
     files = event_files(directory)
     if not files:
         problems.note(directory, "its event files no longer exist")
     media: dict[str, set[str]] = {}
-    scalars = scalars_in(files, problems.note, media)
+    scalars = scalars_in(_files_of_add_hparams(directory), problems.note, media)
+    scalars |= scalars_in(files, problems.note, media)
     if names_media and media:
         names = "; ".join(f"{kind}: {', '.join(sorted(tags))}" for kind, tags in sorted(media.items()))
         problems.note(directory, f"only scalars are read, not {names}")

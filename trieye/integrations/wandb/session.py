@@ -19,6 +19,7 @@ from trieye.integrations.wandb.axes import Axes
 from trieye.integrations.wandb.media import Media, Text, medium_of
 from trieye.integrations.wandb.values import Summary, WandbConfig, flat
 from trieye.process.progress import say
+from trieye.run.attempt import DESCRIPTION_TAG
 from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
 
@@ -37,6 +38,12 @@ ROWS_METRIC = {
 }
 """Config of that metric."""
 
+_MOST_ITEMS = 1000
+"""Size of the largest array that a summary or config stores as numbers."""
+
+_TAGS = {"name": "mlflow.runName", "notes": DESCRIPTION_TAG, "tags": "wandb.tags"}
+"""Tag of the run that an attribute of a session sets."""
+
 _OWN = "_wandb"
 """Key of the config file under which the adapter stores its state."""
 
@@ -50,7 +57,7 @@ class Session(AdoptingLogger):
         resumed: Whether the run continues an earlier attempt.
 
     Attributes:
-        group, job_type, notes, tags: As passed to `init`.
+        group, job_type, notes, tags: As passed to `init`; setting `name`, `notes` or `tags` sets tags of the run.
         config: The parameters.
         summary: The final value of each name.
         step: Step of the next row.
@@ -87,6 +94,12 @@ class Session(AdoptingLogger):
             adopted.before_close.append(self._end)
             for file_name in () if resumed else (_SUMMARY, _CONFIG):
                 (adopted.run.dir / file_name).unlink(missing_ok=True)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        is_changed = key in _TAGS and getattr(self, "_adopted", None) is not None and getattr(self, key) != value
+        super().__setattr__(key, value)
+        if is_changed:
+            self.run.set_tags({_TAGS[key]: ",".join(value) if key == "tags" else value or ""})
 
     def _earlier(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Continue after the last row of earlier attempts; return their config and summary.
@@ -228,15 +241,15 @@ class Session(AdoptingLogger):
 
     def _keep_config(self) -> None:
         own = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
-        self._keep(_CONFIG, {**redacted(self.config.as_dict()), _OWN: own})
+        self._keep(_CONFIG, {**redacted(_plain(self.config.as_dict())), _OWN: own})
 
     def _keep_summary(self, _changed: Mapping[str, Any] | None = None) -> None:
-        self._keep(_SUMMARY, {key: _plain(value) for key, value in self.summary.items()})
+        self._keep(_SUMMARY, _plain(self.summary))
 
     def _keep(self, file_name: str, items: Mapping[str, Any]) -> None:
         """Store items in the run directory, for later attempts."""
         if self._adopted is not None:
-            text = json.dumps(items, indent=1, default=str)
+            text = json.dumps(items, indent=1)
             write_atomic(self.run.dir / file_name, text.encode(), is_lasting=False)
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
@@ -258,10 +271,16 @@ class Session(AdoptingLogger):
 
 
 def _plain(value: Any) -> Any:
+    """Convert a value to JSON; arrays and tensors become numbers and lists, large ones text."""
     if isinstance(value, Media):
         return {"_type": type(value).__name__.lower()} if not isinstance(value, Text) else str(value)
-    is_plain = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_plain else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist") and math.prod(getattr(value, "shape", ())) <= _MOST_ITEMS:
+        return value.tolist()
+    return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 def _items_in(path: Path) -> dict[str, Any]:
