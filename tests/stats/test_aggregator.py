@@ -19,6 +19,15 @@ def test_non_finite_values_are_counted_and_affect_no_others(caplog):
     assert sum("non_finite" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize(("length", "num_warnings"), [(1, 1), (10, 0)])
+def test_a_counter_that_restarts_causes_one_warning(length, num_warnings, caplog):
+    aggregator = Aggregator([metric(log_frequency_steps=length)])
+    for epoch in range(3):
+        aggregator.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(30)]), at=float(epoch))
+        aggregator.advance(at=float(epoch))
+    assert sum("log at steps that increase" in record.message for record in caplog.records) == num_warnings
+
+
 def test_undeclared_names_become_means_at_every_step():
     aggregator = Aggregator([], undeclared="auto")
     aggregator.ingest(batch(("new", 1.0, 5, 0.0), ("new", 3.0, 5, 0.0)), at=0.0)

@@ -78,7 +78,7 @@ class Aggregator:
         self._timed: list[MetricWindows] = []
         self._undeclared_names: list[str] = []
         self._non_finite: dict[str, tuple[int, int, float]] = {}  # count, first step and time since the last points
-        self._carries = False
+        self._carries = self._has_warned = False
         for metric in self._metrics:
             self._declare(metric)
 
@@ -119,13 +119,26 @@ class Aggregator:
                 finite = self._finite(windows.config.name, events)
             if len(finite):
                 self._non_finite.pop(windows.config.name, None)
+                num_late = windows.num_late
                 windows.add(finite.values, finite.steps, finite.times, self._xs(windows, finite), at=at)
+                if windows.num_late > num_late and windows.config.log_frequency_steps == 1:
+                    self._warn_of_late_events(windows.config.name)
             if len(finite) < len(events):
                 self._note_non_finite(windows, events)
         except Exception:  # a border to user data: an error must not affect other metrics; it is counted
             name = windows.config.name
             logger.exception("metric %r: aggregation of %d events failed; they are dropped", name, len(events))
             self.drops.add("invalid", name, len(events))
+
+    def _warn_of_late_events(self, name: str) -> None:
+        """Warn once that steps go back; with longer windows, late events are usual and change means only a little."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "event %r: values at lower steps than before are merged into the next point; if a counter restarts, as "
+                "in each epoch, log at steps that increase over the whole run",
+                name,
+            )
 
     def _note_non_finite(self, windows: MetricWindows, events: EventBatch) -> None:
         """Count the non-finite events after the last finite one: a metric that ends with them has diverged."""
