@@ -344,3 +344,29 @@ def test_a_missing_device_is_rejected_before_the_run_starts(train_config):
     with pytest.raises(trieye.ConfigurationError, match=r"agent.device=mps: torch finds no such device here"):
         trieye.run_experiment(DQN, config)
     assert not config.persistence.get_run_base_dir().exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("step", r"Bad.step\(\) returned None; expected a dict of values; is a `return` missing\?"),
+        ("train_step", r"train_step\(\) returned None; expected a dict of numbers; is a `return` missing\?"),
+    ],
+)
+def test_a_missing_return_is_named(config, method, message):
+    engine = type("Bad", (DQN,), {method: lambda _self, *_: None})(config())
+    with pytest.raises((trieye.ConfigurationError, TypeError), match=message):
+        for _ in range(20):
+            engine.advance()
+    engine.cleanup()
+
+
+def test_an_extra_with_the_name_of_a_column_is_refused(config):
+    class Shadowing(DQN.policy_class):
+        def act(self, obs, state, ctx):
+            return trieye.Act(super().act(obs, state, ctx).action, extras={"reward": torch.zeros(len(obs))})
+
+    engine = type("Bad", (DQN,), {}, policy=Shadowing)(config())
+    with pytest.raises(trieye.ConfigurationError, match=r"Shadowing.act\(\): the extra 'reward' has"):
+        engine.advance()
+    engine.cleanup()

@@ -198,14 +198,13 @@ def test_data_larger_than_the_buffer_are_rejected(config, data):
         make_sampling(config(data=data, sample={"kind": "mix"}), SPACES, small)
 
 
-def rows_of_others(**columns):
-    return columns | {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
+ENDS = {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
 
 
 def test_external_rows_get_the_keys_shapes_and_types_of_the_engine(tmp_path, config):
     buffer, seen = ReplayBuffer(10), np.zeros((2, 8, 8), np.uint8)
     at = np.array([[0.5, 1.0], [0.25, 0.0]])
-    rows = rows_of_others(at=at, seen=seen, next_at=at, next_seen=seen)
+    rows = {**ENDS, "at": at, "seen": seen, "next_at": at, "next_seen": seen}
     buffer.extend(rows | {"action": np.array([[1], [0]]), "reward": np.array([1.0, 2.0])})
     export_npz(buffer, tmp_path / "rows.npz")
     spaces = Spaces(DICT, gym.spaces.Discrete(2))
@@ -216,6 +215,9 @@ def test_external_rows_get_the_keys_shapes_and_types_of_the_engine(tmp_path, con
     assert batch["reward"].dtype == torch.float32
 
 
+PAIRS = {"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 4))}
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -224,11 +226,18 @@ def test_external_rows_get_the_keys_shapes_and_types_of_the_engine(tmp_path, con
         ({"obs": np.zeros((2, 5))}, r"data=.*rows.npz: obs has the shape \[5\], and in the environment \[4\]$"),
         ({"obs": np.zeros((2, 1), int)}, r"obs has the shape \[1\], .*; discrete observations must be one-hot vectors"),
         ({"obs": np.zeros((2, 4)), "action": np.zeros((2, 3))}, r"an action has 3 numbers, .* the shape \[\]"),
+        ({"obs": np.zeros((2, 4))}, r"has no column next_obs; columns: "),
+        (PAIRS, r"has no column terminated, without which .*; columns: .*Rename the column, such as terminals"),
+        (
+            PAIRS | ENDS | {"action": np.array([0, 2])},
+            r"1 of 2 actions are not in the action space, such as 2; .* 0 to 1$",
+        ),
+        (PAIRS | ENDS | {"action": np.array([0.0, 0.5])}, r"1 of 2 actions are not .*, such as 0\.5"),
     ],
 )
 def test_external_rows_of_another_environment_are_rejected(tmp_path, config, columns, message):
     buffer = ReplayBuffer(10)
-    buffer.extend(rows_of_others(**{"action": np.zeros(2), "reward": np.zeros(2)} | columns))
+    buffer.extend({"action": np.zeros(2), "reward": np.zeros(2)} | columns)
     export_npz(buffer, tmp_path / "rows.npz")
     with pytest.raises(ConfigurationError, match=message):
         data_of(str(tmp_path / "rows.npz"), SPACES, config().replay, seed=0)

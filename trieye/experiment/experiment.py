@@ -1,5 +1,6 @@
 """Experiment: the base class that a training implements, such as `setup`, `step` and `save_checkpoint`."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from importlib import import_module
@@ -13,6 +14,8 @@ from trieye.run.run import Run
 
 ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
 StepValues: TypeAlias = Mapping[str, float | Sequence[float] | None]
+
+_MAX_SHOWN = 300
 
 
 class Experiment(Generic[ConfigT]):
@@ -169,3 +172,17 @@ def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "lo
     if missing := [method for method in methods if not callable(getattr(target, method, None))]:
         raise ConfigurationError(f"{name!r} has no {missing[0]}(); required methods: {', '.join(methods)}")
     return target
+
+
+def checked_values(experiment: Experiment[Any], method: str, values: Any) -> Mapping[str, Any]:
+    """Return what a method of an experiment returned.
+
+    Raises:
+        ConfigurationError: It is not a mapping.
+    """
+    if not isinstance(values, Mapping):
+        shown = textwrap.shorten(repr(values), _MAX_SHOWN)
+        hint = "; is a `return` missing?" if values is None else ""
+        kind = type(experiment).__name__
+        raise ConfigurationError(f"{kind}.{method}() returned {shown}; expected a dict of values{hint}")
+    return values

@@ -19,7 +19,7 @@ from trieye.config.base import did_you_mean
 from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
 from trieye.experiment.background_evaluation import BackgroundEvaluation
-from trieye.experiment.experiment import ConfigT, Experiment, imported
+from trieye.experiment.experiment import ConfigT, Experiment, checked_values, imported
 from trieye.experiment.finished import Result, TrainingProgress, finished, finished_sentence, is_worse
 from trieye.experiment.profiling import Profile
 from trieye.files.run_files import RunFiles
@@ -283,7 +283,7 @@ class Loop:
 
     def _one_step(self) -> None:
         began = time.perf_counter()
-        values = self._dict_of("step", self._experiment.advance())
+        values = checked_values(self._experiment, "step", self._experiment.advance())
         duration_s = time.perf_counter() - began
         axis = self._limits.axis
         if axis != "step" and values.get(axis) is None:
@@ -297,13 +297,6 @@ class Loop:
         self._run.log({f"progress/{name}": counted[name] for name in sorted(names)})
         self._run.log(values)
         self._profile.after_step(values)
-
-    def _dict_of(self, method: str, values: Any) -> Mapping[str, Any]:
-        if not isinstance(values, Mapping):
-            kind, shown = type(self._experiment).__name__, textwrap.shorten(repr(values), _MAX_ERROR)
-            hint = "; is a `return` missing?" if values is None else ""
-            raise ConfigurationError(f"{kind}.{method}() returned {shown}; expected a dict of values{hint}")
-        return values
 
     def _save_due(self) -> bool:
         run = self._run
@@ -320,7 +313,7 @@ class Loop:
     def _evaluate(self) -> None:
         if self._progress.evaluated_step == self._run.step:
             return
-        values = dict(items_of(self._dict_of("evaluate", self._experiment.evaluate())))
+        values = dict(items_of(checked_values(self._experiment, "evaluate", self._experiment.evaluate())))
         self._log_evaluation(values, self._run.step)
         self._progress.evaluated_step = self._run.step
         self._objective = self._objective_in(values, self._run.step)
@@ -348,7 +341,7 @@ class Loop:
         """Log the values of a background evaluation at the step of its checkpoint, and rate the checkpoint."""
         if (outcome := self._background.take(wait=wait, stop=self._stop)) is None:
             return
-        step, values = outcome[0], dict(items_of(self._dict_of("evaluate", outcome[1])))
+        step, values = outcome[0], dict(items_of(checked_values(self._experiment, "evaluate", outcome[1])))
         self._progress.evaluating = None
         self._log_evaluation(values, step)
         if self._rating is not None:
@@ -442,9 +435,10 @@ class _ExperimentState:
         try:
             self._load(state)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
                 f"the checkpoint does not fit {type(self._experiment).__name__} with the current config: "
-                f"{textwrap.shorten(str(error), _MAX_ERROR, placeholder=' ...')}; "  # torch names each parameter
+                f"{textwrap.shorten(reason, _MAX_ERROR, placeholder=' ...')}; "  # torch names each parameter
                 "restore the config of the checkpoint, or choose another run_name"
             ) from error
 

@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
-from trieye.exceptions import EnvironmentLostError, NonFiniteError
+from trieye.exceptions import ConfigurationError, EnvironmentLostError, NonFiniteError
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted
@@ -175,6 +175,9 @@ class Collector:
         arrays |= {"reward": self._transform_rewards(recorded.rewards, valid, done)}
         arrays |= {"terminated": recorded.terminated, "truncated": recorded.truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
+        for name in extras.keys() & {*arrays, "obs", "next_obs", "discount"}:
+            kind = type(self._policy).__name__
+            raise ConfigurationError(f"{kind}.act(): the extra {name!r} has the name of a column of rows; rename it")
         self._check_policy(actions, extras)
         last_state = map_state(self._state, torch.clone)
         streams = self._streams.copy()

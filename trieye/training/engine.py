@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.experiment.experiment import Experiment, StepValues
+from trieye.experiment.experiment import Experiment, StepValues, checked_values
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
@@ -287,7 +287,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         """
         try:
             with self._guard:
-                values = dict(self.step())
+                values = dict(checked_values(self, "step", self.step()))
             self._guard.settle(values)
             self._row_source.learned()
         except StepInterrupted as interruption:
@@ -431,11 +431,14 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         metrics: Results of `train_step`, numbers or tensors with one element; empty if there were no updates.
 
     Raises:
-        TypeError: A metric is not a single number; the message names it.
+        TypeError: A result is not a dict, or a metric is not a single number; the message names it.
     """
     columns: dict[str, list[float]] = {}
     by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for row in metrics:
+        if not isinstance(row, Mapping):
+            hint = "; is a `return` missing?" if row is None else ""
+            raise TypeError(f"train_step() returned {row!r}; expected a dict of numbers{hint}")
         for name, value in row.items():
             columns[name] = []
             tensor = _one_number(name, value)

@@ -1,14 +1,16 @@
 """Sampling: draws batches from the replay buffer and from external data."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete
 from numpy.typing import ArrayLike
 
+from trieye.config.base import did_you_mean
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, NonFiniteError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
@@ -182,11 +184,31 @@ class _ExternalExperience(Experience):
             raise ConfigurationError(
                 f"data={self.name}: an action has {size} numbers, and in the environment the shape {list(action.shape)}"
             )
+        self._check_transitions(own, spaces)
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
         own["action"] = own["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
         reward = own["reward"].reshape(-1).astype(np.float32, copy=False)
         own["reward"] = np.sign(reward) if self.clip_rewards else reward
         return own
+
+    def _check_transitions(self, rows: Mapping[str, Any], observations: Collection[str]) -> None:
+        for name in (f"next_{name}" for name in observations):
+            if name not in rows:
+                raise ConfigurationError(f"data={self.name} has no column {name}; columns: {', '.join(rows)}")
+        if not rows.keys() & {"terminated", "done"}:
+            raise ConfigurationError(
+                f"data={self.name} has no column terminated, without which values continue after the end of an episode"
+                f"{did_you_mean('terminated', rows)}; columns: {', '.join(rows)}. Rename the column, such as terminals "
+                "or dones, to terminated, and timeouts to truncated"
+            )
+        if isinstance(space := self.spaces.action, Discrete):
+            actions = rows["action"].reshape(-1)
+            wrong = actions[(actions != np.floor(actions)) | (actions < 0) | (actions >= space.n)]
+            if len(wrong):
+                raise ConfigurationError(
+                    f"data={self.name}: {len(wrong)} of {len(actions)} actions are not in the action space, such as "
+                    f"{wrong[0]}; it has the integers 0 to {space.n - 1}"
+                )
 
     def _check_obs(self, column: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if column.removeprefix("next_") in self.stacks:
