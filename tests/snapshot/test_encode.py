@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from trieye.checkpoints.directory import load_state, save_state
 from trieye.exceptions import SerializationError
 from trieye.snapshot import objects
-from trieye.snapshot.encode import MAX_DEPTH, EncodedState, decode, encode
+from trieye.snapshot.encode import MAX_DEPTH, EncodedState, Encoder, decode, encode
 
 
 def through_disk(state):
@@ -82,6 +82,21 @@ states = st.recursive(
 def test_plain_data_and_arrays_round_trip_exactly_without_pickle(assert_same, state):
     assert is_plain(state)
     assert_same(through_disk(state), state)
+
+
+def test_keys_with_equal_beginnings_get_names_in_linear_time():
+    class CountedNames(dict):
+        num_lookups = 0
+
+        def __contains__(self, name):
+            self.num_lookups += 1
+            return super().__contains__(name)
+
+    encoder = Encoder()
+    encoder._arrays = names = CountedNames()
+    encoder.node({("a" * 60, index): np.zeros(1) for index in range(50)}, "table", 0)
+    assert len(names) == 50
+    assert names.num_lookups <= 150
 
 
 def test_integers_above_the_digit_limit_of_python_round_trip(assert_same):

@@ -60,6 +60,7 @@ class Encoder:
         self._known_parts = known_parts
         self._arrays: dict[str, NDArray[Any]] = {}
         self._owned: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the JSON value that represents `value`; `path` is its path within the state."""
@@ -86,7 +87,7 @@ class Encoder:
 
     def add_array(self, path: str, array: NDArray[Any], *, owned: bool, format_name: str | None = None) -> str:
         """Store an array and return its name; with `owned`, no user code can change the array."""
-        name = _unique(path, self._arrays)
+        name = self._unique(path, self._arrays)
         self._arrays[name] = array
         if owned:
             self._owned.add(name)
@@ -96,7 +97,7 @@ class Encoder:
 
     def add_object(self, path: str, data: bytes) -> str:
         """Store a pickle and return its name."""
-        name = _unique(path, self.objects)
+        name = self._unique(path, self.objects)
         self.objects[name] = data
         return name
 
@@ -115,6 +116,13 @@ class Encoder:
             copies[name] = np.ndarray(array.shape, array.dtype, block, offset if array.nbytes else 0)
             np.copyto(copies[name], array)
         return {name: copies[name] if name in copies else np.asarray(a, order="C") for name, a in self._arrays.items()}
+
+    def _unique(self, path: str, used_names: Collection[str]) -> str:
+        name = base = path.strip("/") or "state"
+        while name in used_names or name == "__metadata__":  # a reserved word of safetensors
+            self._counts[base] = self._counts.get(base, 1) + 1  # a table may have thousands of equal paths
+            name = f"{base}#{self._counts[base]}"
+        return name
 
     def _other(self, value: Any, path: str, depth: int) -> Node:
         if isinstance(value, np.ndarray | np.generic):
@@ -175,15 +183,6 @@ def _is_same(existing: Part, new: dict[str, NDArray[Any]]) -> bool:
     if not isinstance(existing, Mapping):
         return True
     return existing.keys() == new.keys() and all(existing[key] is array for key, array in new.items())
-
-
-def _unique(path: str, used_names: Any) -> str:
-    base = path.strip("/") or "state"
-    name, count = base, 1
-    while name in used_names or name == "__metadata__":  # a reserved word of safetensors
-        count += 1
-        name = f"{base}#{count}"
-    return name
 
 
 def _int(value: int) -> Node:
