@@ -130,6 +130,18 @@ def test_key_map_renames_objects_and_their_prefixes():
     assert not restore_objects(saved_state(model=old), {"model": make_net()}, source="it", key_map={"policy": "model"})
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_keys_with_equal_paths_are_restored_separately(strict):
+    saved = {1: np.array([1.0]), "1": np.array([2.0]), "a.b": np.array([3.0]), "a": {"b": np.array([4.0])}}
+    state = decode(encode({"": np.ones(2), "table": saved}))
+    own, array = {1: np.zeros(1), "1": np.zeros(1), "a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, np.zeros(2)
+    assert not restore_objects(state, {"": array, "table": own}, source="it", strict=strict)
+    assert own == saved
+    assert array.tolist() == [1.0, 1.0]
+    with pytest.raises(ConfigurationError, match=r"table\.a and another key .* both become table\.1"):
+        restore_objects(state, {}, source="it", key_map={"table.a": "table.1"})
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"hidden": 9}, "has a parameter of shape"), ({}, None)], ids=["other shapes", "the same"]
 )

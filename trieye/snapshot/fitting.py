@@ -15,6 +15,7 @@ from trieye.snapshot.encode import decode, encode
 from trieye.snapshot.environments import stateful
 
 _MAX_NAMED = 8
+_MISSING = object()
 _ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """Exceptions of `load_state_dict` of torch and of user classes for a state that does not fit."""
 
@@ -128,18 +129,19 @@ class _StateTree:
 
     def __init__(self, states: Mapping[str, Any], key_map: Mapping[str, str]) -> None:
         self.nodes: dict[str, Any] = {}
-        self.renamed: set[str] = set()
         self._key_map = dict(sorted(key_map.items(), key=lambda item: -len(item[0])))  # the longest prefix applies
         used: set[str] = set()
+        renamed: set[str] = set()
         paths = []
         for path, value in _walk("", states):
             paths.append(path)
             new = self._new_path(path, used)
-            if new in self.nodes:
+            if new in self.nodes and (new != path or new in renamed):
                 raise ConfigurationError(f"key_map: {path} and another key of the checkpoint both become {new}")
-            self.nodes[new] = value
+            self.nodes.setdefault(new, value)
             if new != path:
-                self.renamed.add(new.partition(".")[0])
+                renamed.add(new)
+        self.renamed = {path.partition(".")[0] for path in renamed}
         # a run that started from another run's checkpoint resumes from its own one, which has the new names
         if unused := [
             old for old, new in key_map.items() if old not in used and not any(_begins(p, new) for p in paths)
@@ -156,6 +158,16 @@ class _StateTree:
                 return new.rstrip(".") + path[len(old.rstrip(".")) :]
         return path
 
+    def is_renamed(self, path: str) -> bool:
+        """Return whether `key_map` renames a key of the object to which a path belongs."""
+        return path.partition(".")[0] in self.renamed
+
+    def item(self, parent: Any, key: Any, path: str) -> Any:
+        """Return the saved value of an item of a dict, or `_MISSING`."""
+        if isinstance(parent, Mapping) and key in parent and not (self.is_renamed(path) and _is_branch(parent)):
+            return parent[key]
+        return self.nodes.get(path, _MISSING)
+
     def leaves(self, name: str) -> list[str]:
         """Return the paths of an object's values, except dicts with arrays."""
         inside = f"{name}."
@@ -166,12 +178,12 @@ def _begins(path: str, prefix: str) -> bool:
     return f"{path}.".startswith(f"{prefix.rstrip('.')}.")
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if path:
-        yield path, value
-    if not path or _is_branch(value):
-        for key, item in value.items():
-            yield from _walk(f"{path}.{key}" if path else str(key), item)
+def _walk(prefix: str, values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    paths = [(f"{prefix}{key}", value) for key, value in values.items()]
+    yield from paths  # first, because a saved object takes precedence over an equal path within another one
+    for path, value in paths:
+        if _is_branch(value):
+            yield from _walk(f"{path}.", value)
 
 
 def _is_branch(value: Any) -> bool:
@@ -205,36 +217,36 @@ def _plan_for(
     has_keys = adapted is target or isinstance(adapted, _DictState)
     if not has_keys or _is_costly(adapted) or not callable(getattr(adapted, "state_dict", None)):
         return _Plan(name, adapted, raw, is_certain=False)
-    if strict and name not in tree.renamed and not is_torch:
+    if strict and not tree.is_renamed(name) and not is_torch:
         return _Plan(name, adapted, raw, is_certain=isinstance(adapted, _DictState) and isinstance(raw, Mapping))
     own = adapted.state_dict()
     if isinstance(adapted, _DictState) and not own:  # an empty dict accepts everything
         return _Plan(name, adapted, raw, is_certain=True)
     own_mismatch = StateMismatch()
-    state = _fitted(name, own, tree, target, own_mismatch)
-    if strict and name not in tree.renamed:
+    state = _fitted(name, own, raw, tree, target, own_mismatch)
+    if strict and not tree.is_renamed(name):
         return _Plan(name, adapted, raw, is_certain=not own_mismatch)
     for kind in ("missing", "unexpected", "other_shape", "optimizers"):
         getattr(mismatch, kind).extend(getattr(own_mismatch, kind))
     return None if state is None else _Plan(name, adapted, state, is_certain=is_torch)
 
 
-def _fitted(name: str, own: Any, tree: _StateTree, target: Any, mismatch: StateMismatch) -> Any:
+def _fitted(name: str, own: Any, saved: Any, tree: _StateTree, target: Any, mismatch: StateMismatch) -> Any:
     """Return the current state of an object, updated with the matching saved values; None if none match."""
     matched_paths: set[str] = set()
     deferred: list[Callable[[], None]] = []
 
-    def fit(path: str, value: Any, put: Callable[[Any], None]) -> None:
+    def fit(path: str, value: Any, saved: Any, put: Callable[[Any], None]) -> None:
         if _is_branch(value):
             changed = copy.copy(value)  # preserves the class and torch's extra attributes
             for key, item in value.items():
-                fit(f"{path}.{key}", item, lambda new, key=key: changed.__setitem__(key, new))  # type: ignore[misc]
+                saved_item = tree.item(saved, key, f"{path}.{key}")
+                fit(f"{path}.{key}", item, saved_item, lambda new, key=key: changed.__setitem__(key, new))  # type: ignore[misc]
             put(changed)
-        elif path not in tree.nodes:
+        elif saved is _MISSING:
             mismatch.missing.append(path)
         else:
             matched_paths.add(path)
-            saved = tree.nodes[path]
             if _is_optimizer_state(value):
                 deferred.append(lambda: _fit_optimizer(path, value, saved, target, mismatch, put))
             elif _shape(value) is not None and _shape(value) != _shape(saved):
@@ -243,7 +255,7 @@ def _fitted(name: str, own: Any, tree: _StateTree, target: Any, mismatch: StateM
                 put(saved)
 
     result = [own]
-    fit(name, own, lambda new: result.__setitem__(0, new))
+    fit(name, own, saved, lambda new: result.__setitem__(0, new))
     inside = tuple(f"{path}." for path in matched_paths)
     mismatch.unexpected += [
         path for path in tree.leaves(name) if path not in matched_paths and not path.startswith(inside)
@@ -321,7 +333,7 @@ def _apply(plans: list[_Plan], tree: _StateTree, source: str) -> None:
 def _mismatch_of(plan: _Plan, tree: _StateTree) -> StateMismatch:
     mismatch = StateMismatch()
     with contextlib.suppress(Exception):  # a user's state_dict() may raise; the original error is reported anyway
-        _fitted(plan.name, plan.target.state_dict(), tree, plan.target, mismatch)
+        _fitted(plan.name, plan.target.state_dict(), plan.state, tree, plan.target, mismatch)
     return mismatch
 
 
