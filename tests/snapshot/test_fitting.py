@@ -130,6 +130,18 @@ def test_key_map_renames_objects_and_their_prefixes():
     assert not restore_objects(saved_state(model=old), {"model": make_net()}, source="it", key_map={"policy": "model"})
 
 
+def test_key_map_adds_and_removes_a_prefix_below_the_name_of_an_object():
+    old, bare, key_map = make_net(), make_net(), {"model": "model.module"}
+    for state in (saved_state(model=old), saved_state(model=torch.nn.ModuleDict({"module": old}))):
+        wrapped = torch.nn.ModuleDict({"module": make_net()})  # the keys of DistributedDataParallel
+        assert not restore_objects(state, {"model": wrapped}, source="it", key_map=key_map)
+        assert has_values(wrapped["module"], copied_values(old))
+    assert not restore_objects(state, {"model": bare}, source="it", key_map={"model.module": "model"})
+    assert has_values(bare, copied_values(old))
+    with pytest.raises(CheckpointError, match=r"has no 'model' \(it has: policy\)"):
+        restore_objects(state, {"model": bare}, source="it", key_map={"model": "policy"})
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_keys_with_equal_paths_are_restored_separately(strict):
     saved = {1: np.array([1.0]), "1": np.array([2.0]), "a.b": np.array([3.0]), "a": {"b": np.array([4.0])}}

@@ -82,13 +82,14 @@ def restore_objects(
         ConfigurationError: An object cannot load a state, or `key_map` names a missing key.
     """
     tree = _StateTree(states, key_map or {})
+    names = dict.fromkeys(path.partition(".")[0] for path in tree.nodes)
     mismatch = StateMismatch()
     plans: list[_Plan] = []
     for name, target in objects.items():
         adapted = _adapted(target)
         if strict and name not in tree.nodes:
             raise CheckpointError(
-                f"{source} has no {name!r}{did_you_mean(name, states)} (it has: {', '.join(states)}); "
+                f"{source} has no {name!r}{did_you_mean(name, names)} (it has: {', '.join(names)}); "
                 "restore(..., strict=False) restores the others"
             )
         if not callable(getattr(adapted, "load_state_dict", None)):
@@ -129,12 +130,15 @@ class _StateTree:
 
     def __init__(self, states: Mapping[str, Any], key_map: Mapping[str, str]) -> None:
         self.nodes: dict[str, Any] = {}
-        self._key_map = dict(sorted(key_map.items(), key=lambda item: -len(item[0])))  # the longest prefix applies
+        saved = list(_walk("", states))
+        paths = [path for path, _ in saved]
+        # a run that started from another run's checkpoint resumes from its own one, which has the new names
+        applied = {old for old, new in key_map.items() if any(_begins(path, new) for path in paths)}
+        pending = [(old, new) for old, new in key_map.items() if old not in applied or not _begins(new, old)]
+        self._key_map = dict(sorted(pending, key=lambda item: -len(item[0])))  # the longest prefix applies
         used: set[str] = set()
         renamed: set[str] = set()
-        paths = []
-        for path, value in _walk("", states):
-            paths.append(path)
+        for path, value in saved:
             new = self._new_path(path, used)
             if new in self.nodes and (new != path or new in renamed):
                 raise ConfigurationError(f"key_map: {path} and another key of the checkpoint both become {new}")
@@ -142,10 +146,9 @@ class _StateTree:
             if new != path:
                 renamed.add(new)
         self.renamed = {path.partition(".")[0] for path in renamed}
-        # a run that started from another run's checkpoint resumes from its own one, which has the new names
-        if unused := [
-            old for old, new in key_map.items() if old not in used and not any(_begins(p, new) for p in paths)
-        ]:
+        for path in renamed:
+            self._add_parents(path)
+        if unused := [old for old in key_map if old not in used | applied]:
             raise ConfigurationError(
                 f"key_map: no key of the checkpoint begins with {unused[0]!r}{did_you_mean(unused[0], paths)}; "
                 f"a key begins with the name of its object ({', '.join(states)})"
@@ -157,6 +160,12 @@ class _StateTree:
                 used.add(old)
                 return new.rstrip(".") + path[len(old.rstrip(".")) :]
         return path
+
+    def _add_parents(self, path: str) -> None:
+        value = self.nodes[path]
+        while (parent := path.rpartition(".")[0]) and parent not in self.nodes:
+            self.nodes[parent] = value = {path[len(parent) + 1 :]: value}
+            path = parent
 
     def is_renamed(self, path: str) -> bool:
         """Return whether `key_map` renames a key of the object to which a path belongs."""
