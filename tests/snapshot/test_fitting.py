@@ -106,7 +106,7 @@ def test_non_strict_restores_matching_entries_and_reports_the_others():
     assert torch.equal(model["encoder"].weight, old["encoder"].weight)
     assert torch.equal(model["head"].weight, before["head.weight"])
     assert str(mismatch) == (
-        "missing: absent; of another shape: model.head.weight is (3, 8) and was (2, 8), "
+        "missing: absent; of another shape or type: model.head.weight is (3, 8) and was (2, 8), "
         "model.head.bias is (3,) and was (2,)"
     )
 
@@ -140,6 +140,34 @@ def test_key_map_adds_and_removes_a_prefix_below_the_name_of_an_object():
     assert has_values(bare, copied_values(old))
     with pytest.raises(CheckpointError, match=r"has no 'model' \(it has: policy\)"):
         restore_objects(state, {"model": bare}, source="it", key_map={"model": "policy"})
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "reason"),
+    [
+        (np.array([1.5, 2.5]), np.zeros(2, int), "int64 and was float64"),
+        (np.array(["abc", "de"]), np.array(["z", "z"]), "<U1 and was <U3"),
+        (np.array([2**40, 1]), np.zeros(2, np.int32), "int32 and was int64"),
+        (torch.tensor([1.5, 2.5]), torch.zeros(2, dtype=torch.int64), r"torch\.int64 and was torch\.float32"),
+        (torch.tensor([2**40, 1]), torch.zeros(2, dtype=torch.int32), r"torch\.int32 and was torch\.int64"),
+        (torch.ones(2, dtype=torch.bfloat16), np.zeros(2), r"float64 and was torch\.bfloat16"),
+        (np.ones(3), np.zeros(2), r"\(2,\) and was \(3,\)"),
+        (np.array([1.5, 2.5]), np.zeros(2, np.float32), None),
+        (torch.tensor([1.5, 2.5]), torch.zeros(2, dtype=torch.bfloat16), None),
+        (torch.tensor([1, 2]), np.zeros(2), None),
+        (np.array([True, False]), np.zeros(2, int), None),
+    ],
+)
+def test_arrays_are_cast_only_if_no_value_changes_beyond_float_precision(saved, own, reason):
+    state, before = saved_state(w=saved), own.tolist()
+    if reason is None:
+        assert not restore_objects(state, {"w": own}, source="it")
+        assert own.tolist() == saved.tolist()
+        return
+    with pytest.raises(CheckpointError, match=f"of another shape or type: w is {reason}"):
+        restore_objects(state, {"w": own}, source="it")
+    assert restore_objects(state, {"w": own}, source="it", strict=False).other_shape
+    assert own.tolist() == before
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -208,7 +236,7 @@ def test_a_warm_started_run_resumes_from_its_own_checkpoint(make_config, capfd):
         assert (counts, run.step) == ({"games": 7}, 100)
         assert torch.equal(model["trunk"].weight, old["encoder"].weight)
         run.save(step=200, model=model, counts=counts)
-    assert capfd.readouterr().err.count("fits in part: of another shape: model.head.weight is (3, 8)") == 1
+    assert capfd.readouterr().err.count("fits in part: of another shape or type: model.head.weight is (3, 8)") == 1
     resumed_model = make_net(body="trunk", actions=3)
     with trieye.Run(config) as run:
         assert run.restore(model=resumed_model, counts=counts, key_map=key_map, strict=False)

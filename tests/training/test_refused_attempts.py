@@ -245,7 +245,7 @@ def test_arrays_are_restored_completely_or_not_at_all(tmp_path):
         run.save(step=1, w=np.arange(3.0), t=torch.ones(2)).wait()
     files = files_of(run_dir_of(tmp_path))
     w, t = np.zeros(3), torch.zeros(5)
-    with pytest.raises(CheckpointError, match=r"'t'.*shape"), trieye.Run(config) as run:
+    with pytest.raises(CheckpointError, match=r"shape.* t is \(5,\)"), trieye.Run(config) as run:
         run.restore(w=w, t=t)
     assert (w.tolist(), t.tolist()) == ([0.0] * 3, [0.0] * 5)
     assert files_of(run_dir_of(tmp_path)) == files

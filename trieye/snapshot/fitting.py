@@ -27,7 +27,7 @@ class StateMismatch:
     Attributes:
         missing: Keys of objects that the checkpoint lacks.
         unexpected: Keys of the checkpoint that no object has.
-        other_shape: Keys whose arrays differ in shape, with both shapes.
+        other_shape: Keys whose values differ in shape or type, with both.
         optimizers: Optimizers that retain their current state, each with the reason.
     """
 
@@ -45,7 +45,7 @@ class StateMismatch:
         parts = {
             "missing": missing,
             "unexpected": self.unexpected,
-            "of another shape": self.other_shape,
+            "of another shape or type": self.other_shape,
             "optimizers not restored": self.optimizers,
         }
         return "; ".join(f"{kind}: {_listed(names)}" for kind, names in parts.items() if names)
@@ -99,9 +99,14 @@ def restore_objects(
             )
         if name not in tree.nodes:
             mismatch.missing.append(name)
+        elif isinstance(adapted, _ArrayState):
+            if misfit := adapted.misfit(tree.nodes[name]):
+                mismatch.other_shape.append(f"{name} {misfit}")
+            else:
+                plans.append(_Plan(name, adapted, tree.nodes[name], is_certain=False))
         elif (plan := _plan_for(name, target, adapted, tree, strict=strict, mismatch=mismatch)) is not None:
             plans.append(plan)
-    if strict and mismatch:  # only renamed keys are checked here; torch and the objects check all others themselves
+    if strict and mismatch:  # only arrays and renamed keys are checked here; torch and the objects check all others
         raise _refusal(source, mismatch)
     _apply(plans, tree, source)
     return mismatch
@@ -403,10 +408,31 @@ class _ArrayState:
     def state_dict(self) -> Any:
         return self._array
 
-    def load_state_dict(self, state: Any) -> None:
+    def misfit(self, state: Any) -> str | None:
+        """Return the differences in shape or dtype that prevent a restore."""
         if _shape(state) != _shape(self._array):
-            raise ValueError(
-                f"expected an array of shape {_shape(self._array)}, but the checkpoint has {_shape_text(state)}"
-            )
+            return f"is {_shape_text(self._array)} and was {_shape_text(state)}"
+        if not _can_cast(state, self._array):
+            return f"is {self._array.dtype} and was {state.dtype}"
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
         target = self._array if isinstance(self._array, np.ndarray) else self._array.detach()
         target[...] = state
+
+
+def _can_cast(saved: Any, own: Any) -> bool:
+    """Return whether a cast loses nothing but the precision of floating-point numbers."""
+    if isinstance(own, np.ndarray):
+        try:
+            dtype = np.asarray(saved).dtype
+        except TypeError:  # a tensor of a dtype that NumPy lacks
+            return False
+        return np.can_cast(dtype, own.dtype, "same_kind" if dtype.kind in "fc" else "safe")
+    if not _is_of_torch(saved, "Tensor"):
+        return False
+    import torch
+
+    is_inexact = saved.is_floating_point() or saved.is_complex()
+    is_wide = is_inexact or own.element_size() >= saved.element_size()  # torch counts integers of all sizes as one kind
+    return is_wide and torch.can_cast(saved.dtype, own.dtype)
