@@ -81,7 +81,7 @@ def test_mismatches_are_named_with_the_closest_key_and_change_nothing():
 def test_a_type_mismatch_is_rejected_before_any_object_changes():
     model = make_net()
     before = copied_values(model)
-    with pytest.raises(CheckpointError, match=r"'counts'.*expected a dict, but the checkpoint has a list"):
+    with pytest.raises(CheckpointError, match="counts is dict and was list"):
         restore_objects(saved_state(model=make_net(), counts=[1]), {"model": model, "counts": {}}, source="it")
     assert has_values(model, before)
 
@@ -168,6 +168,75 @@ def test_arrays_are_cast_only_if_no_value_changes_beyond_float_precision(saved, 
         restore_objects(state, {"w": own}, source="it")
     assert restore_objects(state, {"w": own}, source="it", strict=False).other_shape
     assert own.tolist() == before
+
+
+def nested_objects(seed):
+    """Return a dict with objects, arrays and plain data."""
+    torch.manual_seed(seed)
+    net = make_net()
+    inner = {"rng": np.random.default_rng(seed), "counts": {"games": seed}, "buffer": np.full(3, float(seed))}
+    return {"net": net, "optimizer": trained_optimizer(net), "inner": inner, "step": seed, "best": torch.ones(2) * seed}
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": False}, {"key_map": {"old": "agents"}}], ids=str)
+def test_objects_and_arrays_in_dicts_are_restored_in_place(options):
+    old, new = nested_objects(1), nested_objects(2)
+    before, inner = dict(new), dict(new["inner"])
+    state = saved_state(**{"old" if "key_map" in options else "agents": old})
+    assert not restore_objects(state, {"agents": new}, source="it", **options)
+    assert all(new[name] is before[name] for name in ("net", "optimizer", "inner", "best"))
+    assert all(new["inner"][name] is inner[name] for name in inner)
+    assert has_values(new["net"], copied_values(old["net"]))
+    assert len(new["optimizer"].state) == 4
+    assert new["inner"]["rng"].random() == np.random.default_rng(1).random()
+    assert (new["step"], new["inner"]["counts"], inner["buffer"].tolist()) == (1, {"games": 1}, [1.0] * 3)
+    assert new["best"].tolist() == [1.0, 1.0]
+
+
+def test_a_dict_with_an_object_that_does_not_fit_is_refused_as_a_whole_or_restored_in_part():
+    state, new = saved_state(agents=nested_objects(1)), nested_objects(2)
+    new["net"], new["inner"]["buffer"] = make_net(actions=3), np.zeros(2)
+    before = copied_values(new["net"])
+    with pytest.raises(CheckpointError, match=r"type: agents\.inner\.buffer is \(2,\) and was \(3,\)"):
+        restore_objects(state, {"agents": new}, source="it")
+    new["inner"]["buffer"] = np.zeros(3)
+    with pytest.raises(CheckpointError, match=r"'agents\.net'.*agents\.net\.head\.bias is \(3,\) and was \(2,\)"):
+        restore_objects(state, {"agents": new}, source="it")
+    del state["agents"]["inner"]["rng"]
+    with pytest.raises(CheckpointError, match=r"missing: agents\.inner\.rng"):
+        restore_objects(state, {"agents": new}, source="it")
+    assert has_values(new["net"], before)
+    assert (new["step"], new["inner"]["counts"], new["inner"]["buffer"].tolist()) == (2, {"games": 2}, [0.0] * 3)
+    mismatch = restore_objects(state, {"agents": new}, source="it", strict=False)
+    assert "agents.inner.rng" in mismatch.missing
+    assert torch.equal(new["net"]["head"].weight, before["head.weight"])
+    assert (new["step"], new["inner"]["counts"], new["inner"]["buffer"].tolist()) == (1, {"games": 1}, [1.0] * 3)
+
+
+def test_objects_in_lists_and_without_load_state_dict_are_refused_instead_of_replaced():
+    class Saved:
+        def state_dict(self):
+            return {"n": 1}
+
+    for item, reason in (
+        ([make_net()], r"d\.item is a list with a ModuleDict"),
+        (Saved(), r"d\.item=.*: a Saved has no"),
+    ):
+        own = {"item": item}
+        with pytest.raises(ConfigurationError, match=reason):
+            restore_objects(saved_state(d=own), {"d": own}, source="it")
+        assert own["item"] is item
+
+
+def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
+    first = np.zeros(2)  # the best array is still the current one, and was a copy at the save
+    own = {"now": first, "best": first, "constant": np.broadcast_to(0.0, (2,)), "past": [np.zeros(1)], "none": None}
+    saved = {"now": np.ones(2), "best": np.full(2, 2.0), "constant": np.ones(2), "past": [], "none": np.ones(1)}
+    assert not restore_objects(saved_state(d=saved), {"d": own}, source="it")
+    assert own["now"] is first
+    assert {name: np.asarray(value).tolist() for name, value in own.items()} == {
+        "now": [1.0, 1.0], "best": [2.0, 2.0], "constant": [1.0, 1.0], "past": [], "none": [1.0]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("strict", [True, False])

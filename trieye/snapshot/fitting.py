@@ -2,8 +2,7 @@
 
 import contextlib
 import copy
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,19 @@ import numpy as np
 from trieye.config.base import did_you_mean, nearest
 from trieye.exceptions import CheckpointError, ConfigurationError, TrieyeError, noted
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.environments import stateful
+from trieye.snapshot.in_place import (
+    PLAIN_TYPES,
+    ArrayState,
+    DictState,
+    adapter_of,
+    are_equal,
+    is_array,
+    is_of_torch,
+    is_restored_in_place,
+    object_inside,
+    shape_of,
+    shape_text,
+)
 
 _MAX_NAMED = 8
 _MISSING = object()
@@ -83,41 +94,18 @@ def restore_objects(
     """
     tree = _StateTree(states, key_map or {})
     names = dict.fromkeys(path.partition(".")[0] for path in tree.nodes)
-    mismatch = StateMismatch()
-    plans: list[_Plan] = []
+    planner = _Planner(tree, strict)
     for name, target in objects.items():
-        adapted = _adapted(target)
         if strict and name not in tree.nodes:
             raise CheckpointError(
                 f"{source} has no {name!r}{did_you_mean(name, names)} (it has: {', '.join(names)}); "
                 "restore(..., strict=False) restores the others"
             )
-        if not callable(getattr(adapted, "load_state_dict", None)):
-            raise ConfigurationError(
-                f"restore({name}=...): a {type(target).__name__} has no load_state_dict(); "
-                f"call restore() without it and read run.restored[{name!r}]"
-            )
-        if name not in tree.nodes:
-            mismatch.missing.append(name)
-        elif isinstance(adapted, _ArrayState):
-            if misfit := adapted.misfit(tree.nodes[name]):
-                mismatch.other_shape.append(f"{name} {misfit}")
-            else:
-                plans.append(_Plan(name, adapted, tree.nodes[name], is_certain=False))
-        elif (plan := _plan_for(name, target, adapted, tree, strict=strict, mismatch=mismatch)) is not None:
-            plans.append(plan)
-    if strict and mismatch:  # only arrays and renamed keys are checked here; torch and the objects check all others
-        raise _refusal(source, mismatch)
-    _apply(plans, tree, source)
-    return mismatch
-
-
-def _adapted(target: Any) -> Any:
-    """Return the object, or its adapter, whose `load_state_dict` loads the state."""
-    if type(target) is dict:
-        return _DictState(target)
-    is_array = isinstance(target, np.ndarray) or _is_of_torch(target, "Tensor")
-    return _ArrayState(target) if is_array else stateful(target)
+        planner.add(name, target, tree.nodes.get(name, _MISSING))
+    if strict and planner.mismatch:  # torch and the objects themselves check all keys that are not compared here
+        raise _refusal(source, planner.mismatch)
+    _apply(planner.plans, tree, source)
+    return planner.mismatch
 
 
 @dataclass
@@ -208,52 +196,120 @@ def _is_branch(value: Any) -> bool:
 def _has_array(value: Any) -> bool:
     if isinstance(value, Mapping):
         return _is_optimizer_state(value) or any(map(_has_array, value.values()))
-    return _shape(value) is not None
+    return shape_of(value) is not None
 
 
 def _is_optimizer_state(value: Any) -> bool:
     return isinstance(value, Mapping) and value.keys() >= {"state", "param_groups"}
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
-    try:
-        shape = getattr(value, "shape", None)
-    except RuntimeError:  # a parameter of torch's lazy modules, which accepts any shape
-        return None
-    return None if isinstance(value, type) or shape is None else tuple(shape)
+@dataclass
+class _Planner:
+    """Plans the loads of all objects, and of the objects and arrays in dicts; changes nothing."""
+
+    tree: _StateTree
+    strict: bool
+    plans: list[_Plan] = field(default_factory=list)
+    mismatch: StateMismatch = field(default_factory=StateMismatch)
+    _saved_arrays: dict[int, Any] = field(default_factory=dict)
+
+    def add(self, path: str, target: Any, saved: Any) -> None:
+        """Plan to load a saved value, or `_MISSING`, into an object."""
+        adapted = adapter_of(target)
+        if not callable(getattr(adapted, "load_state_dict", None)):
+            name = path.partition(".")[0]
+            raise ConfigurationError(
+                f"restore({path}=...): a {type(target).__name__} has no load_state_dict(); "
+                f"call restore() without it and read run.restored[{name!r}]"
+            )
+        if saved is _MISSING:
+            self.mismatch.missing.append(path)
+        elif isinstance(adapted, ArrayState):
+            self._saved_arrays.setdefault(id(target), saved)
+            if misfit := adapted.misfit(saved):
+                self.mismatch.other_shape.append(f"{path} {misfit}")
+            else:
+                is_certain = isinstance(target, np.ndarray) and target.flags.writeable
+                self.plans.append(_Plan(path, adapted, saved, is_certain))
+        elif not isinstance(adapted, DictState):
+            self._add_object(path, target, adapted, saved)
+        elif isinstance(saved, Mapping):
+            self._add_dict(path, target, saved)
+        else:
+            self.mismatch.other_shape.append(f"{path} is dict and was {shape_text(saved)}")
+
+    def _add_dict(self, path: str, target: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
+        members = {}
+        for key, value in target.items():
+            if type(value) in PLAIN_TYPES:
+                continue
+            item_path = f"{path}.{key}"
+            saved_item = self.tree.item(saved, key, item_path)
+            is_filled = type(value) is dict and isinstance(saved_item, Mapping)
+            if is_filled or (is_restored_in_place(value) and not self._is_alias(value, saved_item)):
+                members[key] = value
+                self.add(item_path, value, saved_item)
+            elif (inner := object_inside(value)) is not None:
+                raise ConfigurationError(
+                    f"restore({path}=...): {item_path} is a {type(value).__name__} with a {type(inner).__name__}, "
+                    "which cannot be restored in place; pass it as an object of its own, or in a dict"
+                )
+        if not target:  # an empty dict accepts everything
+            state: Any = saved
+        elif self._is_exact(path):
+            state = {key: members.get(key, value) for key, value in saved.items()}
+        else:
+            state = self._fitted(path, target, target, saved, members)
+        if state is not None:
+            self.plans.append(_Plan(path, DictState(target), state, is_certain=True))
+
+    def _is_alias(self, value: Any, saved: Any) -> bool:
+        """Return whether an array is also the target of another value, as a best result that is the current one."""
+        return is_array(value) and not are_equal(self._saved_arrays.setdefault(id(value), saved), saved)
+
+    def _add_object(self, path: str, target: Any, adapted: Any, saved: Any) -> None:
+        is_torch = is_of_torch(target, "nn.Module") or is_of_torch(target, "optim.Optimizer")
+        has_keys = adapted is target and not _is_costly(adapted) and callable(getattr(adapted, "state_dict", None))
+        if not has_keys or (self._is_exact(path) and not is_torch):
+            self.plans.append(_Plan(path, adapted, saved, is_certain=False))
+        elif self._is_exact(path):
+            own_mismatch = StateMismatch()
+            _fitted(path, adapted.state_dict(), saved, self.tree, target, own_mismatch)
+            self.plans.append(_Plan(path, adapted, saved, is_certain=not own_mismatch))
+        elif (state := self._fitted(path, target, adapted.state_dict(), saved)) is not None:
+            self.plans.append(_Plan(path, adapted, state, is_certain=is_torch))
+
+    def _is_exact(self, path: str) -> bool:
+        """Return whether an object receives its state as it was saved."""
+        return self.strict and not self.tree.is_renamed(path)
+
+    def _fitted(self, path: str, target: Any, own: Any, saved: Any, members: Collection[Any] = ()) -> Any:
+        mismatch = StateMismatch()
+        state = _fitted(path, own, saved, self.tree, target, mismatch, members)
+        for kind in ("missing", "unexpected", "other_shape", "optimizers"):
+            getattr(self.mismatch, kind).extend(getattr(mismatch, kind))
+        return state
 
 
-def _plan_for(
-    name: str, target: Any, adapted: Any, tree: _StateTree, *, strict: bool, mismatch: StateMismatch
-) -> _Plan | None:
-    raw = tree.nodes[name]
-    is_torch = _is_of_torch(target, "nn.Module") or _is_of_torch(target, "optim.Optimizer")
-    has_keys = adapted is target or isinstance(adapted, _DictState)
-    if not has_keys or _is_costly(adapted) or not callable(getattr(adapted, "state_dict", None)):
-        return _Plan(name, adapted, raw, is_certain=False)
-    if strict and not tree.is_renamed(name) and not is_torch:
-        return _Plan(name, adapted, raw, is_certain=isinstance(adapted, _DictState) and isinstance(raw, Mapping))
-    own = adapted.state_dict()
-    if isinstance(adapted, _DictState) and not own:  # an empty dict accepts everything
-        return _Plan(name, adapted, raw, is_certain=True)
-    own_mismatch = StateMismatch()
-    state = _fitted(name, own, raw, tree, target, own_mismatch)
-    if strict and not tree.is_renamed(name):
-        return _Plan(name, adapted, raw, is_certain=not own_mismatch)
-    for kind in ("missing", "unexpected", "other_shape", "optimizers"):
-        getattr(mismatch, kind).extend(getattr(own_mismatch, kind))
-    return None if state is None else _Plan(name, adapted, state, is_certain=is_torch)
-
-
-def _fitted(name: str, own: Any, saved: Any, tree: _StateTree, target: Any, mismatch: StateMismatch) -> Any:
+def _fitted(
+    name: str,
+    own: Any,
+    saved: Any,
+    tree: _StateTree,
+    target: Any,
+    mismatch: StateMismatch,
+    members: Collection[Any] = (),
+) -> Any:
     """Return the current state of an object, updated with the matching saved values; None if none match."""
-    matched_paths: set[str] = set()
+    matched_paths = {f"{name}.{key}" for key in members}  # these items load their states themselves
     deferred: list[Callable[[], None]] = []
 
     def fit(path: str, value: Any, saved: Any, put: Callable[[Any], None]) -> None:
-        if _is_branch(value):
+        if _is_branch(value) or (members and value is own):
             changed = copy.copy(value)  # preserves the class and torch's extra attributes
             for key, item in value.items():
+                if value is own and key in members:
+                    continue
                 saved_item = tree.item(saved, key, f"{path}.{key}")
                 fit(f"{path}.{key}", item, saved_item, lambda new, key=key: changed.__setitem__(key, new))  # type: ignore[misc]
             put(changed)
@@ -263,8 +319,8 @@ def _fitted(name: str, own: Any, saved: Any, tree: _StateTree, target: Any, mism
             matched_paths.add(path)
             if _is_optimizer_state(value):
                 deferred.append(lambda: _fit_optimizer(path, value, saved, target, mismatch, put))
-            elif _shape(value) is not None and _shape(value) != _shape(saved):
-                mismatch.other_shape.append(f"{path} is {_shape_text(value)} and was {_shape_text(saved)}")
+            elif shape_of(value) is not None and shape_of(value) != shape_of(saved):
+                mismatch.other_shape.append(f"{path} is {shape_text(value)} and was {shape_text(saved)}")
             else:
                 put(saved)
 
@@ -279,11 +335,6 @@ def _fitted(name: str, own: Any, saved: Any, tree: _StateTree, target: Any, mism
     return None if result[0] is own and mismatch else result[0]
 
 
-def _shape_text(value: Any) -> str:
-    shape = _shape(value)
-    return type(value).__name__ if shape is None else str(shape)
-
-
 def _fit_optimizer(
     path: str, own: Any, saved: Any, target: Any, mismatch: StateMismatch, put: Callable[[Any], None]
 ) -> None:
@@ -296,7 +347,7 @@ def _fit_optimizer(
 
 def _optimizer_mismatch(own: Any, saved: Any, target: Any, mismatch: StateMismatch) -> str | None:
     if not _is_optimizer_state(saved):
-        return f"was {_shape_text(saved)}"
+        return f"was {shape_text(saved)}"
     sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (own, saved)]
     if sizes[0] != sizes[1]:
         now, then = (_listed(list(map(str, counts))) for counts in sizes)
@@ -306,14 +357,14 @@ def _optimizer_mismatch(own: Any, saved: Any, target: Any, mismatch: StateMismat
     ]
     if all(names) and names[0] != names[1]:
         return "its parameters have other names"
-    if not _is_of_torch(target, "optim.Optimizer"):  # the parameters are unknown here
+    if not is_of_torch(target, "optim.Optimizer"):  # the parameters are unknown here
         return "not all parameters of the same object fit" if mismatch.missing or mismatch.other_shape else None
     parameters = [parameter for group in target.param_groups for parameter in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         for moment in saved["state"].get(number, {}).values():
-            if not _fits_parameter(_shape(moment), _shape(parameter)):
-                return f"has a parameter of shape {_shape(parameter)}, but the saved state has {_shape(moment)}"
+            if not _fits_parameter(shape_of(moment), shape_of(parameter)):
+                return f"has a parameter of shape {shape_of(parameter)}, but the saved state has {shape_of(moment)}"
     return None
 
 
@@ -372,67 +423,3 @@ def _backup(target: Any) -> Any:
 def _is_costly(target: Any) -> bool:
     """Return whether an object's state may be requested only for a save; see `is_costly_to_ask`."""
     return bool(getattr(target, "is_costly_to_ask", False))
-
-
-def _is_of_torch(target: Any, name: str) -> bool:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    module, _, kind = name.rpartition(".")
-    return isinstance(target, getattr(getattr(torch, module, None) if module else torch, kind, ()))
-
-
-class _DictState:
-    """A dict of plain data or arrays as an object with a state."""
-
-    def __init__(self, target: dict[Any, Any]) -> None:
-        self._target = target
-
-    def state_dict(self) -> dict[Any, Any]:
-        return self._target
-
-    def load_state_dict(self, state: Any) -> None:
-        if not isinstance(state, Mapping):
-            raise TypeError(f"expected a dict, but the checkpoint has a {type(state).__name__}")
-        new = dict(state)
-        self._target.clear()
-        self._target.update(new)
-
-
-class _ArrayState:
-    """An array or a tensor as an object with a state; loading copies into the array."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def state_dict(self) -> Any:
-        return self._array
-
-    def misfit(self, state: Any) -> str | None:
-        """Return the differences in shape or dtype that prevent a restore."""
-        if _shape(state) != _shape(self._array):
-            return f"is {_shape_text(self._array)} and was {_shape_text(state)}"
-        if not _can_cast(state, self._array):
-            return f"is {self._array.dtype} and was {state.dtype}"
-        return None
-
-    def load_state_dict(self, state: Any) -> None:
-        target = self._array if isinstance(self._array, np.ndarray) else self._array.detach()
-        target[...] = state
-
-
-def _can_cast(saved: Any, own: Any) -> bool:
-    """Return whether a cast loses nothing but the precision of floating-point numbers."""
-    if isinstance(own, np.ndarray):
-        try:
-            dtype = np.asarray(saved).dtype
-        except TypeError:  # a tensor of a dtype that NumPy lacks
-            return False
-        return np.can_cast(dtype, own.dtype, "same_kind" if dtype.kind in "fc" else "safe")
-    if not _is_of_torch(saved, "Tensor"):
-        return False
-    import torch
-
-    is_inexact = saved.is_floating_point() or saved.is_complex()
-    is_wide = is_inexact or own.element_size() >= saved.element_size()  # torch counts integers of all sizes as one kind
-    return is_wide and torch.can_cast(saved.dtype, own.dtype)
