@@ -246,7 +246,8 @@ class _Planner:
             item_path = f"{path}.{key}"
             saved_item = self.tree.item(saved, key, item_path)
             is_filled = type(value) is dict and isinstance(saved_item, Mapping)
-            if is_filled or (is_restored_in_place(value) and not self._is_alias(value, saved_item)):
+            is_other = is_array(value) and saved_item is not _MISSING and ArrayState(value).misfit(saved_item)
+            if is_filled or (is_restored_in_place(value) and not is_other and not self._is_alias(value, saved_item)):
                 members[key] = value
                 self.add(item_path, value, saved_item)
             elif (inner := object_inside(value)) is not None:
