@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.files.checksum import sums_of
 from trieye.history.history import read_history
 from trieye.hub.marks import unpack_state
+from trieye.hub.saved_states import SavedStates
 from trieye.snapshot import signing
 
 
@@ -75,6 +77,22 @@ def test_a_rewind_supersedes_later_points_in_the_summary(make_config):
         assert logic.summary()["loss"]["step"] == 12
     finally:
         logic.shutdown("KILLED")
+
+
+def test_a_restore_waits_for_a_save_in_progress(make_config, monkeypatch):
+    may_write, save = threading.Event(), SavedStates.save
+
+    def slow_save(self, step, *args):
+        assert step == 1 or may_write.wait(30)
+        return save(self, step, *args)
+
+    monkeypatch.setattr(SavedStates, "save", slow_save)
+    with trieye.Run(make_config()) as run:
+        run.save(step=1)
+        run.save(step=2)
+        threading.Timer(0.3, may_write.set).start()
+        assert run.restore()
+        assert run.step == 2
 
 
 def test_a_moved_and_renamed_run_resumes(make_config, tmp_path):

@@ -322,7 +322,7 @@ class Run(Recorder):
                 arrays and tensors.
 
         Returns:
-            A handle that completes once the checkpoint is on disk. The next `save`, or `close`, also reports a failure.
+            A handle that completes once the checkpoint is on disk; `save`, `restore` and `close` also report a failure.
 
         Raises:
             CheckpointError: An earlier save failed; this one was started nevertheless.
@@ -333,7 +333,6 @@ class Run(Recorder):
         refuse_if_dry_run("run.save()")
         attempt = self._begun_attempt()
         saves, step, rated = attempt.saves, step_to_save(self._step(step)), objective is not None
-        is_awaited = isinstance(objective, str)
         quality = None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
         saves.make_room(rated=rated)
         replay = self._replay if self.config.persistence.save_buffer else None
@@ -344,7 +343,7 @@ class Run(Recorder):
         hub = attempt.flushed()
         hub_state = hub.ask(HubLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
-        metadata |= {"seed": self.config.seed} | ({"is_awaited": True} if is_awaited else {})
+        metadata |= {"seed": self.config.seed} | ({"is_awaited": True} if isinstance(objective, str) else {})
         begin = partial(hub.begin, HubLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
@@ -390,14 +389,15 @@ class Run(Recorder):
             Whether a checkpoint was restored.
 
         Raises:
-            CheckpointError: No checkpoint is intact, or the checkpoint lacks an object, does not fit one, or is refused
-                by `damaged_replay`. The objects are unchanged, except that an environment or an object without
-                `state_dict()` may have loaded part of its state.
+            CheckpointError: A save failed, no checkpoint is intact, or the checkpoint lacks an object, does not fit
+                one, or is refused by `damaged_replay`. The objects are unchanged, except that an environment or an
+                object without `state_dict()` may have loaded part of its state.
             ConfigurationError: An object cannot load a state, or `key_map` names a key that does not exist.
         """
-        checkpoint = self._current_attempt().find(from_checkpoint)
+        (attempt := self._current_attempt()).saves.report(wait=True)  # a save in progress may be the one to restore
+        checkpoint = attempt.find(from_checkpoint)
         if checkpoint is None or checkpoint.state is None:
-            (attempt := self._begun_attempt()).flushed().ask(HubLogic.resume, None)
+            self._begun_attempt().flushed().ask(HubLogic.resume, None)
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it restarts at step 0")
             return False
