@@ -270,6 +270,27 @@ def test_best_requires_a_mode_unless_the_metric_is_the_objective(make_config):
         assert run.best(mode="max") == 30.0
 
 
+@pytest.mark.parametrize(
+    ("frequency", "lowest", "points"),
+    [(1, [4.0, 2.0, 1.0, 2.0], [(1, 4.0), (2, 2.0), (3, 2.0)]), (2, [4.0, 3.0, 1.0, 2.0], [(2, 3.0), (3, 2.0)])],
+)
+def test_best_includes_open_windows_without_closing_them(make_config, frequency, lowest, points):
+    metric = {"name": "loss", "aggregation": "mean", "log_frequency_steps": frequency}
+    config = make_config(stats={"metrics": [metric], "processing_interval_seconds": 3600.0})
+    for offset in (0.0, 10.0):  # the second attempt supersedes the points of the first
+        best = []
+        with trieye.Run(config) as run:
+            for step, loss in ((1, 4.0), (2, 2.0), (3, 1.0), (3, 3.0)):
+                run.log("loss", loss + offset, step=step)
+                best.append(run.best("loss", "min") - offset)
+        assert best[-1] == lowest[-1]
+        assert offset or best == lowest
+        table = read_history(run.dir)
+        assert list(zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True)) == [
+            (step, value + offset) for step, value in points
+        ]
+
+
 def test_restoring_an_unsaved_object_suggests_the_closest_name(make_config):
     config = make_config()
     with trieye.Run(config) as run:

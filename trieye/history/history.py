@@ -257,11 +257,16 @@ class History:
             hidden = mask(first, index, superseded).tolist()
             yield from (item for item, out in zip(items, hidden, strict=False) if out and isinstance(item, Point))
 
-    def summary(self) -> dict[str, MetricSummary]:
-        """Return last value, extremes and last step of the visible points of each metric."""
+    def summary(self, superseded: Sequence[Range] = ()) -> dict[str, MetricSummary]:
+        """Return last value, extremes and last step of the visible points of each metric.
+
+        Args:
+            superseded: Indices of further points to omit.
+        """
         summary: dict[str, MetricSummary] = {}
+        hidden = merged([*self._superseded, *superseded])
         for columns in self._columns():
-            keep = ~mask(columns.first, columns.end, self._superseded)
+            keep = ~mask(columns.first, columns.end, hidden)
             keep[list(columns.operations)] = False
             for code in np.unique(columns.name_codes[keep]).tolist():
                 rows = np.flatnonzero(keep & (columns.name_codes == code))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from trieye.hub.marks import AttemptMark, FlushMarker, LedgerState, packed, posi
 from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import JournalEntry
-from trieye.journal.ranges import first_difference, merged
+from trieye.journal.ranges import Range, first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Item, Medium
@@ -155,6 +156,14 @@ class EventProcessor:
             first = first_difference(before, self._history.superseded_ranges)
             if first is not None:
                 self._changed_from = first if self._changed_from is None else min(first, self._changed_from)
+
+    def if_closed(self, at: float) -> tuple[list[Point], list[Range]]:
+        """Return the points of the windows, which stay open, and the indices that these points would supersede."""
+        points = self.stats.if_closed(at=at)
+        if self.continuation is None:
+            return points, []
+        supersession = Supersession(deepcopy(self.continuation), self._history)
+        return points, supersession.of([p for p in points if not self.stats.is_over_time(p.metric)])
 
     def rewound(
         self, state: Mapping[str, Any], entries: list[tuple[str, bytes]], mark: AttemptMark, *, at: float

@@ -21,7 +21,7 @@ from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
 from trieye.journal.journal import Journal, JournalEntry, Snapshot
-from trieye.journal.ranges import first_difference, merged
+from trieye.journal.ranges import Range, first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation
@@ -82,8 +82,7 @@ class Ledger:
         self._zero, self._snapshot_at = clock(), 0.0
         self._mark: AttemptMark
         self._applied = self._unsaved_bytes = self._undecided_bytes = 0
-        self._flushed = FlushedPosition(0, 0, 0)
-        self._is_finished = False
+        self._flushed, self._is_finished = FlushedPosition(0, 0, 0), False
 
     def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
         """Replay the journal, and begin a new attempt unless its last attempt is this one.
@@ -462,9 +461,8 @@ class Ledger:
 
         The superseded branch begins at the index of the state if that is lower.
         """
-        end = self._history.end
         if self._mark.resumed or position_of(state).get("attempt") == self._mark.number:
-            return [], end, end
+            return [], self._history.end, self._history.end
         if self._mark.decided:  # the journal no longer has the entries: their points stay
             self._append_flush(FlushMarker(force=True))
             return [], self._mark.index, self._mark.index
@@ -481,6 +479,11 @@ class Ledger:
         """Return the result of a function of the windows and the summary, which do not change during the call."""
         with self._processing:
             return reader(self._processor.stats)
+
+    def if_closed(self) -> tuple[list[Point], list[Range]]:
+        """Return the points that closing all windows would log now, and the indices that they would supersede."""
+        with self._processing:
+            return self._processor.if_closed(self._at())
 
     @property
     def counts(self) -> dict[str, int]:

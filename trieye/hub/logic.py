@@ -24,12 +24,15 @@ from trieye.hub.saved_states import RestoredCheckpoint, SavedCheckpoint
 from trieye.hub.status import HubStatus
 from trieye.hub.supersession import after_restore, with_opening
 from trieye.hub.tracking import Tracking, close_timeout_s
+from trieye.journal.ranges import Range
 from trieye.process.progress import say
 from trieye.process.worker import Ticker
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.snapshot.encode import EncodedState
+from trieye.stats.aggregator import summarize
 from trieye.stats.operations import Operation
+from trieye.stats.point import Point
 
 logger = logging.getLogger(__name__)
 
@@ -317,6 +320,25 @@ class HubLogic:
         return {
             name: visible.get(name, of) for name, of in summary.items() if name in visible or name not in superseded
         }
+
+    @request("ingest", is_slow=True)
+    def current_summary(self) -> dict[str, MetricSummary]:
+        """Return `summary` as if all windows closed now; they stay open."""
+        self._check_open()
+        self._ledger.ingest()
+        self._raise_failed_tick()
+        return self._ledger.read(lambda _: self._summary_with(*self._ledger.if_closed()))
+
+    def _summary_with(self, points: Sequence[Point], superseded: Sequence[Range]) -> dict[str, MetricSummary]:
+        """Return `summary` with further points, which supersede others."""
+        summary = self.summary()
+        if superseded:
+            logged = {point.metric for point in points}
+            others = {name: of for name, of in summary.items() if name not in logged}
+            summary = self.files.history.summary(superseded) | others
+        for point in points:
+            summarize(summary, point)
+        return summary
 
     @request("ingest", is_slow=True)
     def final_summary(self) -> dict[str, MetricSummary]:

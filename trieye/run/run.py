@@ -244,7 +244,7 @@ class Run(Recorder):
         attempt.check_sinks()
 
     def best(self, name: str | None = None, mode: Literal["max", "min"] | None = None) -> float:
-        """Return the best logged point of a metric over all attempts, such as the objective for a Hydra sweep.
+        """Return the best point of a metric over all attempts, as if the run ended now; open windows stay open.
 
         Args:
             name: Name of the metric; None selects `loop.objective`.
@@ -255,10 +255,10 @@ class Run(Recorder):
         """
         if mode not in {"max", "min", None}:
             raise ConfigurationError(f"best({name!r}, mode={mode!r}): mode must be 'max' or 'min'")
-        loop = self.config.loop
+        loop, attempt = self.config.loop, self._begun_attempt()
         metric = loop.objective if name is None else name
-        self.flush()
-        summary = self._begun_attempt().hub.ask(HubLogic.summary)
+        summary = attempt.flushed().ask(HubLogic.current_summary)
+        attempt.check_sinks()
         if metric not in summary:
             choices = f"{did_you_mean(metric, summary)} (metrics with points: {', '.join(sorted(summary)) or 'none'})"
             raise ConfigurationError(f"best({metric!r}): this metric has no points yet{choices}")

@@ -268,7 +268,7 @@ class Aggregator:
             for name, (count, x, time) in sorted(non_finite.items())
         ]
         for point in [*points, *diverging]:
-            self._summarize(point)
+            summarize(self.summary, point)
         dropped = self.drops.changed() if self.drops.by_reason else {}
         step = max(self.highest_step, 0) if dropped else 0
         points += [
@@ -277,16 +277,12 @@ class Aggregator:
         ]
         return points + diverging
 
-    def _summarize(self, point: Point) -> None:
-        summary = self.summary.get(point.metric)
-        if summary is None:
-            self.summary[point.metric] = MetricSummary(
-                last=point.value, min=point.value, max=point.value, step=point.step
-            )
-            return
-        summary["last"], summary["step"] = point.value, point.step
-        summary["min"] = min(summary["min"], point.value)
-        summary["max"] = max(summary["max"], point.value)
+    def if_closed(self, *, at: float) -> list[Point]:
+        """Return the points of `flush`, except counts of drops, without closing a window."""
+        closed = Aggregator(self._metrics, undeclared=self._undeclared)
+        closed.restore(self.to_state())
+        closed.drops.changed()
+        return closed.flush(at=at)
 
     @property
     def waits_for_time(self) -> bool:
@@ -353,6 +349,13 @@ class Aggregator:
         for name, before in summary.items():
             now = self.summary.setdefault(name, MetricSummary(**before))
             now["min"], now["max"] = min(now["min"], before["min"]), max(now["max"], before["max"])
+
+
+def summarize(summary: dict[str, MetricSummary], point: Point) -> None:
+    """Add a point to the summary of its metric."""
+    value, before = point.value, summary.get(point.metric)
+    low, high = (value, value) if before is None else (min(before["min"], value), max(before["max"], value))
+    summary[point.metric] = MetricSummary(last=value, min=low, max=high, step=point.step)
 
 
 def _context_keys(metrics: Sequence[MetricConfig]) -> frozenset[str]:
