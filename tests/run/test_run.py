@@ -527,6 +527,14 @@ def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
     assert record_of(run.dir).status == "FINISHED"
 
 
+@pytest.mark.parametrize("code", [1, "no data"])
+def test_sys_exit_with_an_error_fails_the_run(make_config, code):
+    with pytest.raises(SystemExit), trieye.Run(make_config()) as run:
+        sys.exit(code)
+    assert record_of(run.dir).status == "FAILED"
+    assert f"SystemExit: {code}" in runs.diagnose(run.dir).reason
+
+
 def test_an_unwritable_failure_report_neither_hides_the_error_nor_prevents_the_close(make_config):
     config = make_config()
     with pytest.raises(RuntimeError, match="power cut") as failure, trieye.Run(config) as run:
@@ -662,6 +670,16 @@ def test_an_open_run_handles_sigterm_and_restores_the_handler(make_config, set_h
     assert raised.value.code == 143
     assert record_of(run.dir).status == "KILLED"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("code", [7, 143])
+def test_sys_exit_after_a_signal_kills_the_run(make_config, set_handler, code):
+    received = []
+    set_handler(lambda number, _: received.append(number) if code == 143 else sys.exit(code))
+    with pytest.raises(SystemExit), trieye.Run(make_config()) as run:
+        signal.raise_signal(signal.SIGTERM)
+        sys.exit(128 + received[0])
+    assert record_of(run.dir).status == "KILLED"
 
 
 def test_ctrl_c_ends_the_wait_for_sinks_and_names_the_command_that_delivers(make_config, monkeypatch):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, Self
 
@@ -39,6 +40,14 @@ def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
         requeue_exit_code: Replaces 128 + number, the convention of shells, except for Ctrl-C.
     """
     return 128 + number if number == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
+
+
+def is_by_signal(error: BaseException) -> bool:
+    """Return whether a handler of a stop signal raised an error, or the error has the exit code of such a signal."""
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
+    has_exit_code = getattr(error, "code", None) in [exit_code_of(number) for number in STOP_SIGNALS]
+    return has_exit_code or any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 _reason_file: Path | None = None

@@ -22,7 +22,7 @@ from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.hub.logic import HubLogic
 from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
-from trieye.process.signals import LeaveOnSignal
+from trieye.process.signals import LeaveOnSignal, is_by_signal
 from trieye.run.attempt import OpenAttempt, naming_changes
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
@@ -116,7 +116,7 @@ class Run(Recorder):
                 error.tell(say)
         elif kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close("FINISHED")
-        elif issubclass(kind, SystemExit):
+        elif isinstance(error, SystemExit) and (self.was_interrupted or self.stop_requested or is_by_signal(error)):
             self._close_after(error, "KILLED")
         else:
             if self._attempt is not None and error is not None:
