@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+import trieye
 from trieye.history.history import read_history
+from trieye.integrations.distributed import SilentRun
 
 PROGRAM = """
 import os
@@ -55,3 +57,26 @@ def test_two_processes_log_each_value_once(make_config, tmp_path):
     assert steps == list(range(1, 21))
     record = json.loads((config.persistence.get_run_base_dir() / "run.json").read_text())
     assert (record["attempt"], record["status"]) == (1, "FINISHED")
+
+
+def test_a_stand_in_continues_at_the_step_that_rank_zero_broadcasts(make_config):
+    run = SilentRun(make_config())
+    assert run.restore(model=None) is False
+    run.step = 3
+    assert list(run.steps(5)) == [4, 5]
+    assert list(run.steps(5)) == []
+    assert next(run.steps(None)) == 6
+
+
+def test_a_stand_in_has_the_attributes_of_a_run(make_config):
+    run, stand_in = trieye.Run(make_config()), SilentRun(make_config())
+    names = [name for name in vars(run) if not name.startswith("_")]
+    assert {name: getattr(stand_in, name) for name in names} == {name: getattr(run, name) for name in names}
+    handle = stand_in.save(step=7, model=None)
+    assert (handle.wait(), handle.step, handle.path, handle.done, stand_in.saved_step) == (None, 7, None, True, 7)
+    assert stand_in.log({"loss": 1.0}) is None
+    for name in ("replay", "attempt"):
+        with pytest.raises(AttributeError, match=rf"run\.{name}: only rank 0 has the run"):
+            getattr(stand_in, name)
+    with pytest.raises(AttributeError, match="Run has no 'sav'"):
+        stand_in.sav()

@@ -1,7 +1,7 @@
 """One run for many torch.distributed processes: rank 0 logs, the other ranks get a silent stand-in."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,30 +9,71 @@ from trieye.config import TrieyeConfig
 from trieye.run.run import Run
 
 
-class SilentRun:
-    """Stand-in for the run in ranks other than 0: accepts every method of `Run` and does nothing.
+class SilentSave:
+    """Stand-in for `trieye.SaveHandle` in ranks other than 0, which save nothing.
 
     Attributes:
-        config: The config of the run.
-        name: The run's name.
-        step: The step that the program set last.
-        stop_requested, save_due, resumed: Always False.
+        step: Step of the state that rank 0 saves.
+        path, superseded, done: Always None, False and True.
     """
 
-    stop_requested = save_due = resumed = False
+    path, superseded, done = None, False, True
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return immediately, also if rank 0 is still writing the checkpoint."""
+
+
+class SilentRun:
+    """Stand-in for the run in ranks other than 0: it accepts every method call of `Run` and does nothing.
+
+    Methods return None, except `steps`, `save` and `restore`. Attributes that require the run itself, such as
+    `replay`, raise `AttributeError`.
+
+    Attributes:
+        config, name, dir, last_step: As in `Run`.
+        step: The current step; after a restore in rank 0, set it to the value that rank 0 broadcasts.
+        saved_step: Step of the last call of `save`; -1 before the first.
+        restored: Always empty.
+        resumed, resumed_from_another, save_due, stop_requested, was_interrupted: Always False.
+        stop_requested_at, exit_code: Always None and 130.
+    """
+
+    resumed = resumed_from_another = save_due = stop_requested = was_interrupted = False
+    stop_requested_at, exit_code = None, 130
 
     def __init__(self, config: TrieyeConfig) -> None:
-        self.config, self.name, self.step = config, config.run_name, 0
+        self.config, self.name, self.step, self.saved_step = config, config.run_name, 0, -1
+        self.dir = config.persistence.get_run_base_dir()
+        self.last_step: int | None = None
+        self.restored: Mapping[str, Any] = {}
 
-    def steps(self, total: int) -> Iterator[int]:
-        """Yield 1 to `total`, like `Run.steps` for a new run."""
-        for self.step in range(1, total + 1):
+    def steps(self, total: int | None) -> Iterator[int]:
+        """Yield the step numbers after `step` up to `total`, like `Run.steps`; None yields steps without limit."""
+        self.last_step = total
+        while total is None or self.step < total:
+            self.step += 1
             yield self.step
+
+    def save(self, *, step: int | None = None, **options: Any) -> SilentSave:
+        """Save nothing."""
+        del options
+        self.saved_step = self.step if step is None else step
+        return SilentSave(self.saved_step)
+
+    def restore(self, **options: Any) -> bool:
+        """Restore nothing and return False, also if rank 0 restores a checkpoint."""
+        del options
+        return False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(Run, name):
             raise AttributeError(f"Run has no {name!r}")
-        return _nothing
+        if callable(getattr(Run, name)):
+            return _nothing
+        raise AttributeError(f"run.{name}: only rank 0 has the run; broadcast the value to the other ranks")
 
 
 def _nothing(*values: Any, **options: Any) -> None:
@@ -53,8 +94,12 @@ def rank() -> int:
 def run_of_rank_zero(config: TrieyeConfig) -> Iterator[Run | SilentRun]:
     """Open the run in rank 0 and yield a stand-in whose calls do nothing in the other ranks.
 
-    Each value is logged once, however many processes call `run.log`. State that all ranks need, such as whether the run
-    was resumed, must be broadcast by rank 0 through torch.distributed.
+    Each value is logged once, however many processes call `run.log`. State that all ranks need, such as `run.step`
+    after a restore, must be broadcast by rank 0 through torch.distributed:
+
+        start = [run.step]
+        torch.distributed.broadcast_object_list(start)
+        run.step = start[0]
 
     Args:
         config: Config of the run.
