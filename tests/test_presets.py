@@ -128,3 +128,34 @@ def test_recurrent_ppo_reproduces_the_collected_values_when_unrolled(compose):
     assert metrics["policy/clipped"] < 0.2  # the first update has ratios of 1
     assert not torch.equal(before, engine.policy.memory.weight_hh)
     engine.cleanup()
+
+
+def test_updates_of_dqn_equal_those_of_stable_baselines3(compose):
+    sb3 = pytest.importorskip("stable_baselines3")
+    config = compose("agent=dqn", "agent.double=false", "agent.lr=1e-3", "agent.hidden_sizes=[16]", "agent.gamma=0.9")
+    ours = engine_class(config)(config)
+    theirs = sb3.DQN(
+        "MlpPolicy", "CartPole-v1", learning_rate=1e-3, gamma=0.9, learning_starts=0, policy_kwargs={"net_arch": [16]}
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        obs, next_obs = rng.normal(size=(2, 1, 4))
+        theirs.replay_buffer.add(obs, next_obs, rng.integers(2, size=1), rng.normal(size=1), rng.random(1) < 0.1, [{}])
+    theirs._setup_learn(1000)
+    weights = list(zip(ours.policy.parameters(), theirs.q_net.parameters(), strict=True))
+    for own, other in weights:
+        other.data.copy_(own)
+    theirs.q_net_target.load_state_dict(theirs.q_net.state_dict())
+    for ours.updates in range(1, 201):
+        drawn = theirs.replay_buffer.sample(32)
+        theirs.replay_buffer.sample = lambda *_, drawn=drawn, **__: drawn
+        theirs.train(1, 32)
+        del theirs.replay_buffer.sample
+        done = drawn.dones[:, 0].bool()
+        columns = {"obs": drawn.observations, "action": drawn.actions[:, 0], "reward": drawn.rewards[:, 0]}
+        columns |= {"next_obs": drawn.next_observations, "terminated": done, "truncated": torch.zeros_like(done)}
+        ours.train_step(trieye.Minibatch(columns | {"discount": 0.9 * ~done}, np.arange(32), torch.ones(32)))
+        if ours.updates % config.agent.target_update_interval == 0:
+            theirs.q_net_target.load_state_dict(theirs.q_net.state_dict())
+    assert max((own - other).abs().max().item() for own, other in weights) < 1e-5
+    ours.cleanup()
