@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import trieye
-from tests.training.worlds import Coin, Masked, Remembers, Scripted, collected, collector_of
+from tests.training.worlds import Coin, Masked, Remembers, Scripted, collected, collector_of, generator
 from trieye.config.env import EnvConfig
 from trieye.config.replay import ReplayConfig
 from trieye.snapshot.decode import decode
@@ -20,6 +21,7 @@ from trieye.training.environments import make_env
 from trieye.training.evaluation import Evaluation
 from trieye.training.policy import Act, Normalizer
 from trieye.training.reward_scale import RewardScale
+from trieye.training.seeds import training_seed
 
 FRAGMENTS = (7, 1, 1, 20, 3, 9)
 CARTPOLE = {"id": "CartPole-v1", "max_episode_steps": 13}
@@ -454,6 +456,39 @@ def test_another_number_of_environments_starts_new_episodes(closing, capsys):
     assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 8)
     assert "env.num was 2 and is 3" in capsys.readouterr().err
     assert other.collect(5).valid.shape == (5, 3)
+
+
+def clipping(bound):
+    return {"wrappers": {"clip": {"name": "ClipReward", "kwargs": {"max_reward": bound}}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({"max_episode_steps": 20}, {"max_episode_steps": 3}, "env.max_episode_steps was 20 and is 3"),
+        ({}, {"kwargs": {"longest": 4}}, "env.kwargs was {} and is {'longest': 4}"),
+        (clipping(0.9), clipping(0.5), "env.wrappers was .*0.9.* and is .*0.5"),
+        ({"vector": "async"}, {}, "env.vector was async and is sync"),
+    ],
+)
+def test_a_changed_environment_starts_new_episodes_by_the_new_config(closing, capsys, before, after, message):
+    whole = closing(collector_of(Coin, num=2, **before))
+    whole.collect(2)
+    other, is_whole = resumed(Coin, whole, closing, num=2, **after)
+    assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 4)
+    assert re.search(f"2 unfinished ones were cut: {message}", capsys.readouterr().err)
+    fresh = closing(collector_of(Coin, seed=training_seed(0, 4), num=2, **after))
+    other.generator, fresh.generator = generator(), generator()
+    resumed_rows, fresh_rows = other.collect(12), fresh.collect(12)
+    for name, array in fresh_rows.arrays.items():
+        assert np.array_equal(array, resumed_rows.arrays[name]), name
+
+
+def test_a_state_without_the_config_of_its_environments_is_restored(closing):
+    whole = closing(collector_of(Coin, num=2))
+    state = decode(encode(whole.state_dict()))
+    del state["env_config"]
+    assert closing(collector_of(Coin, num=2)).load_state_dict(state)
 
 
 def test_a_killed_environment_process_is_named_with_its_signal():

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from trieye.config.base import StrictModel
+from trieye.config.redaction import redacted
 
 
 class WrapperConfig(StrictModel):
@@ -87,6 +88,14 @@ class EnvConfig(StrictModel):
                 "wrappers, atari and frame_stack need single environments; remove them, or use vector=sync or async"
             )
         return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return the values that determine each training environment, by key, as plain data without secrets."""
+        keys = {"id", "kwargs", "vector", "max_episode_steps", "wrappers", "atari", "frame_stack"}
+        values = self.model_dump(mode="json", include=keys)
+        values["wrappers"] = [wrapper for wrapper in values["wrappers"].values() if wrapper]  # their order matters
+        shown: dict[str, Any] = redacted(values, "env")
+        return shown
 
     def for_evaluation(self) -> Self:
         """Return the config of evaluations: one environment, original rewards, no wrappers for training only."""

@@ -376,6 +376,7 @@ class Collector:
             "lengths": self._lengths,
             "scale": None if self.scale is None else self.scale.state_dict(),
             "envs": None if self._interrupted_by is not None else self._env_state,
+            "env_config": self._config.identity(),
             "generator": self.generator,
         }
 
@@ -391,15 +392,21 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore a state; return False if the saved episodes were cut and new ones started.
 
+        They are cut if the environments are created differently now, because restored ones would keep the old
+        parameters.
+
         Raises:
-            SerializationError: The environments have different wrappers.
+            SerializationError: The environments have different wrappers, although their config is the same.
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
         stateful(self.generator).load_state_dict(state["generator"])
         if self.scale is not None and state["scale"] is not None:
             self.scale.load_state_dict(state["scale"])
         done, num = np.array(state["done"]), self._envs.num_envs
-        why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
+        now = {"num": num, **self._config.identity()}
+        then = {**now, **state.get("env_config", {}), "num": len(done)}  # early checkpoints have no env_config
+        changes = [f"env.{key} was {then[key]} and is {value}" for key, value in now.items() if then[key] != value]
+        why = ", ".join(changes) or self._reason_to_cut(state["envs"], done)
         self._done = done
         if why is not None:
             self.cut(why)
