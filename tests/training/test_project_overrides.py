@@ -14,6 +14,8 @@ import trieye
 from trieye.cli.new import answers_of, bake
 from trieye.config.hydra import registration
 from trieye.replay.exchange import export_npz
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
 
 AGENTS = {
     "dqn": ["env=cartpole", "agent.learning_starts=20", "agent.rollout_steps=2"],
@@ -218,3 +220,19 @@ def test_an_agent_trains_and_evaluates_with_float64_actions(compose, agent):
     trieye.train(config)
     policy = trieye.load_policy(config.persistence.get_run_base_dir(), "latest")
     assert policy.spaces.action.dtype == "float32"
+
+
+@pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
+def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
+    env = "env.id=tests.training.worlds:Doubles-v0"
+    engine, fork = (make_engine(compose(agent, env, f"+env.kwargs.scale={scale}")) for scale in (1, 10))
+    saved = decode(encode(engine.save_checkpoint(None)))
+    assert not {"low", "high"} & saved["policy"].keys()
+    saved["policy"] |= {"low": torch.zeros(2), "high": torch.ones(2)}  # as in early checkpoints
+    fork.load_checkpoint(saved)
+    for _ in range(10):
+        fork.advance()
+    for bounds in (fork.policy.high, fork.policy.spaces.action.high):
+        assert np.allclose(bounds, [3, 7])
+    for each in (engine, fork):
+        each.cleanup()

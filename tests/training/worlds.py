@@ -59,7 +59,10 @@ class Doubles(gym.Env):
     """Has float64 actions and observations, as dm_control, and rejects actions out of bounds."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float64)
-    action_space = gym.spaces.Box(np.array([-0.1, 0.2]), np.array([0.3, 0.7]), dtype=np.float64)
+
+    def __init__(self, scale=1.0):
+        low, high = np.array([-0.1, 0.2]), np.array([0.3, 0.7])
+        self.action_space = gym.spaces.Box(scale * low, scale * high, dtype=np.float64)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

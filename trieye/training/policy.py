@@ -82,6 +82,7 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         self.normalizer: nn.Module = (
             Normalizer(spaces.observation.shape) if config.env.normalize_observations else nn.Identity()
         )
+        self.register_load_state_dict_post_hook(_ignore_unsaved_buffers)  # type: ignore[no-untyped-call]  # of torch
 
     def act(self, obs: Obs, state: Any, ctx: Context) -> Act:
         """Choose actions; called in evaluation mode (no dropout, running statistics) and without gradients.
@@ -134,6 +135,12 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         """Device of the weights."""
         tensors = chain(self.parameters(), self.buffers())  # lazy: a list of all of them takes four times as long
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def _ignore_unsaved_buffers(module: nn.Module, keys: Any) -> None:
+    """Accept a checkpoint with the values of buffers that are computed and no longer saved (`persistent=False`)."""
+    computed = {name for name, _ in module.named_buffers()}
+    keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if name not in computed]
 
 
 class EvaluationMode:

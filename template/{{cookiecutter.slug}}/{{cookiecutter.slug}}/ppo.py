@@ -55,8 +55,9 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOBaseConfig]):
         if not self.is_discrete:
             # continuous detail 2: state-independent standard deviation
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), self.agent.log_std_init))
-            self.register_buffer("low", torch.as_tensor(self.spaces.action.low))
-            self.register_buffer("high", torch.as_tensor(self.spaces.action.high))
+            # not saved: a fork may have other bounds
+            self.register_buffer("low", torch.tensor(self.spaces.action.low), persistent=False)
+            self.register_buffer("high", torch.tensor(self.spaces.action.high), persistent=False)
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
         """Select actions; see `choose`."""

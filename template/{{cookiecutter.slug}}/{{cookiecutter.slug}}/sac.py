@@ -26,11 +26,12 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
         """Create the network; it depends only on the config and the spaces."""
         super().__init__(config, spaces)
-        low, high = torch.as_tensor(spaces.action.low), torch.as_tensor(spaces.action.high)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-        self.register_buffer("center", (low + high) / 2)
-        self.register_buffer("scale", (high - low) / 2)
+        low, high = torch.tensor(spaces.action.low), torch.tensor(spaces.action.high)
+        # not saved: a fork may have other bounds
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+        self.register_buffer("center", (low + high) / 2, persistent=False)
+        self.register_buffer("scale", (high - low) / 2, persistent=False)
         self.size = math.prod(spaces.action.shape)
         self.encoder = Encoder(spaces.observation, self.normalizer)
         self.head = mlp([self.encoder.size, *self.agent.hidden_sizes, 2 * self.size])
