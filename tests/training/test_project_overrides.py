@@ -236,3 +236,16 @@ def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
         assert np.allclose(bounds, [3, 7])
     for each in (engine, fork):
         each.cleanup()
+
+
+@pytest.mark.parametrize(("before", "after"), [("0.2", "0.01"), ("null", "null")])
+def test_a_resumed_sac_has_a_learned_temperature_or_the_one_of_the_config(compose, before, after):
+    engine, other = (make_engine(compose("sac", f"agent.ent_coef={value}")) for value in (before, after))
+    while engine.updates < 3:
+        engine.advance()
+    other.load_checkpoint(decode(encode(engine.save_checkpoint(None))))
+    first, second = (each.train_step(each.replay.minibatch(4, each.device))["ent_coef"] for each in (engine, other))
+    assert torch.equal(first, second) if after == "null" else second == pytest.approx(0.01)
+    assert first < 1
+    for each in (engine, other):
+        each.cleanup()

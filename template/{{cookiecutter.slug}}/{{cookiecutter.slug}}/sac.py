@@ -77,10 +77,12 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
         self.critics = Critics(space, normalizer, self.policy.size, agent.hidden_sizes).to(self.device)
         self.target = copy.deepcopy(self.critics).requires_grad_(False)
         log_ent_coef = math.log(1.0 if agent.ent_coef is None else agent.ent_coef)
-        self.log_ent_coef = nn.Parameter(torch.tensor(log_ent_coef, device=self.device))
+        self._log_ent_coef = nn.Parameter(torch.tensor(log_ent_coef, device=self.device))
+        if agent.ent_coef is None:  # a learned one is saved; a name with _ is not, and has the value of the config
+            self.log_ent_coef = self._log_ent_coef
         self.target_entropy = -float(self.policy.size) if agent.target_entropy is None else agent.target_entropy
         # Adam is element-wise, so actor and temperature can share one; fused: one kernel for all weights
-        self.actor_weights = [*self.policy.parameters(), *([self.log_ent_coef] if agent.ent_coef is None else [])]
+        self.actor_weights = [*self.policy.parameters(), *([self._log_ent_coef] if agent.ent_coef is None else [])]
         self.actor_optimizer = torch.optim.Adam(self.actor_weights, lr=agent.lr(0), fused=True)
         self.critic_weights, self.target_weights = list(self.critics.parameters()), list(self.target.parameters())
         self.critic_optimizer = torch.optim.Adam(self.critic_weights, lr=agent.lr(0), fused=True)
@@ -96,7 +98,7 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
     def train_step(self, batch: trieye.Minibatch) -> dict[str, torch.Tensor]:
         """Make one update of critics, actor, temperature and target critics."""
         policy, obs, next_obs = self.policy, batch.obs, batch.next_obs
-        ent_coef = self.log_ent_coef.detach().exp()
+        ent_coef = self._log_ent_coef.detach().exp()
 
         with torch.no_grad(), self.autocast():
             next_action, next_log_prob = policy.draw(next_obs, self.generator)
@@ -116,7 +118,7 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
             value = torch.min(*self.critics(obs, action))
         actor_loss = (ent_coef * log_prob - value).mean()
         # the temperature rises while the entropy is below the target; its logarithm is learned, as in the authors' code
-        ent_coef_loss = -self.log_ent_coef * (log_prob.detach().mean() + self.target_entropy)
+        ent_coef_loss = -self._log_ent_coef * (log_prob.detach().mean() + self.target_entropy)
         self.actor_optimizer.zero_grad()
         (actor_loss + ent_coef_loss).backward(inputs=self.actor_weights)  # the critics receive no gradient
         self.actor_optimizer.step()
