@@ -1,5 +1,7 @@
 """Sampling from the replay and from external data."""
 
+import shutil
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -144,6 +146,27 @@ def test_an_offline_resume_with_other_data_learns_from_the_new_data(config, offl
     assert (batch["reward"] == 100.0).all()
     assert engine.updates == 21
     engine.cleanup()
+
+
+@pytest.mark.parametrize("settings", [{"mode": "train", "loop": {"axis": "updates"}}, {"sample": {"kind": "mix"}}])
+def test_a_resume_uses_a_data_file_that_was_replaced_and_says_so(config, data, other_data, settings, capsys):
+    engine = DQN(config(data=data, **settings))
+    while engine.updates < 5:
+        engine.advance()
+    engine = resumed(engine, config(data=data, **settings))
+    assert "has changed" not in capsys.readouterr().err
+    shutil.copy(other_data, data)
+    engine = resumed(engine, config(data=data, **settings))
+    assert f"data={data} has changed since the checkpoint" in capsys.readouterr().err
+    engine.replay.extend(engine.collect())
+    batch = next(engine.due_batches())
+    assert (batch["reward"] == 100.0).any()
+    assert not (batch["reward"] == 7.0).any()
+    engine.cleanup()
+
+
+def test_a_mixed_batch_has_a_row_of_data_for_any_ratio(config, data):
+    assert batches_of(config(data=data, sample={"kind": "mix", "data_ratio": 0.01}))["is_data"].sum() == 1
 
 
 def test_a_mixed_run_resumes_exactly(config, data):

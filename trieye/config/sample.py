@@ -16,7 +16,9 @@ class SampleConfig(StrictModel):
         description="Source of the rows in a batch: default = the replay buffer; mix = a fraction from `data`; "
         "warmup = `data` alone for the first updates; or your own class, such as `my_agent.sampling:MyStrategy`.",
     )
-    data_ratio: float = Field(default=0.25, gt=0, lt=1, description="Fraction of a batch from `data`, for kind=mix.")
+    data_ratio: float = Field(
+        default=0.25, gt=0, lt=1, description="Fraction of a batch from `data`, for kind=mix; at least one row."
+    )
     table_every_steps: int = Field(
         default=0,
         ge=0,

@@ -36,7 +36,7 @@ from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import AgentT, ConfigT, Moments, Policy, merge_moments
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
-from trieye.training.sampling import data_of, make_sampling, replay_config
+from trieye.training.sampling import data_of, is_same_data, make_sampling, replay_config
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
 from trieye.training.update_ratio import UpdateRatio
@@ -370,6 +370,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             "version": self._version,
             "update_ratio": self._update_ratio.state_dict(),
             "data": self.config.data if self.config.mode == "train" else None,
+            "data_crc32": getattr(self.replay, "crc32", None),
             "sampling": self._sampling,
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
@@ -389,7 +390,9 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if self.replay is None:
             return
         is_offline = self.config.mode == "train"
-        if "replay" in checkpoint and not (is_offline and self.config.data != checkpoint.get("data", self.config.data)):
+        name, crc32 = self.config.data or "", checkpoint.get("data_crc32")
+        is_same = not is_offline or is_same_data(self.replay, name, checkpoint.get("data", name), crc32)
+        if "replay" in checkpoint and is_same:
             self.replay.load_state_dict(checkpoint["replay"])
         elif not is_offline:
             source = self._row_source

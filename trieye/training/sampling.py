@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from trieye.config.base import did_you_mean
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, NonFiniteError
+from trieye.files.checksum import sums_of
+from trieye.process.progress import say
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.config import TrainingConfig, project_class
@@ -86,7 +88,7 @@ class FromData:
 
     Args:
         data: The external rows.
-        ratio: Fraction of each batch drawn from data.
+        ratio: Fraction of each batch drawn from data, at least one row.
         until_update: Number of updates after which all rows come from the replay; None: no limit.
         name: Name of the data; a saved state of other data is ignored.
     """
@@ -96,7 +98,7 @@ class FromData:
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch; see `Sampling`."""
-        from_data = round(n * self._ratio) if self._until is None or updates < self._until else 0
+        from_data = max(1, round(n * self._ratio)) if self._until is None or updates < self._until else 0
         if not from_data:
             return _with_source_column(replay.minibatch(n, device), value=False)
         external = _with_source_column(self.data.minibatch(from_data, device), value=True)
@@ -109,12 +111,23 @@ class FromData:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data buffer, whose rows are stored once, with the state of its draws."""
-        return {"data": self.data, "name": self._name}
+        return {"data": self.data, "name": self._name, "crc32": getattr(self.data, "crc32", None)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of the draws."""
-        if "data" in state and state.get("name", self._name) == self._name:  # else the run had other data or none
+        name = state.get("name", self._name)
+        if "data" in state and is_same_data(self.data, self._name, name, state.get("crc32")):  # else other data or none
             self.data.load_state_dict(state["data"])
+
+
+def is_same_data(data: Experience, name: str, saved_name: str | None, saved_crc32: int | None) -> bool:
+    """Return whether a checkpoint has the state of these data; report a file that was replaced under its name."""
+    if saved_name != name:
+        return False
+    is_same = saved_crc32 in (None, getattr(data, "crc32", None))
+    if not is_same:
+        say(f"data={name} has changed since the checkpoint; its new rows are used")
+    return is_same
 
 
 def _with_source_column(batch: Minibatch, *, value: bool) -> Minibatch:
@@ -164,6 +177,8 @@ class _ExternalExperience(Experience):
     spaces: Spaces
     stacks: Mapping[str, int]
     clip_rewards: bool
+    crc32: int | None
+    """CRC-32 of the file; None for data that are not a file."""
 
     def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return the rows with the keys, shapes and dtypes of an engine's rows."""
@@ -261,6 +276,8 @@ def data_of(
             count = import_parquet(buffer, Path(name))
         else:
             raise ConfigurationError(f"data={name}: unknown format; choose from {_FORMATS}")
+        file = Path(name.removeprefix("sb3:")).resolve()
+        buffer.crc32 = sums_of(file)[1] if file.is_file() else None
     except _WholeStacksError:
         whole = replay.model_copy(update={"frame_stack": {}, "dedup_next": False})
         return data_of(name, spaces, whole, seed=seed, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
