@@ -52,10 +52,10 @@ class Shown(gym.Env):
 def play():
     gym.register("Shown-v0", entry_point=Shown)
 
-    def play_episode(picture):
-        config = EnvConfig(id="Shown-v0", kwargs={"picture": picture})
+    def play_episode(picture, *, with_frames=True, **kwargs):
+        config = EnvConfig(id="Shown-v0", kwargs={"picture": picture, **kwargs})
         policy = QPolicy(TrainConfig(agent={"kind": "dqn"}, env=config), spaces_of(make_env(config)))
-        return Evaluation(config).play(policy, 1, with_frames=True)
+        return Evaluation(config).play(policy, 1, with_frames=with_frames)
 
     yield play_episode
     gym.registry.pop("Shown-v0")
@@ -63,6 +63,11 @@ def play():
 
 def test_the_first_episode_has_a_frame_of_each_step(play):
     assert [frame.shape for frame in play("black")[0].frames] == [(4, 4, 3)] * 3
+
+
+def test_a_render_mode_of_the_config_records_no_frames(play):
+    (episode,) = play("missing", with_frames=False, render_mode="rgb_array")
+    assert (episode.length, episode.frames) == (3, [])
 
 
 @pytest.mark.parametrize(("picture", "message"), [("missing", "pygame is not installed"), (None, "returned None")])

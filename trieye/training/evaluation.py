@@ -100,7 +100,7 @@ class Evaluation:
                 if with_frames:
                     with closing(make_env(self._config, render_mode="rgb_array")) as env:
                         waiting[-1].fps = float(env.metadata.get("render_fps") or waiting[-1].fps)
-                        self._play_batched([waiting.pop()], [env], policy, ctx, done)
+                        self._play_batched([waiting.pop()], [env], policy, ctx, done, with_frames=True)
                 while len(self._envs) < min(len(waiting), _MAX_PARALLEL):
                     self._envs.append(make_env(self._config))
                 if waiting:
@@ -112,7 +112,14 @@ class Evaluation:
         return sorted(done, key=lambda episode: episode.seed)
 
     def _play_batched(
-        self, waiting: list[Episode], envs: list[Any], policy: Policy, ctx: Context, done: list[Episode]
+        self,
+        waiting: list[Episode],
+        envs: list[Any],
+        policy: Policy,
+        ctx: Context,
+        done: list[Episode],
+        *,
+        with_frames: bool = False,
     ) -> None:
         """Play the waiting episodes; free environments take the next one."""
         active: list[tuple[Any, Episode]] = []
@@ -136,7 +143,7 @@ class Evaluation:
                 actions = chosen_actions(policy, act)
             is_running = np.ones(len(active), bool)
             for n, (env, episode) in enumerate(active):
-                if env.render_mode is not None:
+                if with_frames:
                     episode.frames.append(_frame_of(env))
                 with calls:
                     obs[id(env)], reward, terminated, truncated, info = env.step(actions[n])
