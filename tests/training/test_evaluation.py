@@ -82,9 +82,14 @@ def test_a_mujoco_error_without_a_display_names_the_variable_for_the_backend(pla
         play("headless")
 
 
-def test_a_gif_plays_at_the_frame_rate_of_the_environment(play, train_config, tmp_path):
-    config = train_config(env={"id": "Shown-v0", "kwargs": {"picture": "black"}}, loop={"env_steps": 20})
+@pytest.mark.parametrize(("max_pixels", "duration_ms"), [(48, 300), (40, 400)], ids=["all frames", "every second"])
+def test_a_gif_plays_at_the_frame_rate_of_the_environment(
+    play, train_config, tmp_path, monkeypatch, max_pixels, duration_ms
+):
+    monkeypatch.setattr("trieye.run.video.MAX_VIDEO_PIXELS", max_pixels)
+    env = {"id": "Shown-v0", "kwargs": {"picture": "black"}, "eval_video": True}
+    config = train_config(env=env, loop={"env_steps": 20})
     run_dir = trieye.run_experiment(DQN, config).run_dir
     trieye.evaluate(run_dir, episodes=1, video=tmp_path / "episode.gif")
     with Image.open(tmp_path / "episode.gif") as gif:
-        assert gif.info["duration"] == 300  # ms: three equal frames at 10 per second, merged into one
+        assert gif.info["duration"] == duration_ms  # three equal frames at 10 per second or two at 5, merged into one

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, cast, get_args
 
-import numpy as np
 import torch
 from typing_extensions import TypeVar
 
@@ -341,7 +340,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             self.policy, env.eval_episodes, env_steps=self.schedule_step, with_frames=with_frames
         )
         if with_frames:
-            self.run.log_video("eval/episode", np.stack(episodes[0].frames), fps=episodes[0].fps)
+            episodes[0].encoded(partial(self.run.log_video, "eval/episode"))
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":

@@ -2,11 +2,12 @@
 
 import os
 import traceback
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +25,7 @@ from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actio
 from trieye.training.seeds import FIRST_SEED
 from trieye.training.spaces import columns_of, nested
 
+VideoT = TypeVar("VideoT")
 _MAX_PARALLEL = 16
 
 
@@ -48,6 +50,22 @@ class Episode:
     frames: list[NDArray[np.uint8]] = field(default_factory=list)
     is_cut: bool = False
     fps: float = 30.0
+
+    def encoded(self, encode: Callable[..., VideoT]) -> VideoT:
+        """Return `encode(frames, fps=fps)`, with every second frame, or fourth and so on, if they exceed its limits.
+
+        Args:
+            encode: `run.log_video` or `run.video.video`, without their other arguments.
+
+        Raises:
+            ValueError: The sizes of the frames differ.
+        """
+        frames, fps = np.stack(self.frames), self.fps
+        while len(frames) > 1:
+            with suppress(ValueError):
+                return encode(frames, fps=fps)
+            frames, fps = frames[::2], fps / 2
+        return encode(frames, fps=fps)
 
 
 class Evaluation:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,7 @@ from trieye.training.seeds import FRESH_SEED
 from trieye.tune.launch import run_experiment
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from trieye.training.evaluation import Episode
 
 
 def train(config: TrieyeConfig) -> float | None:
@@ -72,7 +72,7 @@ def evaluate(
         which: `best` (the latest checkpoint if none was rated), `latest`, or a step.
         episodes: Number of episodes.
         first_seed: Seed of the first episode; the following seeds count up from it.
-        video: Path of a GIF of the first episode; None writes no video.
+        video: Path of a GIF of the first episode, thinned out until it takes at most 16 MiB; None writes no video.
         device: Device of the policy: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`.
 
     Returns:
@@ -104,7 +104,7 @@ def evaluate(
             with_frames=video is not None,
         )
     if video is not None:
-        _write_gif(Path(video), played[0].frames, played[0].fps)
+        _write_gif(Path(video), played[0])
     returns = np.array([episode.total for episode in played])
     metrics = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
@@ -174,8 +174,8 @@ def _selected_checkpoints(run_dir: Path, which: str) -> list[Which]:
     return matches
 
 
-def _write_gif(path: Path, frames: "list[NDArray[np.uint8]]", fps: float) -> None:
+def _write_gif(path: Path, episode: "Episode") -> None:
     from trieye.run.video import video
 
-    write_atomic(path, video("episode", frames, fps=fps, format="gif", step=0, time=0.0).content)
+    write_atomic(path, episode.encoded(partial(video, "episode", format="gif", step=0, time=0.0)).content)
     say(f"wrote {path}")
