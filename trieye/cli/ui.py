@@ -65,26 +65,21 @@ def run(options: argparse.Namespace) -> int:
     if options.root is not None and not options.root.is_dir():
         raise ConfigurationError(f"--root {options.root}: no such directory")
     selection = PageSelection(options.reference, roots_of(options.root))
-    on_signal = LeaveOnSignal("stopping the servers")
-    on_signal.take()
-    try:
-        with LocalServers() as servers:
-            pages, notes = pages_of(selection, servers.directory, only=options.only)
-            links = list(_links(pages, servers, options.port))
-            if servers.names:
-                _wait(servers)
-            with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop the servers
-                _show(links, notes)
-                if not options.no_browser and _has_browser():
-                    import webbrowser
+    with LeaveOnSignal("stopping the servers"), LocalServers() as servers:
+        pages, notes = pages_of(selection, servers.directory, only=options.only)
+        links = list(_links(pages, servers, options.port))
+        if servers.names:
+            _wait(servers)
+        with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop the servers
+            _show(links, notes)
+            if not options.no_browser and _has_browser():
+                import webbrowser
 
-                    webbrowser.open(links[0][1])
-                if servers.names:
-                    print("Ctrl-C stops " + " and ".join(servers.names), flush=True)
-                    _serve(servers, [page.refresh for page in pages if page.refresh is not None])
-        return 0
-    finally:
-        on_signal.give_back()
+                webbrowser.open(links[0][1])
+            if servers.names:
+                print("Ctrl-C stops " + " and ".join(servers.names), flush=True)
+                _serve(servers, [page.refresh for page in pages if page.refresh is not None])
+    return 0
 
 
 def _port(text: str) -> int:

@@ -186,6 +186,13 @@ class LeaveOnSignal:
         self._requeue_exit_code = requeue_exit_code
         self._before: dict[signal.Signals, Any] = {}
 
+    def __enter__(self) -> Self:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
     def take(self) -> None:
         """Install the handlers; idempotent."""
         if self.is_given_back:

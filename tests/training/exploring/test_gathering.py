@@ -1,6 +1,8 @@
 """mode=explore writes rows of a checkpoint's policy to a file for mode=train, and leaves the run unchanged."""
 
+import fcntl
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import trieye
 from tests.training.algorithms import QPolicy, TrainConfig
 from tests.waiting import wait_until
 from trieye.checkpoints.store import CheckpointStore
-from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
 from trieye.replay.exchange.files import EPISODE
 from trieye.training.exploring.transports import CheckpointTransport
 
@@ -148,13 +150,23 @@ def test_an_existing_file_is_never_overwritten(train_config, trained, tmp_path):
         explore(explore={"output": str(tmp_path / "nowhere/a.npz")})
 
 
+def raise_error():
+    raise ZeroDivisionError("broken")
+
+
+def receive_sigterm():
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    signal.raise_signal(signal.SIGTERM)
+
+
 class BreakingPolicy(ConstantPolicy):
     calls = 0
+    fault = staticmethod(raise_error)
 
     def act(self, obs, state, ctx):
         BreakingPolicy.calls += ctx.explore
         if BreakingPolicy.calls > 300:
-            raise ZeroDivisionError("broken")
+            self.fault()
         return super().act(obs, state, ctx)
 
 
@@ -162,16 +174,29 @@ class BreakingEngine(ConstantEngine, policy=BreakingPolicy):
     pass
 
 
-def test_rows_collected_before_an_error_are_written(train_config):
+@pytest.mark.parametrize(("fault", "error"), [(raise_error, ZeroDivisionError), (receive_sigterm, RunInterrupted)])
+def test_rows_collected_before_an_error_or_a_signal_are_written(train_config, fault, error, monkeypatch):
+    monkeypatch.setattr(BreakingPolicy, "calls", 0)
+    monkeypatch.setattr(BreakingPolicy, "fault", staticmethod(fault))
     config = train_config(agent={"engine": f"{__name__}:BreakingEngine"}, loop={"steps": 20})
     trieye.train(config)
-    with pytest.raises(ZeroDivisionError, match="broken"):
+    with pytest.raises(error):
         trieye.train(train_config(mode="explore", loop={"steps": 1000}))
     run_dir = config.persistence.get_run_base_dir()
     assert len(rows_in(run_dir / "explored_1.npz")["reward"]) > 100
-    with pytest.raises(ZeroDivisionError, match="broken"):
+    with pytest.raises(error):
         trieye.train(train_config(mode="explore", loop={"steps": 1000}))
     assert not (run_dir / "explored_2.npz").exists()  # no rows were collected
+
+
+def test_an_empty_file_is_used_unless_another_process_is_collecting_into_it(train_config, trained):
+    explored = train_config(mode="explore", loop={"steps": 10}, explore={"output": str(trained / "rows.npz")})
+    with (trained / "rows.npz").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigurationError, match=r"explore.output=\S+rows.npz already exists"):
+            trieye.train(explored)
+    trieye.train(explored)
+    assert len(rows_in(trained / "rows.npz")["reward"]) == 10
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Gathering: collects rows with the policy of a checkpoint, without a learner, and writes them to a file."""
 
+import fcntl
 import math
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
+from trieye.process.signals import LeaveOnSignal
 from trieye.replay.exchange import export_npz, export_parquet
 from trieye.training.batches import Experience
 from trieye.training.collecting import Collector
@@ -44,12 +47,13 @@ def explore(config: TrainingConfig) -> Path:
     The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are clipped as in the
     training, but not normalized, because the moments for that belong to the run.
 
-    The run is not modified, and may be training at the same time. If an error ends the collection early, the rows
-    collected before are written.
+    The run is not modified, and may be training at the same time. If an error or a signal ends the collection early,
+    the rows collected before are written.
 
     Raises:
         CheckpointError: The checkpoint does not exist, or no engine saved it.
         ConfigurationError: The file exists, or the environment cannot be created.
+        RunInterrupted: A signal arrived.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
     saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, option="explore.checkpoint").which)
@@ -70,7 +74,7 @@ def explore(config: TrainingConfig) -> Path:
     follows = config.sync.transport == "checkpoint"
     published_weights = _PublishedWeights(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
     say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
-    with _reserved(run_dir, config.explore.output) as path:
+    with LeaveOnSignal("the rows collected so far are kept"), _reserved(run_dir, config.explore.output) as path:
         try:
             gather = _collect_by_explorers if config.explorer.num else _collect_here
             gather(run_config.model_copy(update=overrides), policy, published_weights, collected)
@@ -214,16 +218,15 @@ def _collect_by_explorers(
 
 @contextmanager
 def _reserved(run_dir: Path, name: str | None) -> Iterator[Path]:
-    """Create an empty file exclusively, and delete it if it is still empty when the block ends."""
+    """Create an empty file and lock it, and delete it if it is still empty when the block ends."""
     paths = (run_dir / f"explored_{number}.npz" for number in count(1)) if name is None else iter([Path(name)])
     for path in paths:
         try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            continue
+            lock = _lock_empty(path)
         except OSError as error:
             raise ConfigurationError(f"explore.output={path} cannot be written: {error}") from error
-        break
+        if lock is not None:
+            break
     else:
         raise ConfigurationError(f"explore.output={name} already exists; choose another name")
     try:
@@ -232,3 +235,18 @@ def _reserved(run_dir: Path, name: str | None) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             if not path.stat().st_size:
                 path.unlink()
+        os.close(lock)
+
+
+def _lock_empty(path: Path) -> int | None:
+    """Create and lock an empty file, or one that a killed process left; None if it has content or is locked."""
+    if path.exists() and path.stat().st_size:
+        return None
+    lock = os.open(path, os.O_RDWR | os.O_CREAT)
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(lock)
+        if status.st_nlink and not status.st_size:  # not deleted or replaced since it was opened
+            return lock
+    os.close(lock)
+    return None
