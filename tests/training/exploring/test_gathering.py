@@ -135,11 +135,13 @@ def test_a_collection_follows_weights_that_another_process_publishes(train_confi
     assert {path.name for path in tmp_path.glob("acted_*")} == {f"acted_{choice}" for choice in range(4)}
 
 
-def test_an_existing_file_is_never_overwritten(train_config, trained, tmp_path):
+def test_an_existing_file_is_never_overwritten_and_the_next_has_other_rows(train_config, trained, tmp_path):
     explore = lambda **overrides: trieye.train(train_config(mode="explore", loop={"steps": 10}, **overrides))  # noqa: E731
     explore()
     explore()
     assert {path.name for path in trained.glob("*.npz")} == {"explored_1.npz", "explored_2.npz"}
+    first, second = (rows_in(trained / f"explored_{number}.npz")["obs"] for number in (1, 2))
+    assert not np.isin(first, second).all()
     name = tmp_path / "mine.parquet"
     explore(explore={"output": str(name)})
     before = name.read_bytes()

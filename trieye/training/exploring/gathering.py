@@ -33,6 +33,7 @@ from trieye.training.finite import OnNonfinite
 from trieye.training.loading import policy_of
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
+from trieye.training.seeds import training_seed
 
 _SEED_OFFSET = 3_000_000
 """Added to the seed, so that episodes start differently from training and evaluations."""
@@ -66,7 +67,6 @@ def explore(config: TrainingConfig) -> Path:
         "loop": loop,
         "explorer": config.explorer,
         "runtime": config.runtime,
-        "seed": config.seed + _SEED_OFFSET,
     }
     collected = _CollectedRows(
         limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _DEFAULT_STEPS
@@ -74,7 +74,11 @@ def explore(config: TrainingConfig) -> Path:
     follows = config.sync.transport == "checkpoint"
     published_weights = _PublishedWeights(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
     say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
-    with LeaveOnSignal("the rows collected so far are kept"), _reserved(run_dir, config.explore.output) as path:
+    with (
+        LeaveOnSignal("the rows collected so far are kept"),
+        _reserved(run_dir, config.explore.output) as (path, number),
+    ):
+        overrides["seed"] = training_seed(config.seed + _SEED_OFFSET, *([number] if number > 1 else []))
         try:
             gather = _collect_by_explorers if config.explorer.num else _collect_here
             gather(run_config.model_copy(update=overrides), policy, published_weights, collected)
@@ -217,20 +221,25 @@ def _collect_by_explorers(
 
 
 @contextmanager
-def _reserved(run_dir: Path, name: str | None) -> Iterator[Path]:
-    """Create an empty file and lock it, and delete it if it is still empty when the block ends."""
-    paths = (run_dir / f"explored_{number}.npz" for number in count(1)) if name is None else iter([Path(name)])
-    for path in paths:
+def _reserved(run_dir: Path, name: str | None) -> Iterator[tuple[Path, int]]:
+    """Create an empty file and lock it, and delete it if it is still empty when the block ends.
+
+    Yields:
+        The path, and the number in its name, 1 for `name`.
+    """
+    files = ((run_dir / f"explored_{number}.npz", number) for number in count(1))
+    for path, number in files if name is None else [(Path(name), 1)]:
         try:
             lock = _lock_empty(path)
         except OSError as error:
             raise ConfigurationError(f"explore.output={path} cannot be written: {error}") from error
         if lock is not None:
+            reserved = path, number
             break
     else:
         raise ConfigurationError(f"explore.output={name} already exists; choose another name")
     try:
-        yield path
+        yield reserved
     finally:
         with suppress(FileNotFoundError):
             if not path.stat().st_size:
