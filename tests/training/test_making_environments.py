@@ -260,6 +260,13 @@ def test_wrappers_are_applied_in_order_from_inside_to_outside():
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
 
 
+def test_the_limit_of_an_episode_counts_the_steps_below_a_wrapper_that_skips_frames():
+    skip = {"name": "MaxAndSkipObservation", "kwargs": {"skip": 4}}
+    env = make_env(EnvConfig(id="Pendulum-v1", wrappers={"skip": skip}, max_episode_steps=8))
+    env.reset(seed=0)
+    assert [env.step(env.action_space.sample())[3] for _ in range(2)] == [False, True]
+
+
 def test_atari_preprocessing_gives_pong_four_grey_84x84_frames_per_observation():
     pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
     pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")

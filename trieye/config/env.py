@@ -41,7 +41,8 @@ class EnvConfig(StrictModel):
     max_episode_steps: int | None = Field(
         default=None,
         ge=1,
-        description="Truncate episodes after this many steps; null = the limit in the environment's registration.",
+        description="Truncate episodes after this many steps of the environment below its wrappers: frames with "
+        "`atari`, which makes 4 in a step of the agent; null = the limit in the environment's registration.",
     )
     wrappers: dict[str, WrapperConfig | None] = Field(
         default_factory=dict,

@@ -52,7 +52,8 @@ class TrainingConfig(TrieyeConfig):
     mode: Literal["both", "train", "explore", "bench"] = Field(
         default="both",
         description="What the program does: both = collect and learn; train = learn from `data` alone; explore = "
-        "collect rows with a checkpoint of the run `run_name`; bench = evaluate its checkpoints.",
+        "collect rows with a checkpoint of the run `run_name`; bench = evaluate its checkpoints, in the "
+        "environment of the run.",
     )
     data: str | None = Field(
         default=None,
