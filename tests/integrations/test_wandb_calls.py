@@ -150,10 +150,13 @@ def test_config_and_summary_survive_a_kill():
 def test_values_of_the_config_and_the_summary_are_restored_with_their_types():
     values = {"rate": np.float32(0.5), "count": np.int64(3), "sizes": [1, 2], "none": None, "inf": math.inf}
     values |= {"tensor": torch.tensor(0.25, requires_grad=True), "array": np.arange(3), "net": {"act": ("relu",)}}
-    with wandb.init(project="p", id="one", resume="allow", config=values) as run:
-        run.summary.update(values)
     restored = {"rate": 0.5, "count": 3, "sizes": [1, 2], "none": None, "inf": math.inf, "tensor": 0.25}
     restored |= {"array": [0, 1, 2], "net": {"act": ["relu"]}}
+    others = {"day": np.datetime64("2026-01-01"), "wide": np.longdouble(1.5), "bytes": np.bytes_(b"a"), "set": {1}}
+    values |= others
+    restored |= {name: str(getattr(value, "item", lambda value=value: value)()) for name, value in others.items()}
+    with wandb.init(project="p", id="one", resume="allow", config=values) as run:
+        run.summary.update(values)
     with wandb.init(project="p", id="one", resume="must") as run:
         assert (dict(run.config), dict(run.summary)) == (restored, restored)
 

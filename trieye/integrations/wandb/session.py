@@ -279,7 +279,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if hasattr(value, "tolist") and math.prod(getattr(value, "shape", ())) <= _MOST_ITEMS:
-        return value.tolist()
+        items = value.tolist()  # of a longdouble, the value itself
+        return str(value) if type(items) is type(value) else _plain(items)
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
