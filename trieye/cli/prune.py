@@ -47,12 +47,12 @@ def run(options: argparse.Namespace) -> int:
     from trieye.cli.removal import carry_out
     from trieye.runs import prune
 
-    keep = {which: max(n for name, n in options.keep if name == which) for which, _ in options.keep}
+    num_kept = {which: max(n for name, n in options.keep if name == which) for which, _ in options.keep}
     plan = prune(
         options.app,
         older_than_s=options.older_than,
-        keep_best=keep.get("best"),
-        keep_newest=keep.get("newest", 0),
+        keep_best=num_kept.get("best"),
+        keep_newest=num_kept.get("newest", 0),
         metric=options.metric,
         mode=options.mode,
         root=options.root,

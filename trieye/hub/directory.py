@@ -39,12 +39,12 @@ HUB_GONE_AFTER_S = 30.0
 """Maximum wait for the hub of a driver that died; Ray ends it within seconds."""
 
 
-def take_run(paths: RunFiles, mirror: str | None, take_lock: Callable[[], RunLock]) -> tuple[RunLock, str | None]:
+def take_run(paths: RunFiles, mirror_url: str | None, take_lock: Callable[[], RunLock]) -> tuple[RunLock, str | None]:
     """Create the directories of a run, take its lock, and restore it from its mirror if it has no files here.
 
     Args:
         paths: File names of the run.
-        mirror: URL of the mirror; None without a mirror.
+        mirror_url: URL of the mirror; None without a mirror.
         take_lock: Takes the lock of the run.
 
     Returns:
@@ -58,7 +58,7 @@ def take_run(paths: RunFiles, mirror: str | None, take_lock: Callable[[], RunLoc
     paths.create_run_directories()
     lock = take_lock()
     try:
-        return lock, restore_run(paths, mirror)
+        return lock, restore_run(paths, mirror_url)
     except BaseException:
         lock.release()
         raise
@@ -111,8 +111,8 @@ class HubFiles:
         if owns_run and self._trust.key is None:
             signing.check_key()
         if owns_run:
-            mirror = self._config.persistence.mirror
-            take_run(self.paths, mirror, lambda: self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0))
+            mirror_url = self._config.persistence.mirror
+            take_run(self.paths, mirror_url, lambda: self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0))
         else:
             self.paths.create_run_directories()
         try:

@@ -54,8 +54,8 @@ def run_dir_of(name: str, *, app: str | None = None, root: Path | None = None) -
     Raises:
         ConfigurationError: The name is no valid run name.
     """
-    overrides = {} if root is None else {"root": root}
-    return adopted_config(name, app or app_of_program(), overrides).persistence.get_run_base_dir()
+    config_items = {} if root is None else {"root": root}
+    return adopted_config(name, app or app_of_program(), config_items).persistence.get_run_base_dir()
 
 
 class AdoptedRun:
@@ -66,7 +66,7 @@ class AdoptedRun:
     Args:
         name: Name of the run; a later start with the same name resumes it.
         app: Name of the app.
-        overrides: Further config items, such as `tags`, `description` and `seed`.
+        config_items: Further config items, such as `tags`, `description` and `seed`.
 
     Attributes:
         run: The run, open until `close`.
@@ -75,9 +75,9 @@ class AdoptedRun:
 
     _open: ClassVar["dict[Path, AdoptedRun]"] = {}
 
-    def __init__(self, name: str, app: str, overrides: Mapping[str, Any]) -> None:
-        self.run = _ProgramRun(adopted_config(name, app, overrides)).open()
-        if "sinks" not in overrides and not is_installed("mlflow"):
+    def __init__(self, name: str, app: str, config_items: Mapping[str, Any]) -> None:
+        self.run = _ProgramRun(adopted_config(name, app, config_items)).open()
+        if "sinks" not in config_items and not is_installed("mlflow"):
             say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
         self.before_close: list[Callable[[RunStatus], Any]] = []
@@ -85,7 +85,7 @@ class AdoptedRun:
         _Ending.watch()
 
     @classmethod
-    def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **overrides: Any) -> "AdoptedRun":
+    def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **config_items: Any) -> "AdoptedRun":
         """Open a run, or share this process's open run of that name; each `join` needs a `leave`.
 
         Values logged after joining an open run count as a new attempt, so a re-executed notebook cell shows each step
@@ -95,14 +95,14 @@ class AdoptedRun:
             name: Name of the run.
             app: Name of the app; None: see `app_of_program`.
             root: Directory of all runs; None: `TRIEYE_ROOT`, or the default of the config.
-            overrides: Further config items.
+            config_items: Further config items.
         """
         app = app or app_of_program()
-        overrides = overrides if root is None else {**overrides, "root": root}
-        config = adopted_config(name, app, overrides)
+        config_items = config_items if root is None else {**config_items, "root": root}
+        config = adopted_config(name, app, config_items)
         adopted = cls._open.get(config.persistence.get_run_base_dir())
         if adopted is None:
-            adopted = cls(name, app, overrides)
+            adopted = cls(name, app, config_items)
         else:
             adopted.run.flush()
             adopted.run.supersede(None)
@@ -164,13 +164,13 @@ class _ProgramRun(Run):
         _Ending.close_all()
 
 
-def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeConfig:
+def adopted_config(name: str, app: str, config_items: Mapping[str, Any]) -> TrieyeConfig:
     """Return the config of a run whose program has none.
 
     Args:
         name: Name of the run.
         app: Name of the app.
-        overrides: Further config items, and `root`, the directory of all runs.
+        config_items: Further config items, and `root`, the directory of all runs.
 
     Raises:
         ConfigurationError: A name is invalid.
@@ -178,7 +178,7 @@ def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeC
     check_name("app_name", app)
     check_name("run_name", name)
     persistence: dict[str, Any] = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
-    root = overrides.get("root", os.environ.get(ROOT))
+    root = config_items.get("root", os.environ.get(ROOT))
     if root:
         persistence["root_data_dir"] = str(root)
     settings: dict[str, Any] = {
@@ -189,7 +189,7 @@ def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeC
         "stats": {"undeclared": "each", "hub_metrics_interval_s": 0.0},
         "sinks": {"console": {"enabled": False}, "mlflow": {"enabled": is_installed("mlflow")}, "log_config": False},
     }
-    for key, value in overrides.items():
+    for key, value in config_items.items():
         if key != "root":
             settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
     return TrieyeConfig.model_validate(settings)

@@ -426,7 +426,7 @@ class AcceptedKeys:
 
     def since(self, pos: int) -> tuple[list[tuple[str, int, int]], list[tuple[int, str]]]:
         """Return the rows of `clients` and of `calls` for the entries after a position."""
-        clients = [(client, *last) for client, last in sorted(self.clients.items()) if last[1] > pos]
+        clients = [(client, *last_batch) for client, last_batch in sorted(self.clients.items()) if last_batch[1] > pos]
         return clients, [(at, call) for call, at in self.calls.items() if at > pos]
 
     @property

@@ -68,7 +68,7 @@ class FileStore:
             self._problems.leave_out(meta, f"start_time={began!r} is not a number of {expected}")
             return None
         if not isinstance(status, int) or status not in _STATUS:
-            allowed = ", ".join(f"{number}={name}" for number, name in _STATUS.items())
+            allowed = ", ".join(f"{code}={name}" for code, name in _STATUS.items())
             self._problems.note(meta, f"status={status!r} is unknown (choose from: {allowed})")
         params = {name: typed(text) for name, text in self._texts(directory / "params")}
         tags = dict(self._texts(directory / "tags"))

@@ -68,9 +68,9 @@ class Attributes:
         values = {name: value for name, value in self._items() if self._is_state(name, value)}
         state = {name: value.detach() if _is_parameter(value) else value for name, value in values.items()}
         own = self._device.type
-        marks = {name: [tensor.device.type != own for tensor in _tensors_of(value)] for name, value in values.items()}
-        marks = {name: marked for name, marked in marks.items() if any(marked)}
-        return {**state, _OFF_DEVICE: marks} if marks else state
+        off_device = {name: [t.device.type != own for t in _tensors_of(value)] for name, value in values.items()}
+        off_device = {name: flags for name, flags in off_device.items() if any(flags)}
+        return {**state, _OFF_DEVICE: off_device} if off_device else state
 
     @property
     def _device(self) -> torch.device:
@@ -96,8 +96,8 @@ class Attributes:
                 with torch.no_grad():
                     current.copy_(value)  # in place: an optimizer refers to it
             else:
-                marks = off_device.get(name, [False] * len(list(_tensors_of(value))))
-                setattr(self._holder, name, self._move_tensors(value, current, iter(marks)))
+                flags = off_device.get(name, [False] * len(list(_tensors_of(value))))
+                setattr(self._holder, name, self._move_tensors(value, current, iter(flags)))
 
     def _move_tensors(self, value: Any, current: Any, off_device: Iterator[bool]) -> Any:
         """Move the tensors of a value to the device of the current tensor, or else of the holder.

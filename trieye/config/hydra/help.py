@@ -240,22 +240,22 @@ class _KeyHelp:
     def _variant(self, info: FieldInfo, path: list[str], value: Any, key: tuple[str, ...]) -> Iterator[str]:
         """Yield the lines about each model that a key may hold, below a heading with the option that selects it."""
         models, dotted = models_in(info)[0], ".".join(key)
-        kinds = {model: kind for kind, model in by_tag(models).items()}
-        if not path and not (kinds and isinstance(value, dict)):
+        kind_of_model = {model: kind for kind, model in by_tag(models).items()}
+        if not path and not (kind_of_model and isinstance(value, dict)):
             default = info.get_default(call_default_factory=True) if value == {} else None
             shown = default.model_dump(mode="json") if isinstance(default, BaseModel) else value
             yield from _described(info, dotted, _as_yaml(shown))
         current = list(meant(models, value)) if isinstance(value, dict) else []
         for model in sorted(models, key=lambda model: [model] != current):  # the current one first
             is_current = [model] == current
-            if not (kinds or path) and model in self._explained:
+            if not (kind_of_model or path) and model in self._explained:
                 continue
             self._explained.add(model)
             lines = list(self.lines(model, path, value if is_current else defaults_of(model, {}), key))
             title = f"  {dotted} as {model.__name__}"
-            if model in kinds:
-                title = self._selector(key, str(tag_of(models)), kinds[model]) + " (current)" * is_current
-            if lines and (kinds or not path):
+            if model in kind_of_model:
+                title = self._selector(key, str(tag_of(models)), kind_of_model[model]) + " (current)" * is_current
+            if lines and (kind_of_model or not path):
                 summary = (model.__doc__ or "").strip().split("\n")[0]
                 yield f"{title}: {summary}".rstrip(": ")
             yield from lines

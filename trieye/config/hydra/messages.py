@@ -200,9 +200,9 @@ class _Part:
         elif not isinstance(value, dict):
             yield f"{self._as_typed(path, value)}: expected {allowed_values(info)}, found {_shown(value)}"
         elif not candidates:
-            kind, kinds = str(value[str(tag)]), by_tag(models)
+            kind, model_by_kind = str(value[str(tag)]), by_tag(models)
             typed = self._as_typed((*path, str(tag)), kind)
-            yield f"{typed}: expected one of {', '.join(kinds)}, found {_shown(kind)}{did_you_mean(kind, kinds)}"
+            yield f"{typed}: expected one of {', '.join(model_by_kind)}, found {_shown(kind)}{did_you_mean(kind, model_by_kind)}"
         elif refused := [(error, model) for model in candidates if (error := _refusal(model, value)) is not None]:
             error, model = min(refused, key=lambda each: each[0].error_count())
             yield from _Part(model, value, self.overrides, self.root, path).complaints(error)

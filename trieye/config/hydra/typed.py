@@ -190,19 +190,21 @@ def _complete_variant(
     config: DictConfig, name: str, info: FieldInfo, path: _Path, options: dict[_Path, str]
 ) -> Iterator[str]:
     models, _ = models_in(info)
-    kinds, tag, field_default = by_tag(models), tag_of(models), default_of(info)
+    model_by_kind, tag, field_default = by_tag(models), tag_of(models), default_of(info)
     default: dict[str, Any] = field_default if isinstance(field_default, dict) else {}
     if tag is None:
         config[name] = config[name] or default
         return
     option = options.get((*path, name), "default")
     named = option.rpartition("/")[2]
-    kind = config[name].get(tag) or (named if named in kinds else default.get(tag) if named == "default" else None)
+    kind = config[name].get(tag) or (
+        named if named in model_by_kind else default.get(tag) if named == "default" else None
+    )
     if kind is None:
         key = ".".join((*path, name))
-        file = "" if named == "default" else f", or add `{tag}: <value>` to {option}.yaml"
-        yield f"{key}.{tag} has no value; set it with {key}.{tag}=<value>, one of {', '.join(kinds)}{file}"
-    elif model := kinds.get(str(kind)):  # pydantic reports unknown kinds
+        file_hint = "" if named == "default" else f", or add `{tag}: <value>` to {option}.yaml"
+        yield f"{key}.{tag} has no value; set it with {key}.{tag}=<value>, one of {', '.join(model_by_kind)}{file_hint}"
+    elif model := model_by_kind.get(str(kind)):  # pydantic reports unknown kinds
         overriding = default if str(default.get(tag)) == str(kind) else {}
         config[name] = OmegaConf.merge(defaults_of(model, overriding), config[name], {tag: kind})
         yield from _complete(config[name], model, (*path, name), options)

@@ -43,11 +43,12 @@ class NextRows:
         """Return the values of the columns in `row` as arrays; see `Column.conform`."""
         return {name: column.conform(row[name], rows=rows) for name, column in self.columns.items()}
 
-    def release(self, slots: NDArray[np.int64]) -> None:
+    def release(self, ring_slots: NDArray[np.int64]) -> None:
         """Release the values of rows in these ring slots, which are about to be overwritten."""
-        for slot in self._value_slots[slots][self._value_slots[slots] > 0].tolist():
-            heapq.heappush(self._free, slot)
-        self._value_slots[slots] = 0
+        value_slots = self._value_slots[ring_slots]
+        for value_slot in value_slots[value_slots > 0].tolist():
+            heapq.heappush(self._free, value_slot)
+        self._value_slots[ring_slots] = 0
 
     def add_one(self, row_id: int, env_id: int, row: Mapping[str, Any], values: Mapping[str, Any], ended: bool) -> None:
         """Store the next observation of one row, which is already in the ring.

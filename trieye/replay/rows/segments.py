@@ -286,7 +286,7 @@ class StoredParts:
                 lost = [part for part, rows in zip(parts, results, strict=True) if rows is None]
                 gaps = _gaps_of(lost, ranges, rows_state, low)
                 _store_cut_off(store, ranges, gaps, rows_state)
-                ranges = [moved for rows in ranges for moved in rows.moved(gaps)]
+                ranges = [moved_range for rows in ranges for moved_range in rows.moved(gaps)]
                 low = gaps.low
                 self._parts = []  # rewrite all remaining rows, since no part records where episodes are cut
                 ranges = list(threads.map(copy, ranges))
