@@ -202,7 +202,8 @@ class _Part:
         elif not candidates:
             kind, model_by_kind = str(value[str(tag)]), by_tag(models)
             typed = self._as_typed((*path, str(tag)), kind)
-            yield f"{typed}: expected one of {', '.join(model_by_kind)}, found {_shown(kind)}{did_you_mean(kind, model_by_kind)}"
+            hint = did_you_mean(kind, model_by_kind)
+            yield f"{typed}: expected one of {', '.join(model_by_kind)}, found {_shown(kind)}{hint}"
         elif refused := [(error, model) for model in candidates if (error := _refusal(model, value)) is not None]:
             error, model = min(refused, key=lambda each: each[0].error_count())
             yield from _Part(model, value, self.overrides, self.root, path).complaints(error)
