@@ -31,16 +31,16 @@ def backend_of(options: LauncherConfig, *, runs_in_ray: bool) -> Backend:
     return "ray" if runs_in_ray and is_installed("ray") else "local"
 
 
-def location_of(options: LauncherConfig, shared: SweepContext) -> str:
+def location_of(options: LauncherConfig, context: SweepContext) -> str:
     """Return where the jobs of a sweep run, for its first line."""
     if options.isolate == "none":
         return "one after another in this process"
-    backend = backend_of(options, runs_in_ray=shared.runs_in_ray)
-    where = f"at {options.address}" if options.address is not None else f"on {counted(num_cores(), 'core')}"
-    return f"backend {backend}" if backend == "slurm" else f"backend {backend} {where}"
+    backend = backend_of(options, runs_in_ray=context.runs_in_ray)
+    location = f"at {options.address}" if options.address is not None else f"on {counted(num_cores(), 'core')}"
+    return f"backend {backend}" if backend == "slurm" else f"backend {backend} {location}"
 
 
-def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
+def pool_of(options: LauncherConfig, context: SweepContext) -> WorkerPool:
     """Return the pool that runs the jobs of a sweep.
 
     Raises:
@@ -52,8 +52,8 @@ def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
                 f"hydra.launcher.timeout_min={options.timeout_min:g}: with isolate=none, jobs run in this process and "
                 "cannot be stopped; set hydra.launcher.isolate=process"
             )
-        return ThisProcess(shared)
-    backend = backend_of(options, runs_in_ray=shared.runs_in_ray)
+        return ThisProcess(context)
+    backend = backend_of(options, runs_in_ray=context.runs_in_ray)
     if options.address is not None and backend != "ray":
         raise ConfigurationError(
             f"hydra.launcher.address={options.address}: a Ray cluster needs hydra.launcher.backend=ray, not {backend}"
@@ -65,7 +65,7 @@ def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _RAY_NOTICE)  # read when Ray is imported
         from trieye.sweeps.in_ray import RayPool
 
-        return RayPool(shared, options)
+        return RayPool(context, options)
     from trieye.sweeps.local import LocalPool  # also in the tasks of a Slurm array
 
-    return LocalPool(shared, options)
+    return LocalPool(context, options)

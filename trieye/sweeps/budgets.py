@@ -31,11 +31,11 @@ def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]
             continue
         overrides = [redacted_text(word) for word in job.overrides]
         own_keys = {_key(word) for word in overrides}
-        before = [current_override(word, own_keys) for word in record.overrides]
-        if before == overrides or _without(before, keys) != _without(overrides, keys):
+        recorded_overrides = [current_override(word, own_keys) for word in record.overrides]
+        if recorded_overrides == overrides or _without(recorded_overrides, keys) != _without(overrides, keys):
             continue
         for key in keys:
-            _check_raised(key, _value(before, key), _value(overrides, key))
+            _check_raised(key, _value(recorded_overrides, key), _value(overrides, key))
         record.overrides = overrides
         records.append(record)
     return records
@@ -55,16 +55,16 @@ def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[st
         say(f"sweep: {jobs} further with {' '.join(budget)}, from checkpoints where available")
 
 
-def _check_raised(key: str, before: str | None, now: str | None) -> None:
-    if before is not None and now is None:
-        raise ConfigurationError(f"{key}: the budget of the sweep was raised to {key}={before}; repeat it")
+def _check_raised(key: str, old_value: str | None, value: str | None) -> None:
+    if old_value is not None and value is None:
+        raise ConfigurationError(f"{key}: the budget of the sweep was raised to {key}={old_value}; repeat it")
     try:
-        is_smaller = before is not None and now is not None and float(now) < float(before)
+        is_smaller = old_value is not None and value is not None and float(value) < float(old_value)
     except ValueError:  # such as null or an interpolation
         return
     if is_smaller:
         raise ConfigurationError(
-            f"{key}={now}: the sweep has jobs with {key}={before}, and can only raise its budget; {OTHER_SWEEP}"
+            f"{key}={value}: the sweep has jobs with {key}={old_value}, and can only raise its budget; {OTHER_SWEEP}"
         )
 
 

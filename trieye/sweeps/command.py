@@ -22,13 +22,13 @@ _PLAIN_PATH = re.compile(r"/[\w./-]+", re.ASCII)
 _OURS = ("hydra.sweep.dir", "hydra.launcher.only", "hydra.mode")
 
 
-def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[int] | None = None) -> list[str]:
+def command_of(record: SweepRecord, directory: Path, *more_words: str, only: Sequence[int] | None = None) -> list[str]:
     """Return the words of the command that resumes a sweep.
 
     Args:
         record: The sweep.
         directory: Directory of the sweep.
-        *more: Further overrides.
+        *more_words: Further overrides.
         only: Indices of the jobs to run; None: all unfinished jobs. A study always resumes as a whole.
 
     Raises:
@@ -39,24 +39,24 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
             f"{directory}: the sweep was planned without a program; repeat its `trieye sweep plan` with the program as "
             "first word, such as my_agent.train or train.py"
         )
-    hidden = next((word for word in [*record.own, *record.spec] if HIDDEN in word), None)
-    if hidden is not None:
+    hidden_word = next((word for word in [*record.own, *record.spec] if HIDDEN in word), None)
+    if hidden_word is not None:
         raise ConfigurationError(
-            f"{directory}: {hidden}: secrets are not recorded; take the value from the environment, as in "
-            f"{hidden.partition('=')[0]}='${{oc.env:MY_SECRET}}', and restart the sweep with this override"
+            f"{directory}: {hidden_word}: secrets are not recorded; take the value from the environment, as in "
+            f"{hidden_word.partition('=')[0]}='${{oc.env:MY_SECRET}}', and restart the sweep with this override"
         )
     if record.is_study:
-        return _command_of_study(record, directory, *more)
+        return _command_of_study(record, directory, *more_words)
     config = _config_in(directory)
-    own, spec = current_overrides(record.own, config), current_overrides(record.spec, config)
-    own = [word for word in own if word.partition("=")[0].lstrip("+") not in _OURS]
-    is_foreign_launcher = any(word.startswith("hydra/launcher=") and word != _LAUNCHER for word in own)
+    words, spec = current_overrides(record.own, config), current_overrides(record.spec, config)
+    words = [word for word in words if word.partition("=")[0].lstrip("+") not in _OURS]
+    is_foreign_launcher = any(word.startswith("hydra/launcher=") and word != _LAUNCHER for word in words)
     if is_foreign_launcher and only is not None:  # other launchers cannot select jobs
-        own = [*(word for word in own if not word.startswith(("hydra/launcher=", "hydra.launcher."))), _LAUNCHER]
-    chosen = [] if only is None else [f"hydra.launcher.only={quoted(ranges(only))}"]
+        words = [*(word for word in words if not word.startswith(("hydra/launcher=", "hydra.launcher."))), _LAUNCHER]
+    selection_words = [] if only is None else [f"hydra.launcher.only={quoted(ranges(only))}"]
     path = str(directory.resolve())
     sweep_dir = f"hydra.sweep.dir={path if _PLAIN_PATH.fullmatch(path) else quoted(path)}"
-    return [*record.program, "-m", *own, *spec, sweep_dir, *more, *chosen]
+    return [*record.program, "-m", *words, *spec, sweep_dir, *more_words, *selection_words]
 
 
 def _config_in(directory: Path) -> dict[str, Any] | None:
@@ -67,7 +67,7 @@ def _config_in(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def _command_of_study(record: SweepRecord, directory: Path, *more: str) -> list[str]:
+def _command_of_study(record: SweepRecord, directory: Path, *more_words: str) -> list[str]:
     name = str(record.study["run_name"])
     home = study_dir(Path(record.working_dir), name)
     if directory.resolve() != home.resolve():
@@ -76,5 +76,5 @@ def _command_of_study(record: SweepRecord, directory: Path, *more: str) -> list[
         *record.program,
         *current_overrides([*record.own, *record.spec], _config_in(directory)),
         f"run_name={name}",
-        *more,
+        *more_words,
     ]

@@ -94,11 +94,11 @@ class Conditions:
             key: A key.
             values: Values of the other keys; a missing key satisfies no condition.
         """
-        for other, allowed in self.when.get(key, {}).items():
-            value = values.get(other)
+        for other_key, allowed in self.when.get(key, {}).items():
+            value = values.get(other_key)
             if value is None or not (value in allowed or any(same_value(value, one) for one in allowed)):
                 return False
-            if other in self.when and not self.is_active(other, values):
+            if other_key in self.when and not self.is_active(other_key, values):
                 return False
         return True
 

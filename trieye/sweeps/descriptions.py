@@ -86,12 +86,12 @@ class Description:
         Raises:
             IndexError: The index is out of range.
         """
-        _, rest = self._run_and_combination(index)
-        chosen = {}
+        _, remainder = self._run_and_combination(index)
+        job_values = {}
         for key, values in reversed(list(self.axes.items())):
-            rest, position = divmod(rest, len(values))
-            chosen[bare(key)] = deepcopy(values[position])
-        return dict(reversed(chosen.items()))
+            remainder, position = divmod(remainder, len(values))
+            job_values[bare(key)] = deepcopy(values[position])
+        return dict(reversed(job_values.items()))
 
     def _run_and_combination(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.num_combinations * self.runs:
@@ -104,14 +104,14 @@ class Description:
         if isinstance(self.fields.get("name"), str):
             return str(self.fields["name"])
         root = Path(self._settings.get("experiment_directory", "experiments"))
-        here, top = self.path.resolve().parent, root.resolve()
-        if here.is_relative_to(top):
-            here = here.relative_to(top)
-        elif here.is_relative_to(Path.cwd()):
-            here = here.relative_to(Path.cwd())
+        directory, experiments_dir = self.path.resolve().parent, root.resolve()
+        if directory.is_relative_to(experiments_dir):
+            directory = directory.relative_to(experiments_dir)
+        elif directory.is_relative_to(Path.cwd()):
+            directory = directory.relative_to(Path.cwd())
         else:
-            here = Path(here.name)
-        return here.as_posix() if here.parts else "unnamed"
+            directory = Path(directory.name)
+        return directory.as_posix() if directory.parts else "unnamed"
 
     @property
     def save_pattern(self) -> str | None:
@@ -140,26 +140,26 @@ class Description:
             )
         run, _ = self._run_and_combination(index)
         values = {key: str(value).replace("/", "%2F") for key, value in self.values(index).items()}
-        named = {key: str(value) for key, value in self.fields.items() if isinstance(value, str | int | float)}
+        field_texts = {key: str(value) for key, value in self.fields.items() if isinstance(value, str | int | float)}
         params = "_".join(f"{key}-{values[key]}" for key in sorted(values))
-        fields = {**named, **values, "name": self.name, "run": str(run), "params": params}
+        fields = {**field_texts, **values, "name": self.name, "run": str(run), "params": params}
         self._check_pattern(pattern, fields)
         return _PLACEHOLDER.sub(lambda match: fields[match[1]], pattern)
 
     def _check_pattern(self, pattern: str, fields: Mapping[str, str]) -> None:
-        used = set(_PLACEHOLDER.findall(pattern))
-        for name in sorted(used - fields.keys()):
+        names = set(_PLACEHOLDER.findall(pattern))
+        for name in sorted(names - fields.keys()):
             raise ConfigurationError(
                 f"save_path={pattern}: {{{name}}} is undefined in {self.path}{did_you_mean(name, fields)} "
                 f"(choose from: {', '.join(fields)})"
             )
-        missing = ["run"] if self.runs > 1 and "run" not in used else []
-        if "params" not in used:
-            missing += [bare(key) for key, values in self.axes.items() if len(values) > 1 and bare(key) not in used]
-        if missing:
+        keys = ["run"] if self.runs > 1 and "run" not in names else []
+        if "params" not in names:
+            keys += [bare(key) for key, values in self.axes.items() if len(values) > 1 and bare(key) not in names]
+        if keys:
             raise ConfigurationError(
-                f"save_path={pattern}: jobs of {self.path} would share a path; it lacks {{{'}, {'.join(missing)}}}"
-                + (", or {params} for all keys" if missing != ["run"] else "")
+                f"save_path={pattern}: jobs of {self.path} would share a path; it lacks {{{'}, {'.join(keys)}}}"
+                + (", or {params} for all keys" if keys != ["run"] else "")
             )
 
     def write_save_paths(self, sweep: Path, grid: Grid) -> None:
@@ -254,8 +254,8 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except FileNotFoundError as error:
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json")])
-        raise ConfigurationError(f"{path} does not exist{near}") from error
+        hint = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json")])
+        raise ConfigurationError(f"{path} does not exist{hint}") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -265,15 +265,15 @@ def _fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _leaves(path: Path, value: Any, where: tuple[str, ...], key: tuple[str, ...]) -> Iterator[tuple[str, list[Any]]]:
+def _leaves(path: Path, value: Any, parts: tuple[str, ...], key: tuple[str, ...]) -> Iterator[tuple[str, list[Any]]]:
     """Yield each dotted key with its values."""
     is_list = isinstance(value, list)
     if isinstance(value, dict) or (is_list and value and all(isinstance(item, dict) for item in value)):
         items = value.items() if isinstance(value, dict) else ((str(at), item) for at, item in enumerate(value))
         for name, item in items:
-            yield from _leaves(path, item, (*where, name), (*key, name))
+            yield from _leaves(path, item, (*parts, name), (*key, name))
         return
-    values, full_key = value if is_list else [value], ".".join(where)
+    values, full_key = value if is_list else [value], ".".join(parts)
     if not values:
         raise ConfigurationError(
             f"{path}: {full_key} is an empty list, so there would be no jobs; remove it, or use [null]"

@@ -71,10 +71,10 @@ class Worker:
         """Whether it waits for another job."""
         return self.is_reusable and not self.is_busy
 
-    def signal(self, number: int) -> None:
+    def signal(self, signal_number: int) -> None:
         """Send a signal to its process; SIGKILL also to the processes that this has started."""
         with suppress(OSError):  # the server is dead, and so are its workers
-            self.client.connection.send(SignalRequest(self.number, number, to_group=number == SIGKILL))
+            self.client.connection.send(SignalRequest(self.number, signal_number, to_group=signal_number == SIGKILL))
 
 
 class ForkClient:
@@ -95,10 +95,10 @@ class ForkClient:
         self._numbers = itertools.count()
         self.is_abandoned = False
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
-        with theirs, tempfile.TemporaryFile() as file:
-            pickle.dump((_installed_modules(), sys.argv), file)
-            file.flush()
-            descriptors = (theirs.fileno(), file.fileno())
+        with theirs, tempfile.TemporaryFile() as setup_file:
+            pickle.dump((_installed_modules(), sys.argv), setup_file)
+            setup_file.flush()
+            descriptors = (theirs.fileno(), setup_file.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), *map(str, descriptors)],
                 env=environment,
@@ -176,10 +176,10 @@ def _installed_modules() -> list[str]:
     The program's own package is left out, also if it is installed.
     """
     roots = tuple({f"{os.path.realpath(path)}{os.sep}" for path in _INSTALLED})
-    own = str(getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "__main__")).partition(".")[0]
+    main_root = str(getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "__main__")).partition(".")[0]
     return [
         name
         for name, module in list(sys.modules.items())
-        if (root := name.partition(".")[0]) not in ("__main__", own)
+        if (root := name.partition(".")[0]) not in ("__main__", main_root)
         and (root in _OURS or str(getattr(module, "__file__", None) or "").startswith(roots))
     ]

@@ -144,38 +144,38 @@ class ForkServer:
             self._stop()
         return None
 
-    def _fork(self, request: WorkerRequest, driver: int, context: int) -> WorkerStart | None:
-        server, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    def _fork(self, request: WorkerRequest, driver_fd: int, context_fd: int) -> WorkerStart | None:
+        server_pid, old_mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid == 0:  # SIGINT remains blocked until a job runs
             os.setsid()
-            _die_with(server)
+            _die_with(server_pid)
             signal.set_wakeup_fd(-1)
-            for number in (*FROM_OUTSIDE, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
+            for signal_number in (*FROM_OUTSIDE, signal.SIGCHLD):
+                signal.signal(signal_number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._control.close()
             os.close(self._exits)
             os.close(self._wakeup)
-            return WorkerStart(Connection(driver), context, request.environment)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(driver)
-        os.close(context)
+            return WorkerStart(Connection(driver_fd), context_fd, request.environment)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        os.close(driver_fd)
+        os.close(context_fd)
         self._pids[request.number] = pid
         self._tell(Started(request.number, pid))
         return None
 
     def _report_exits(self) -> None:
-        for number, worker in list(self._pids.items()):
-            pid, status = os.waitpid(worker, os.WNOHANG)
+        for worker_number, worker_pid in list(self._pids.items()):
+            pid, status = os.waitpid(worker_pid, os.WNOHANG)
             if pid == 0:
                 continue
             if os.WIFSIGNALED(status) or pid in self._interrupted:
                 with suppress(ProcessLookupError, PermissionError):  # its children must not run beside another attempt
                     os.killpg(pid, signal.SIGKILL)
             self._interrupted.discard(pid)
-            del self._pids[number]
-            self._tell(Exited(number, os.waitstatus_to_exitcode(status)))
+            del self._pids[worker_number]
+            self._tell(Exited(worker_number, os.waitstatus_to_exitcode(status)))
 
     def _tell(self, message: Started | Exited) -> None:
         with suppress(OSError):  # the driver is gone
@@ -187,10 +187,10 @@ class ForkServer:
         self._interrupted.update(self._pids.values())
         self._signal_all(signal.SIGINT)
 
-    def _signal_all(self, number: int) -> None:
+    def _signal_all(self, signal_number: int) -> None:
         for pid in self._pids.values():
             with suppress(ProcessLookupError):
-                (os.killpg if number == signal.SIGKILL else os.kill)(pid, number)
+                (os.killpg if signal_number == signal.SIGKILL else os.kill)(pid, signal_number)
 
 
 def run_jobs(start: WorkerStart) -> None:
@@ -228,22 +228,22 @@ def _exit() -> None:
     os._exit(0)
 
 
-def _unpickled(context: int, directory: Path) -> SweepContext:
+def _unpickled(context_fd: int, directory: Path) -> SweepContext:
     """Return the context of the sweep, anew for each job, which may change it; imports the modules of the project."""
     with printing_to(directory / OUTPUT):
         try:
-            shared: SweepContext = loaded(_content(context))
+            context: SweepContext = loaded(_content(context_fd))
         except Exception:
             traceback.print_exc()
             raise
-    return shared
+    return context
 
 
-def _die_with(server: int) -> None:
+def _die_with(server_pid: int) -> None:
     """Let the kernel kill this process when the server dies, where it can."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
+        if os.getppid() != server_pid:
             os._exit(1)
 
 
@@ -279,32 +279,32 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing; a Python function, since ignored signals would be ignored in forks and their programs as well."""
 
 
-def _content(file: int) -> bytes:
-    return os.pread(file, os.fstat(file).st_size, 0)
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
-def main(control: int, setup: int, command: Sequence[str]) -> None:
+def main(control_fd: int, setup_fd: int, command: Sequence[str]) -> None:
     """Run the server, and in its forks their jobs.
 
     Args:
-        control: File descriptor of the connection to the driver.
-        setup: File descriptor of a file with the pickled modules to import, and the arguments of the program.
+        control_fd: File descriptor of the connection to the driver.
+        setup_fd: File descriptor of a file with the pickled modules to import, and the arguments of the program.
         command: Command that starts this server.
     """
-    for number in (signal.SIGINT, *FROM_OUTSIDE):  # schedulers signal every process of a job
-        signal.signal(number, _ignore)
+    for signal_number in (signal.SIGINT, *FROM_OUTSIDE):  # schedulers signal every process of a job
+        signal.signal(signal_number, _ignore)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    modules, sys.argv[:] = pickle.loads(_content(setup))  # noqa: S301 - written by the driver
+    modules, sys.argv[:] = pickle.loads(_content(setup_fd))  # noqa: S301 - written by the driver
     _warm_up()
     if command[-1] != "bare":
         _preload(modules)
         if not _is_safe_to_fork():
-            for descriptor in (control, setup):
+            for descriptor in (control_fd, setup_fd):
                 os.set_inheritable(descriptor, True)  # noqa: FBT003 - not by keyword
             os.execv(command[0], [*command, "bare"])  # noqa: S606 - the command that started this process
-    os.close(setup)
+    os.close(setup_fd)
     gc.freeze()  # collections in forks then copy no shared pages
-    start = ForkServer(Connection(control)).serve()
+    start = ForkServer(Connection(control_fd)).serve()
     if start is not None:
         run_jobs(start)
     _exit()

@@ -49,8 +49,8 @@ class Axis:
             return other if is_same else self
         if len(self.keys) > 1 or Counter(other.places) - Counter(self.places):
             return self
-        rest = Counter(self.places) - Counter(other.places)
-        return replace(self, places=(*other.places, *rest.elements()))
+        remaining_places = Counter(self.places) - Counter(other.places)
+        return replace(self, places=(*other.places, *remaining_places.elements()))
 
     def begins_with(self, other: Self) -> bool:
         """Return whether this axis equals another axis, possibly extended at its end."""
@@ -96,12 +96,12 @@ class Grid:
 
     def samples(self) -> list[int]:
         """Return the first job, and jobs that differ from it in the value of a single key or zipped keys."""
-        first, stride, strides = next(iter(self), None), 1, []
+        first_index, stride, strides = next(iter(self), None), 1, []
         for axis in reversed(self.axes):
             strides.append(stride)
             stride *= len(axis.places)
-        others = (index for index in dict.fromkeys(strides) if index < self.size and not self.is_left_out(index))
-        return [] if first is None else [first, *(index for index in others if index != first)]
+        indices = (index for index in dict.fromkeys(strides) if index < self.size and not self.is_left_out(index))
+        return [] if first_index is None else [first_index, *(index for index in indices if index != first_index)]
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
@@ -158,33 +158,33 @@ class Grid:
     def values(self, index: int) -> dict[str, str]:
         """Return the varying values of a job, by key without Hydra's prefixes."""
         self._check(index)
-        varying = {bare(key) for key in self.varying}
-        active = self.conditions.active(self.all_values(index))
-        return {key: value for key, value in active.items() if key in varying}
+        varying_keys = {bare(key) for key in self.varying}
+        active_values = self.conditions.active(self.all_values(index))
+        return {key: value for key, value in active_values.items() if key in varying_keys}
 
     def is_left_out(self, index: int) -> bool:
         """Return whether `without` excludes a job, or whether it equals an earlier job because of inactive keys."""
         if not (self.without or self.conditions):
             return False
         self._check(index)
-        active = self.conditions.active(self.all_values(index))
-        return self._is_excluded(active) or self._is_repetition(index, active)
+        active_values = self.conditions.active(self.all_values(index))
+        return self._is_excluded(active_values) or self._is_repetition(index, active_values)
 
-    def _is_excluded(self, active: Mapping[str, str]) -> bool:
+    def _is_excluded(self, values: Mapping[str, str]) -> bool:
         return any(
-            all(bare(key) in active and same_value(active[bare(key)], value) for key, value in combination.items())
+            all(bare(key) in values and same_value(values[bare(key)], value) for key, value in combination.items())
             for combination in self.without
         )
 
     @cached_property
     def _conditional_axes(self) -> list[int]:
-        conditional = self.conditions.when.keys()
-        return [at for at, axis in enumerate(self.axes) if not conditional.isdisjoint(map(bare, axis.keys))]
+        conditional_keys = self.conditions.when.keys()
+        return [at for at, axis in enumerate(self.axes) if not conditional_keys.isdisjoint(map(bare, axis.keys))]
 
-    def _is_repetition(self, index: int, active: Mapping[str, str]) -> bool:
+    def _is_repetition(self, index: int, active_values: Mapping[str, str]) -> bool:
         positions = self._numbering.positions(index)
         for axis, position in ((self.axes[at], positions[at]) for at in self._conditional_axes):
-            columns = [at for at, key in enumerate(axis.keys) if bare(key) in active]
+            columns = [at for at, key in enumerate(axis.keys) if bare(key) in active_values]
             if position and len(columns) < len(axis.keys):
                 values = [tuple(place[at] for at in columns) for place in axis.places[: position + 1]]
                 if values[-1] in values[:-1]:
@@ -206,8 +206,8 @@ class Grid:
         """
         allowed: list[Sequence[int]] = [range(len(axis.places)) for axis in self.axes]
         for key, value in wanted.items():
-            number, positions = self._positions(key, value)
-            allowed[number] = [position for position in allowed[number] if position in positions]
+            axis_index, positions = self._positions(key, value)
+            allowed[axis_index] = [position for position in allowed[axis_index] if position in positions]
         indices: Iterable[int] = map(self._numbering.index, itertools.product(*allowed))
         for index in sorted(indices) if self.growth else indices:
             if not self.is_left_out(index) and self._has_keys(index, wanted):
@@ -216,17 +216,17 @@ class Grid:
     def _has_keys(self, index: int, keys: Iterable[str]) -> bool:
         if not self.conditions:
             return True
-        active = self.conditions.active(self.all_values(index))
-        return all(bare(key) in active for key in keys)
+        active_values = self.conditions.active(self.all_values(index))
+        return all(bare(key) in active_values for key in keys)
 
     @cached_property
     def _columns(self) -> dict[str, tuple[int, int]]:
         """Index of the axis and of the column of each key without prefixes."""
         columns: dict[str, tuple[int, int]] = {}
-        for number, axis in enumerate(self.axes):
-            for at, name in enumerate(axis.keys):
+        for axis_index, axis in enumerate(self.axes):
+            for column, name in enumerate(axis.keys):
                 if len(axis.places) > 1 or bare(name) not in columns:  # `x=1,2 ~x` has two axes of x
-                    columns[bare(name)] = (number, at)
+                    columns[bare(name)] = (axis_index, column)
         return columns
 
     def _positions(self, key: str, value: str) -> tuple[int, list[int]]:
@@ -236,13 +236,13 @@ class Grid:
             raise ConfigurationError(
                 f"{key}: the sweep has no such axis{did_you_mean(key, columns)} (axes: {', '.join(columns) or 'none'})"
             )
-        number, at = columns[bare(key)]
-        values = [position[at] for position in self.axes[number].places]
+        axis_index, column = columns[bare(key)]
+        values = [position[column] for position in self.axes[axis_index].places]
         positions = [position for position, other in enumerate(values) if same_value(other, value)]
         if not positions:
-            shown = ", ".join([*values[:_MOST_SHOWN], *(["..."] if len(values) > _MOST_SHOWN else [])])
-            raise ConfigurationError(f"{key}={value}: the sweep has no such value (values of {key}: {shown})")
-        return number, positions
+            values_text = ", ".join([*values[:_MOST_SHOWN], *(["..."] if len(values) > _MOST_SHOWN else [])])
+            raise ConfigurationError(f"{key}={value}: the sweep has no such value (values of {key}: {values_text})")
+        return axis_index, positions
 
     @property
     def fingerprint(self) -> str:
@@ -299,9 +299,9 @@ class Grid:
         def is_constant(axis: Axis) -> bool:
             return len(axis.keys) == len(axis.places) == 1 and bare(axis.keys[0]) in keys
 
-        retained = [at for at, axis in enumerate(self.axes) if not is_constant(axis)]
-        axes = [self.axes[at] for at in retained]
-        growth = [[lengths[at] for at in retained] for lengths in self.growth]
+        axis_indices = [at for at, axis in enumerate(self.axes) if not is_constant(axis)]
+        axes = [self.axes[at] for at in axis_indices]
+        growth = [[lengths[at] for at in axis_indices] for lengths in self.growth]
         for at, axis in enumerate(other.axes):
             if is_constant(axis):
                 axes.insert(at, axis)
@@ -309,33 +309,33 @@ class Grid:
                     lengths.insert(at, 1)
         return replace(self, axes=tuple(axes), growth=tuple(map(tuple, growth)))
 
-    def grown_from(self, then: Self) -> Self | None:
+    def grown_from(self, old_grid: Self) -> Self | None:
         """Return this grid with the indices of an earlier, smaller grid; None if a job of that grid differs."""
-        if [axis.keys for axis in self.axes] != [axis.keys for axis in then.axes]:
+        if [axis.keys for axis in self.axes] != [axis.keys for axis in old_grid.axes]:
             return None
-        if not all(now.begins_with(before) for now, before in zip(self.axes, then.axes, strict=True)):
+        if not all(now.begins_with(before) for now, before in zip(self.axes, old_grid.axes, strict=True)):
             return None
-        lengths = tuple(len(axis.places) for axis in then.axes)
-        stages = Numbering.of([*then.growth, lengths, tuple(len(axis.places) for axis in self.axes)]).stages
-        grown = replace(self, growth=stages[:-1])
-        is_same = self.conditions == then.conditions or all(grown[index] == then[index] for index in then)
-        return grown if is_same else None
+        lengths = tuple(len(axis.places) for axis in old_grid.axes)
+        stages = Numbering.of([*old_grid.growth, lengths, tuple(len(axis.places) for axis in self.axes)]).stages
+        result = replace(self, growth=stages[:-1])
+        is_same = self.conditions == old_grid.conditions or all(result[index] == old_grid[index] for index in old_grid)
+        return result if is_same else None
 
-    def first_difference(self, then: Self) -> int:
+    def first_difference(self, old_grid: Self) -> int:
         """Return the index of the first job of an earlier grid that differs or is missing here."""
-        both = min(self.size, then.size)
-        return next((index for index in range(both) if self[index] != then[index]), both)
+        common_size = min(self.size, old_grid.size)
+        return next((index for index in range(common_size) if self[index] != old_grid[index]), common_size)
 
-    def in_the_order_of(self, then: Self, keys: set[str]) -> Self:
+    def in_the_order_of(self, old_grid: Self, keys: set[str]) -> Self:
         """Return the grid with the value order of an earlier grid along axes that still have all of its values.
 
         Args:
-            then: The earlier grid.
+            old_grid: The earlier grid.
             keys: Axes that may be reordered, by one of their keys as typed.
         """
-        before = {axis.keys: axis for axis in then.axes}
+        theirs = {axis.keys: axis for axis in old_grid.axes}
         axes = (
-            axis.in_the_order_of(before[axis.keys]) if axis.keys in before and not keys.isdisjoint(axis.keys) else axis
+            axis.in_the_order_of(theirs[axis.keys]) if axis.keys in theirs and not keys.isdisjoint(axis.keys) else axis
             for axis in self.axes
         )
         return replace(self, axes=tuple(axes))

@@ -44,11 +44,11 @@ def importances(values: Sequence[Mapping[str, Any]], objectives: Sequence[float]
     keys = dict.fromkeys(key for row, _ in rows for key in row)
     shares = []
     for key in keys:
-        having = [(row[key], objective) for row, objective in rows if key in row]
-        column = [value for value, _ in having]
+        pairs = [(row[key], objective) for row, objective in rows if key in row]
+        column = [value for value, _ in pairs]
         if len(set(map(str, column))) > 1:
-            share = _share(_groups(column), _ranks([objective for _, objective in having]))
-            shares.append(Importance(key, share if len(having) >= MIN_JOBS else math.nan, len(having)))
+            share = _share(_groups(column), _ranks([objective for _, objective in pairs]))
+            shares.append(Importance(key, share if len(pairs) >= MIN_JOBS else math.nan, len(pairs)))
     return sorted(shares, key=lambda one: -one.share if not math.isnan(one.share) else math.inf)
 
 
@@ -65,11 +65,11 @@ def number_of(value: Any) -> float | None:
 def _groups(column: Sequence[Any]) -> list[Any]:
     """Return the group of each value: the value, or the quantile of a number if there are many numbers."""
     numbers = [number_of(value) for value in column]
-    present = [number for number in numbers if number is not None]
-    groups: Iterator[float] = iter(present)
-    if len(set(present)) > _MOST_GROUPS:
-        num = max(2, min(_MOST_GROUPS, len(present) // _JOBS_PER_GROUP))
-        groups = (min(int((rank - 0.5) * num / len(present)), num - 1) for rank in _ranks(present))
+    valid_numbers = [number for number in numbers if number is not None]
+    groups: Iterator[float] = iter(valid_numbers)
+    if len(set(valid_numbers)) > _MOST_GROUPS:
+        num = max(2, min(_MOST_GROUPS, len(valid_numbers) // _JOBS_PER_GROUP))
+        groups = (min(int((rank - 0.5) * num / len(valid_numbers)), num - 1) for rank in _ranks(valid_numbers))
     return [str(value) if number is None else next(groups) for value, number in zip(column, numbers, strict=True)]
 
 
@@ -85,10 +85,10 @@ def _ranks(numbers: Sequence[float]) -> list[float]:
 def _share(groups: Sequence[Any], ranks: Sequence[float]) -> float:
     num, mean = len(ranks), sum(ranks) / len(ranks)
     total = sum((rank - mean) ** 2 for rank in ranks)
-    members: dict[Any, list[float]] = {}
+    ranks_by_group: dict[Any, list[float]] = {}
     for group, rank in zip(groups, ranks, strict=True):
-        members.setdefault(group, []).append(rank)
-    if not total or num <= len(members):
+        ranks_by_group.setdefault(group, []).append(rank)
+    if not total or num <= len(ranks_by_group):
         return math.nan
-    between = sum(len(own) * (sum(own) / len(own) - mean) ** 2 for own in members.values())
-    return min(max(1 - (1 - between / total) * (num - 1) / (num - len(members)), 0.0), 1.0)
+    between = sum(len(sample) * (sum(sample) / len(sample) - mean) ** 2 for sample in ranks_by_group.values())
+    return min(max(1 - (1 - between / total) * (num - 1) / (num - len(ranks_by_group)), 0.0), 1.0)

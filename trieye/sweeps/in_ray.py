@@ -25,7 +25,7 @@ _SHOWN = 5
 class RayPool:
     """Runs jobs as Ray tasks with their requested resources; Ray schedules them when resources are free."""
 
-    def __init__(self, shared: SweepContext, options: LauncherConfig) -> None:
+    def __init__(self, context: SweepContext, options: LauncherConfig) -> None:
         if options.address is None:
             join_ray(RuntimeConfig(kind="ray"), log_to_driver=False)  # jobs print to their files
         else:
@@ -37,12 +37,12 @@ class RayPool:
             nodes = join_ray(
                 RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher", log_to_driver=False
             )
-            _warn_about_remote_runs(shared, [node for node in nodes if not node.sees_root])
-        self._options, self._composing, self._shared = options, shared, ray.put(shared)
+            _warn_about_remote_runs(context, [node for node in nodes if not node.sees_root])
+        self._options, self._context, self._context_reference = options, context, ray.put(context)
         self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)
         self._running: dict[Any, int] = {}
         self._allocated: dict[int, dict[str, float]] = {}
-        self._ended: list[Outcome] = []
+        self._outcomes: list[Outcome] = []
         self._cluster: dict[str, float] = {}
         self._cluster_until = 0.0
 
@@ -54,17 +54,17 @@ class RayPool:
         if self._options.num_jobs is not None and len(self._allocated) >= self._options.num_jobs:
             return False
         return not self._allocated or all(
-            sum(allocated.get(name, 0.0) for allocated in self._allocated.values()) + wanted
+            sum(allocated.get(name, 0.0) for allocated in self._allocated.values()) + amount
             <= self._total(name) + _ROUNDING
-            for name, wanted in _named(resources).items()
+            for name, amount in _named(resources).items()
         )
 
     def refusal(self, resources: Mapping[str, Any]) -> str | None:
         """Return an error message if a job requests more than a local Ray has, else None."""
         keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        for name, number in _named(resources).items() if self._options.address is None else ():
-            if number > self._total(name) + _ROUNDING:
-                return shortage(keys.get(name, f"resources.{name}"), number, self._total(name))
+        for name, amount in _named(resources).items() if self._options.address is None else ():
+            if amount > self._total(name) + _ROUNDING:
+                return shortage(keys.get(name, f"resources.{name}"), amount, self._total(name))
         return None
 
     def begin(
@@ -73,28 +73,28 @@ class RayPool:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)
         if (refusal := self.refusal(resources)) is not None:
-            self._ended.append(Done(index, error=ConfigurationError(refusal)))
+            self._outcomes.append(Done(index, error=ConfigurationError(refusal)))
             return
         # on another machine, this directory may be missing or contain other configs
         if config is None and self._options.address is not None:
             try:
-                config = self._composing.composed_here(index, overrides)
+                config = self._context.composed_here(index, overrides)
             except TrieyeError as error:
-                self._ended.append(Done(index, error=error))
+                self._outcomes.append(Done(index, error=error))
                 return
-        self._running[self._task.options(**resources).remote(self._shared, index, overrides, config)] = index
+        self._running[self._task.options(**resources).remote(self._context_reference, index, overrides, config)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
-        ended, self._ended = self._ended, []
-        waiting = list(self._running)
-        ready = ray.wait(waiting, timeout=0 if ended else timeout_s)[0] if waiting else []
-        if ready and len(waiting) > 1:
-            ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        ended += [self._outcome(reference) for reference in ready]
-        for outcome in ended:
+        outcomes, self._outcomes = self._outcomes, []
+        references = list(self._running)
+        ended_references = ray.wait(references, timeout=0 if outcomes else timeout_s)[0] if references else []
+        if ended_references and len(references) > 1:
+            ended_references, _ = ray.wait(references, num_returns=len(references), timeout=0)
+        outcomes += [self._outcome(reference) for reference in ended_references]
+        for outcome in outcomes:
             del self._allocated[outcome.index]
-        return ended
+        return outcomes
 
     def _outcome(self, reference: Any) -> Outcome:
         index = self._running.pop(reference)
@@ -123,8 +123,8 @@ class RayPool:
         self._cancel(index, force=True)
 
     def _cancel(self, index: int, *, force: bool) -> None:
-        for reference, running in self._running.items():
-            if running == index:
+        for reference, running_index in self._running.items():
+            if running_index == index:
                 ray.cancel(reference, force=force)
 
     def close(self) -> None:
@@ -132,22 +132,22 @@ class RayPool:
 
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""
-        waiting = list(self._running)
+        references = list(self._running)
         self._running.clear()
         self._allocated.clear()
-        for reference in waiting:
+        for reference in references:
             ray.cancel(reference, force=False)
-        late = ray.wait(waiting, num_returns=len(waiting), timeout=STOP_S)[1] if waiting else []
-        for reference in late:
+        late_references = ray.wait(references, num_returns=len(references), timeout=STOP_S)[1] if references else []
+        for reference in late_references:
             ray.cancel(reference, force=True)
 
 
-def _warn_about_remote_runs(shared: SweepContext, apart: Sequence[Node]) -> None:
-    if not apart or shared.has_mirror:
+def _warn_about_remote_runs(context: SweepContext, remote_nodes: Sequence[Node]) -> None:
+    if not remote_nodes or context.has_mirror:
         return
-    hosts = sorted({node.host or node.address for node in apart})
+    hosts = sorted({node.host or node.address for node in remote_nodes})
     say(
-        f"{shared.working_dir} is not the same directory on {', '.join(hosts[:_SHOWN])}"
+        f"{context.working_dir} is not the same directory on {', '.join(hosts[:_SHOWN])}"
         f"{', ...' if len(hosts) > _SHOWN else ''}: runs stay on the node that ran the job; start in a directory that "
         "all nodes share, or set persistence.mirror=URL, from which `trieye sweep merge` copies the runs here"
     )
@@ -156,5 +156,5 @@ def _warn_about_remote_runs(shared: SweepContext, apart: Sequence[Node]) -> None
 def _named(resources: Mapping[str, Any]) -> dict[str, float]:
     """Return the requested resources by Ray's resource names."""
     names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    own: dict[str, float] = resources.get("resources", {})
-    return {name: resources[key] for key, name in names.items() if resources.get(key)} | own
+    custom_resources: dict[str, float] = resources.get("resources", {})
+    return {name: resources[key] for key, name in names.items() if resources.get(key)} | custom_resources

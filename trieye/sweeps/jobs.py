@@ -123,8 +123,8 @@ class Done:
     @property
     def number(self) -> float | None:
         """The return value, if it is a number, or a dict, list or tuple of one number."""
-        single = _number(self.value)
-        return next(iter(self.numbers.values())) if single is None and len(self.numbers) == 1 else single
+        single_number = _number(self.value)
+        return next(iter(self.numbers.values())) if single_number is None and len(self.numbers) == 1 else single_number
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -332,31 +332,31 @@ class RunningJob:
         except RunLockedError as error:
             raise JobElsewhereError(str(error)) from None
         try:
-            now = JobRecord.read(self._directory)
-            if now is not None and now.state == "completed" and (self._before is None or now != self._before):
-                self.record = now
-                yield now
+            record = JobRecord.read(self._directory)
+            if record is not None and record.state == "completed" and (self._before is None or record != self._before):
+                self.record = record
+                yield record
                 return
-            if now is not None and now != self._before and now.overrides != self.record.overrides:
-                raise JobElsewhereError(f"another process has started it with {' '.join(now.overrides)!r}")
-            self._follow(now)
+            if record is not None and record != self._before and record.overrides != self.record.overrides:
+                raise JobElsewhereError(f"another process has started it with {' '.join(record.overrides)!r}")
+            self._follow(record)
             with self._recorded():
                 yield None
         finally:
             self._run_lock.release()
 
-    def _follow(self, before: JobRecord | None) -> None:
-        if before is not None:
-            died = before.state == "running"  # killed without a final record
-            self.record.attempt, self.record.deaths = before.attempt + 1, before.deaths + died
-            self.record.step = before.step
+    def _follow(self, earlier_record: JobRecord | None) -> None:
+        if earlier_record is not None:
+            has_died = earlier_record.state == "running"  # killed without a final record
+            self.record.attempt, self.record.deaths = earlier_record.attempt + 1, earlier_record.deaths + has_died
+            self.record.step = earlier_record.step
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
         self.record.started = self.record.heartbeat = time.time()
         self.record.write(self._directory, is_lasting=False)  # if it is lost, the job restarts
-        beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
-        beating.start()
+        heartbeat_thread = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
+        heartbeat_thread.start()
         try:
             yield
         except Exception as error:
@@ -369,7 +369,7 @@ class RunningJob:
             raise
         finally:
             self._over.set()
-            beating.join()
+            heartbeat_thread.join()
             if self.record.ended is None:
                 self.end("completed")
 

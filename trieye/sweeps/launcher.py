@@ -108,11 +108,11 @@ class SweepExecution:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
         base = shared_base(context.config_loader, config)
-        self._shared = SweepContext(
+        self._context = SweepContext(
             context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base, objectives
         )
-        unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
-        self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
+        raw_options: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
+        self._varies = any("${" in str(raw_options.get(name)) for name in _RESOURCES)
         self._running: dict[int, Job] = {}
         self._ended: dict[int, Done] = {}
         self._requeued: deque[Job] = deque()
@@ -137,13 +137,13 @@ class SweepExecution:
         """
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        wanted = self._checked_resources(samples[0]) if samples else {}
+        resources = self._checked_resources(samples[0]) if samples else {}
         self._check_output_directories(samples)
         if self.options.is_array:
             yield self
             return
-        with contextlib.closing(pool_of(self.options, self._shared)) as self._pool:
-            if (refusal := self._pool.refusal(wanted)) is not None:
+        with contextlib.closing(pool_of(self.options, self._context)) as self._pool:
+            if (refusal := self._pool.refusal(resources)) is not None:
                 raise ConfigurationError(refusal)
             yield self
 
@@ -154,7 +154,7 @@ class SweepExecution:
             ConfigurationError: Its config does not compose.
         """
         try:
-            self._shared.composed(job.index, job.overrides)
+            self._context.composed(job.index, job.overrides)
             return self._resources_of(job)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message_of(error)}") from error
@@ -168,7 +168,7 @@ class SweepExecution:
         owners: dict[str, Job] = {}
         for job in samples:
             try:
-                subdir = str(self._shared.composed(job.index, job.overrides).hydra.sweep.subdir)
+                subdir = str(self._context.composed(job.index, job.overrides).hydra.sweep.subdir)
             except (HydraException, OmegaConfBaseException):  # this job fails with its own message
                 continue
             if (owner := owners.setdefault(subdir, job)) is not job:
@@ -217,8 +217,8 @@ class SweepExecution:
         raise interrupt
 
     def _progress(self, size: int | None) -> SweepProgress:
-        location, is_live = location_of(self.options, self._shared), self.options.isolate != "none"
-        return SweepProgress(self.directory, size, self._shared.varying, location=location, is_live=is_live)
+        location, is_live = location_of(self.options, self._context), self.options.isolate != "none"
+        return SweepProgress(self.directory, size, self._context.varying, location=location, is_live=is_live)
 
     def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
         with self._progress(size) as progress:
@@ -226,14 +226,14 @@ class SweepExecution:
             options = self.options
             if self._varies and jobs:  # a task of the array may run any of the jobs
                 needs = [self._resources_of(job) for job in jobs]
-                largest = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
+                largest_needs = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
                 memory = max(need.get("memory") or 0 for need in needs) or None
-                options = options.model_copy(update={**largest, "memory": memory})
-            ended = run_on_slurm(self.directory, jobs, options, progress)
-            self._ended |= ended
+                options = options.model_copy(update={**largest_needs, "memory": memory})
+            outcomes = run_on_slurm(self.directory, jobs, options, progress)
+            self._ended |= outcomes
             for job in jobs:
-                if job.index in ended:
-                    queue.ended(job, ended[job.index])
+                if job.index in outcomes:
+                    queue.ended(job, outcomes[job.index])
         return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
@@ -310,18 +310,18 @@ class SweepExecution:
 
     def _begin(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         """Start jobs while the pool has room."""
-        usual = {} if self._varies else self._resources(self.options)
-        while self._exit_code is None and not self._fails and pool.has_room(usual):
+        usual_resources = {} if self._varies else self._resources(self.options)
+        while self._exit_code is None and not self._fails and pool.has_room(usual_resources):
             job = self._next(queue, progress)
             if job is None:
                 return
-            wanted = self._resources_of(job)
-            if not pool.has_room(wanted):
+            resources = self._resources_of(job)
+            if not pool.has_room(resources):
                 self._requeued.appendleft(job)
                 return
             progress.began(job)
             self._timeouts.began(job.index)
-            pool.begin(job.index, job.overrides, wanted, self._composed.pop(job.index, None))
+            pool.begin(job.index, job.overrides, resources, self._composed.pop(job.index, None))
             self._running[job.index] = job
 
     def _next(self, queue: JobQueue, progress: SweepProgress) -> Job | None:
@@ -337,10 +337,10 @@ class SweepExecution:
                 continue
             if record is None or not self._has_ended(job, record):
                 return job
-            before = Done(job.index, record.objective, is_pruned=record.state == "pruned")
-            self._ended[job.index] = before
-            queue.ended(job, before)
-            progress.skipped(job, before)
+            done = Done(job.index, record.objective, is_pruned=record.state == "pruned")
+            self._ended[job.index] = done
+            queue.ended(job, done)
+            progress.skipped(job, done)
 
     def record_before(self, job: Job) -> JobRecord | None:
         """Return the record of a job from an earlier start of the sweep; None if the job never started.
@@ -370,9 +370,9 @@ class SweepExecution:
         if not self._varies:
             return self._resources(self.options)
         if job.index not in self._composed:
-            self._composed[job.index] = self._shared.composed(job.index, job.overrides)
-        composed = self._composed[job.index]
-        options: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
+            self._composed[job.index] = self._context.composed(job.index, job.overrides)
+        config = self._composed[job.index]
+        options: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
         return self._resources(plugin_options("hydra.launcher", LauncherConfig, options, job.overrides))
 
     @staticmethod
@@ -398,11 +398,11 @@ class SweepExecution:
     def _of_done(self, job: Job, done: Done, record: JobRecord) -> Done:
         directory = self.directory / str(job.index)
         if job.index in self._pruned and not done.has_ended_by_itself:
-            pruned = self._pruned[job.index]
-            record.state, record.objective, record.error = "pruned", pruned.number, None
-            record.reason, record.ended = pruned.reason, time.time()
+            pruned_outcome = self._pruned[job.index]
+            record.state, record.objective, record.error = "pruned", pruned_outcome.number, None
+            record.reason, record.ended = pruned_outcome.reason, time.time()
             record.write(directory)
-            return pruned
+            return pruned_outcome
         if done.error is not None and record.state in ("running", "lost"):  # no final record
             record.fail(done.error_text)
             record.write(directory)
@@ -429,9 +429,9 @@ class SweepExecution:
         return None
 
 
-def _no_more_jobs(number: int) -> str:
-    running = "; running jobs finish, and a second Ctrl-C or another signal interrupts them"
-    return f"no further jobs start{running if number == signal.SIGINT else ''}"
+def _no_more_jobs(signal_number: int) -> str:
+    running_hint = "; running jobs finish, and a second Ctrl-C or another signal interrupts them"
+    return f"no further jobs start{running_hint if signal_number == signal.SIGINT else ''}"
 
 
 class LauncherBody:
@@ -455,9 +455,9 @@ class LauncherBody:
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receive the task and config from Hydra."""
         self._hydra_setup = (hydra_context, RedactingTask.of(task_function), config)
-        directory, only = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
-        self.is_part = self.options.is_part and bool(only)
-        self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)
+        directory, selected_jobs = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
+        self.is_part = self.options.is_part and bool(selected_jobs)
+        self.lock = lock_in(directory / str(min(selected_jobs or [0])) if self.is_part else directory)
 
     def execution(self, varying: Sequence[str], objectives: Objectives) -> SweepExecution:
         """Return the execution of this sweep, whose jobs differ in the keys `varying`."""
@@ -466,7 +466,7 @@ class LauncherBody:
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return their outcomes in order."""
-        jobs = [Job(number, tuple(words)) for number, words in enumerate(job_overrides, initial_job_idx)]
+        jobs = [Job(index, tuple(words)) for index, words in enumerate(job_overrides, initial_job_idx)]
         if self.options.is_array:
             raise ConfigurationError(
                 "hydra.launcher.backend=slurm: needs hydra/sweeper=trieye, because tasks select jobs by their index in "
@@ -479,13 +479,13 @@ class LauncherBody:
             for job in jobs:
                 execution.record_before(job)  # raises before any job starts
             # other batches of the same sweep extend its record
-            before = SweepRecord.read(execution.directory)
-            record = new_record(execution.config) if before is None else before.at(execution.directory)
+            earlier_record = SweepRecord.read(execution.directory)
+            record = new_record(execution.config) if earlier_record is None else earlier_record.at(execution.directory)
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
             record.write(execution.directory)
-            ended = execution.run(JobList(jobs), len(jobs))
-        return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
+            outcomes = execution.run(JobList(jobs), len(jobs))
+        return [_as_returned(jobs[done.index - initial_job_idx], done) for done in outcomes]
 
 
 def _as_returned(job: Job, done: Done) -> JobReturn:

@@ -24,35 +24,35 @@ class LocalPool:
     """Runs each job in a fork of a small server process, when its CPUs, GPUs and memory are free.
 
     Args:
-        shared: Data that all jobs share.
+        context: Data that all jobs share.
         options: The options of the launcher.
 
     Raises:
         ConfigurationError: An option needs Ray.
     """
 
-    def __init__(self, shared: SweepContext, options: LauncherConfig) -> None:
+    def __init__(self, context: SweepContext, options: LauncherConfig) -> None:
         if options.resources:
             raise ConfigurationError(
                 f"hydra.launcher.resources={options.resources}: custom resources need hydra.launcher.backend=ray; "
                 "backend=local knows num_cpus, num_gpus and memory"
             )
-        self._directory, self._options = shared.directory, options
-        self._context = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
-        self._context.write(shared.pickled())
-        self._context.flush()
+        self._directory, self._options = context.directory, options
+        self._context_file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
+        self._context_file.write(context.pickled())
+        self._context_file.flush()
         self._slots = Slots.of_machine()
         self._memory = MemoryLimits()
         self._workers: list[Worker] = []
-        self._ended: list[Outcome] = []
+        self._outcomes: list[Outcome] = []
 
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Return whether a job with these resources may start now."""
-        busy = sum(worker.is_busy for worker in self._workers)
-        most = self._options.num_jobs or (None if resources.get("num_cpus") else num_cores())
-        if most is not None and busy >= most:
+        num_busy = sum(worker.is_busy for worker in self._workers)
+        max_jobs = self._options.num_jobs or (None if resources.get("num_cpus") else num_cores())
+        if max_jobs is not None and num_busy >= max_jobs:
             return False
-        return not busy or self._slots.find(resources) is not None
+        return not num_busy or self._slots.find(resources) is not None
 
     def refusal(self, resources: Mapping[str, Any]) -> str | None:
         """Return an error message if a job requests more than this machine has, else None."""
@@ -64,7 +64,7 @@ class LocalPool:
         """Start a job, which composes its config itself."""
         del config
         if (refusal := self._slots.refusal(resources)) is not None:
-            self._ended.append(Done(index, error=ConfigurationError(refusal)))
+            self._outcomes.append(Done(index, error=ConfigurationError(refusal)))
             return
         assignment = self._slots.find(resources)
         assert assignment is not None  # noqa: S101 - `has_room` has found it
@@ -74,34 +74,34 @@ class LocalPool:
         try:
             if worker is None:
                 server = server_for(environment.get("OMP_NUM_THREADS", ""))
-                worker = server.fork(assignment, self._context.fileno())
+                worker = server.fork(assignment, self._context_file.fileno())
                 worker.is_reusable = self._options.isolate == "worker"
                 self._workers.append(worker)
             worker.connection.send((index, tuple(overrides), self._directory / str(index)))
         except OSError as error:
             if server is not None and not self._workers:  # no process of it is there to report its death
                 discard(server)
-            self._ended.append(Died(index, f"no process could be started for it: {error}"))
+            self._outcomes.append(Died(index, f"no process could be started for it: {error}"))
             return
         worker.index, worker.assignment = index, assignment
         self._slots.take(assignment)
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
-        self._receive(0.0 if self._ended else timeout_s)
+        self._receive(0.0 if self._outcomes else timeout_s)
         self._enforce_limits()
-        ended, self._ended = self._ended, []
-        return ended
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     def _receive(self, timeout_s: float) -> None:
         """Wait for messages, and handle them: outcomes first, then exits."""
         clients = {worker.client.connection: worker.client for worker in self._workers}
         workers = {worker.connection: worker for worker in self._workers if worker.index is not None}
-        ready = wait([*workers, *clients], timeout_s) if clients else []
-        for connection in ready:
+        ready_connections = wait([*workers, *clients], timeout_s) if clients else []
+        for connection in ready_connections:
             if connection in workers:
                 self._take_outcome(workers[connection])
-        for connection in ready:
+        for connection in ready_connections:
             if connection in clients:
                 self._handle_replies(clients[connection])
 
@@ -118,7 +118,7 @@ class LocalPool:
             done = Done(index, error=RuntimeError(f"its outcome cannot be unpickled here: {error}"))
         worker.index = None
         if worker.is_reusable:
-            self._ended.append(done)
+            self._outcomes.append(done)
             self._free(worker)
         else:  # the job has ended when its process has exited
             worker.connection.close()
@@ -145,11 +145,11 @@ class LocalPool:
         if worker.index is not None and worker.connection.poll():
             self._take_outcome(worker)
         if worker.done is not None:
-            self._ended.append(worker.done)
+            self._outcomes.append(worker.done)
         elif worker.index is not None:
             limit = self._memory.exceeded(worker.pid)
             error = None if limit is None else JobLimitError(limit)
-            self._ended.append(Died(worker.index, reason) if error is None else Done(worker.index, error=error))
+            self._outcomes.append(Died(worker.index, reason) if error is None else Done(worker.index, error=error))
         if worker.is_busy:
             self._free(worker)
         worker.connection.close()
@@ -163,13 +163,13 @@ class LocalPool:
         for worker in self._workers:
             if worker.kill_at is not None and time.monotonic() > worker.kill_at:
                 worker.signal(SIGKILL)
-        running = {
+        worker_by_pid = {
             worker.pid: (worker, int(worker.assignment.memory))
             for worker in self._running()
             if worker.pid is not None and worker.assignment.memory
         }
-        for pid in self._memory.check({pid: limit for pid, (_, limit) in running.items()}):
-            running[pid][0].signal(SIGKILL)
+        for pid in self._memory.check({pid: limit for pid, (_, limit) in worker_by_pid.items()}):
+            worker_by_pid[pid][0].signal(SIGKILL)
 
     def _running(self, index: int | None = None) -> Iterator[Worker]:
         for worker in list(self._workers):
@@ -191,9 +191,9 @@ class LocalPool:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""
         for worker in self._running():
             worker.signal(SIGINT)
-        until = time.monotonic() + STOP_S
+        deadline = time.monotonic() + STOP_S
         while any(self._running()):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 for worker in self._running():
                     worker.signal(SIGKILL)
             self._receive(_POLL_S)
@@ -205,7 +205,7 @@ class LocalPool:
         for worker in self._workers:
             worker.connection.close()
         self._workers.clear()
-        self._context.close()
+        self._context_file.close()
 
 
 def _reason_of(exit_code: int) -> str:

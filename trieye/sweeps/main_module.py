@@ -22,15 +22,15 @@ import cloudpickle
 _NAME = "__main__"
 
 
-def dumped(sent: object) -> bytes:
+def dumped(value: object) -> bytes:
     """Pickle an object for `loaded` in a process that has not imported the main module."""
     if (main := _importable()) is not None:
-        file = io.BytesIO()
-        pickler = _ReferringPickler(file, guarded=main[1])
-        pickler.dump(sent)
+        buffer = io.BytesIO()
+        pickler = _ReferringPickler(buffer, guarded_names=main[1])
+        pickler.dump(value)
         if pickler.has_references:
-            return pickle.dumps(main[0]) + file.getvalue()
-    return pickle.dumps(None) + bytes(cloudpickle.dumps(sent))
+            return pickle.dumps(main[0]) + buffer.getvalue()
+    return pickle.dumps(None) + bytes(cloudpickle.dumps(value))
 
 
 def loaded(content: bytes) -> Any:
@@ -44,14 +44,14 @@ def loaded(content: bytes) -> Any:
 class _ReferringPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles importable classes and functions of the main module by reference."""
 
-    def __init__(self, file: io.BytesIO, guarded: set[str]) -> None:
+    def __init__(self, file: io.BytesIO, guarded_names: set[str]) -> None:
         super().__init__(file)
-        self.has_references, self._guarded = False, guarded
+        self.has_references, self._guarded_names = False, guarded_names
 
     def reducer_override(self, obj: Any) -> Any:
         """Return a reference to an object of the main module, or leave it to cloudpickle."""
         is_main = isinstance(obj, type | FunctionType) and obj.__module__ == _NAME
-        if is_main and (name := obj.__qualname__).partition(".")[0] not in self._guarded:
+        if is_main and (name := obj.__qualname__).partition(".")[0] not in self._guarded_names:
             with suppress(AttributeError):  # the object has no name in the module
                 for depth in itertools.count():
                     if _main_object(name, depth) is obj:
@@ -81,11 +81,11 @@ def _importable() -> tuple[dict[str, str], set[str]] | None:
     blocks = [node for node in body if isinstance(node, ast.If) and _is_guard(node.test)]
     tables = [symtable(ast.unparse(block), file, "exec") for block in blocks]
     symbols = [symbol for table in tables for symbol in table.get_symbols()]
-    guarded = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
-    read = {node.id for other in body if other not in blocks for node in ast.walk(other) if isinstance(node, ast.Name)}
-    if not blocks or guarded & read:  # functions of the module need the names
+    guarded_names = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    read_ids = {node.id for item in body if item not in blocks for node in ast.walk(item) if isinstance(node, ast.Name)}
+    if not blocks or guarded_names & read_ids:  # functions of the module need the names
         return None
-    return {"init_main_from_name": spec.name} if spec is not None else {"init_main_from_path": file}, guarded
+    return {"init_main_from_name": spec.name} if spec is not None else {"init_main_from_path": file}, guarded_names
 
 
 def _is_guard(test: ast.expr) -> bool:

@@ -23,11 +23,11 @@ class Numbering:
     @classmethod
     def of(cls, stages: Sequence[tuple[int, ...]]) -> "Numbering":
         """Return the numbering without stages that have no effect, because only the slowest axis grew after them."""
-        retained = [stages[-1]]
+        kept_stages = [stages[-1]]
         for stage in reversed(stages[:-1]):
-            if not _grows_at_the_end(stage, retained[0]):
-                retained.insert(0, stage)
-        return cls(tuple(retained))
+            if not _grows_at_the_end(stage, kept_stages[0]):
+                kept_stages.insert(0, stage)
+        return cls(tuple(kept_stages))
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
@@ -56,14 +56,14 @@ class Numbering:
             index: From 0, below the number of combinations of the last stage.
         """
         stage = bisect_right(self._ends, index)
-        rest = index - (self._ends[stage - 1] if stage else 0)
+        offset = index - (self._ends[stage - 1] if stage else 0)
         positions, is_old = [], True
         for old, added, step in self._axes[stage]:
-            if is_old and rest < old * added:
-                position, rest = divmod(rest, added)
+            if is_old and offset < old * added:
+                position, offset = divmod(offset, added)
             else:
-                rest -= old * added if is_old else 0
-                position, rest = divmod(rest, step)
+                offset -= old * added if is_old else 0
+                position, offset = divmod(offset, step)
                 position += old if is_old else 0
                 is_old = False
             positions.append(position)
@@ -86,7 +86,7 @@ class Numbering:
         return index
 
 
-def _grows_at_the_end(before: Sequence[int], after: Sequence[int]) -> bool:
+def _grows_at_the_end(old_lengths: Sequence[int], new_lengths: Sequence[int]) -> bool:
     """Return whether growth changes the index of no combination even without a separate stage."""
-    changed = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-    return not changed or (len(changed) == 1 and all(length == 1 for length in after[: changed[0]]))
+    axes = [at for at, (old, new) in enumerate(zip(old_lengths, new_lengths, strict=True)) if old != new]
+    return not axes or (len(axes) == 1 and all(length == 1 for length in new_lengths[: axes[0]]))

@@ -44,8 +44,8 @@ class Objectives:
         """Return the objectives of the options of `hydra/sweeper=trieye`."""
         mode = options.get("mode")
         modes = () if mode is None or isinstance(mode, str) else tuple(mode)
-        scope, single = str(options.get("objective", "return")), mode if isinstance(mode, str) else None
-        return cls(scope, modes, single, is_needed=options.get("kind") == "optuna")
+        scope, single_mode = str(options.get("objective", "return")), mode if isinstance(mode, str) else None
+        return cls(scope, modes, single_mode, is_needed=options.get("kind") == "optuna")
 
     def applied(self, done: Done, run_dir: Path | None) -> Done:
         """Return the outcome of a completed job with its objectives as value, or with an `ObjectiveError`.
@@ -99,8 +99,8 @@ class Objectives:
             finite = [value for value in values if math.isfinite(value)]
             return (max if mode == "max" else min)(finite, default=math.nan)
         match = _MEAN.fullmatch(self.scope)
-        last = values[-int(match[1]) :] if match is not None else values
-        return sum(last) / len(last)
+        last_values = values[-int(match[1]) :] if match is not None else values
+        return sum(last_values) / len(last_values)
 
 
 def _shown(done: Done) -> str:
@@ -128,11 +128,11 @@ def pareto_optimal(values: Mapping[int, Sequence[float]], modes: Sequence[str]) 
         for index, vector in values.items()
         if len(vector) == len(signs) and not any(map(math.isnan, vector))
     }
-    optimal: dict[int, tuple[float, ...]] = {}
+    optimal_costs: dict[int, tuple[float, ...]] = {}
     for index, cost in sorted(costs.items(), key=lambda item: (item[1], item[0])):  # dominating vectors come first
-        if not any(_dominates(other, cost) for other in optimal.values()):
-            optimal[index] = cost
-    return sorted(optimal)
+        if not any(_dominates(other, cost) for other in optimal_costs.values()):
+            optimal_costs[index] = cost
+    return sorted(optimal_costs)
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:

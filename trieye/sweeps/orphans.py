@@ -54,16 +54,16 @@ class Orphans:
 
     def ended(self) -> list[Job]:
         """Remove and return the jobs that no process runs any longer."""
-        ended = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "dead"]
-        return [self._orphans.pop(index).job for index in ended]
+        indices = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "dead"]
+        return [self._orphans.pop(index).job for index in indices]
 
     def wait(self) -> None:
         """Start the timeout, since no other jobs are left; the first call reports the awaited jobs."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-            one = len(self._orphans) == 1
+            is_one = len(self._orphans) == 1
             say(
-                f"sweep: waiting for {'a job' if one else f'{len(self._orphans)} jobs'} that another process still "
+                f"sweep: waiting for {'a job' if is_one else f'{len(self._orphans)} jobs'} that another process still "
                 f"runs: {', '.join(f'{index} ({_process(orphan)})' for index, orphan in sorted(self._orphans.items()))}"
             )
 
@@ -71,8 +71,8 @@ class Orphans:
         """Remove and return the jobs that another process still runs after `ORPHAN_WAIT_S`."""
         if self._waiting_since is None or time.monotonic() - self._waiting_since < ORPHAN_WAIT_S:
             return []
-        alive = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "alive"]
-        return [(self._orphans[index].job, _error(index, self._orphans.pop(index))) for index in alive]
+        indices = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "alive"]
+        return [(self._orphans[index].job, _error(index, self._orphans.pop(index))) for index in indices]
 
     def _liveness(self, orphan: _Orphan) -> Liveness:
         directory = self._directory / str(orphan.job.index)

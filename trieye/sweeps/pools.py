@@ -55,14 +55,14 @@ class WorkerPool(Protocol):
 class ThisProcess:
     """Runs jobs sequentially in this process."""
 
-    def __init__(self, shared: SweepContext) -> None:
-        self._shared = shared
-        self._ended: list[Outcome] = []
+    def __init__(self, context: SweepContext) -> None:
+        self._context = context
+        self._outcomes: list[Outcome] = []
 
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Return whether `wait` has returned the last job, which ends before `begin` returns."""
         del resources
-        return not self._ended
+        return not self._outcomes
 
     def refusal(self, resources: Mapping[str, Any]) -> None:
         """Return None: this process reserves no resources."""
@@ -73,15 +73,15 @@ class ThisProcess:
         """Run a job to completion."""
         del resources
         try:
-            self._ended.append(work(self._shared, index, overrides, config, is_own_process=False))
+            self._outcomes.append(work(self._context, index, overrides, config, is_own_process=False))
         except Exception as error:  # noqa: BLE001 - an error outside of the job, such as in its directory or config
-            self._ended.append(Done(index, error=error))
+            self._outcomes.append(Done(index, error=error))
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return the ended job, if any."""
         del timeout_s
-        ended, self._ended = self._ended, []
-        return ended
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     def cancel(self, index: int) -> None:
         """Do nothing: no job is running."""

@@ -47,17 +47,17 @@ class SweepProgress:
         self._is_live = is_live and sys.stderr.isatty()
         self._directory, self._size, self._varying, self._of = directory, size, varying, of
         self._location = f", {location}" if location else ""
-        self._one = "trial" if of == "study" else "job"
+        self._noun = "trial" if of == "study" else "job"
         self._reported: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
-        self._took: list[float] = []
-        self._num = {"done": 0, "failed": 0, "skipped": 0, "pruned": 0, "completed before": 0, _RESTARTS: 0}
+        self._durations_s: list[float] = []
+        self._num_by_state = {"done": 0, "failed": 0, "skipped": 0, "pruned": 0, "completed before": 0, _RESTARTS: 0}
         self._began = time.monotonic()
         self._live: Any = None
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        jobs = "" if self._size is None else f"{counted(self._size, self._one)} "
+        jobs = "" if self._size is None else f"{counted(self._size, self._noun)} "
         say(f"{self._of}: {jobs}in {_short(self._directory)}{self._location}")
         if self._is_live:
             from rich.live import Live
@@ -88,20 +88,20 @@ class SweepProgress:
         """Record the outcome of a job, or that it was skipped because another process runs it."""
         if isinstance(done.error, JobElsewhereError):
             self._running.pop(job.index, None)
-            self._num["skipped"] += 1
+            self._num_by_state["skipped"] += 1
             self._say(f"{self._count()} {self._named(job)}: {done.error}")
             return
         _, began = self._running.pop(job.index)
         took = time.monotonic() - began
-        self._took.append(took)
+        self._durations_s.append(took)
         if done.is_pruned:
-            self._num["pruned"] += 1
+            self._num_by_state["pruned"] += 1
             outcome = f"pruned at {done.number:g}{f': {done.reason}' if done.reason else ''}"
         elif done.error is not None:
-            self._num["failed"] += 1
+            self._num_by_state["failed"] += 1
             outcome = f"FAILED: {done.error_text}"
         else:
-            self._num["done"] += 1
+            self._num_by_state["done"] += 1
             outcome = "done" if done.number is None else f"{done.number:g}"
         self._say(f"{self._count()} {self._named(job)}: {redacted_text(outcome)} ({_clock(took)})")
         self._shown_at = 0.0  # redraw at once
@@ -109,12 +109,12 @@ class SweepProgress:
     def skipped(self, job: Job, done: Done) -> None:
         """Record that a job had ended in an earlier start."""
         del job, done
-        self._num["completed before"] += 1
+        self._num_by_state["completed before"] += 1
 
     def died(self, job: Job, reason: str) -> None:
         """Record that the process of a job was killed and the job restarts."""
         self._running.pop(job.index, None)
-        self._num[_RESTARTS] += 1
+        self._num_by_state[_RESTARTS] += 1
         self._say(f"{self._named(job)}: its process died; restarting it in another process ({reason})")
 
     def retried(self, job: Job, reason: str) -> None:
@@ -133,7 +133,7 @@ class SweepProgress:
 
         table = TextTable()
         table.note(self._caption())
-        table.add_column(self._one, justify="right")
+        table.add_column(self._noun, justify="right")
         table.add_column("values", no_wrap=True)
         for name in ("step", "objective") if self._reported else ():
             table.add_column(name, justify="right")
@@ -148,28 +148,28 @@ class SweepProgress:
         return table
 
     def _caption(self) -> str:
-        parts = [f"{len(self._running)} running", *(_part(*pair) for pair in self._num.items() if pair[1])]
+        parts = [f"{len(self._running)} running", *(_part(*pair) for pair in self._num_by_state.items() if pair[1])]
         left_s = self._left_s()
         return f"{self._count()} {', '.join(parts)}" + ("" if left_s is None else f", about {_clock(left_s)} left")
 
     def _left_s(self) -> float | None:
         """Return the estimated remaining seconds, if a job has finished."""
-        if self._size is None or not self._took or not self._running:
+        if self._size is None or not self._durations_s or not self._running:
             return None
-        left = self._size - sum(self._num.values()) + self._num[_RESTARTS]
-        return statistics.fmean(self._took) * left / len(self._running)
+        num_left = self._size - sum(self._num_by_state.values()) + self._num_by_state[_RESTARTS]
+        return statistics.fmean(self._durations_s) * num_left / len(self._running)
 
     def _counts(self) -> list[tuple[str, int]]:
-        counts = [*self._num.items(), ("stopped", len(self._running))]
-        begun = sum(number for name, number in counts if name != _RESTARTS)
-        return [*counts, ("left", 0 if self._size is None else self._size - begun)]
+        counts = [*self._num_by_state.items(), ("stopped", len(self._running))]
+        num_begun = sum(number for name, number in counts if name != _RESTARTS)
+        return [*counts, ("left", 0 if self._size is None else self._size - num_begun)]
 
     def _count(self) -> str:
-        ended = sum(self._num.values()) - self._num[_RESTARTS]
-        return f"[{ended}/{self._size}]" if self._size is not None else f"[{ended}]"
+        num_ended = sum(self._num_by_state.values()) - self._num_by_state[_RESTARTS]
+        return f"[{num_ended}/{self._size}]" if self._size is not None else f"[{num_ended}]"
 
     def _named(self, job: Job) -> str:
-        return f"{self._one} {job.index} {self._words(job)}".rstrip()
+        return f"{self._noun} {job.index} {self._words(job)}".rstrip()
 
     def _words(self, job: Job) -> str:
         return redacted_text(" ".join(shown(job.overrides, self._varying)))
@@ -181,8 +181,8 @@ class SweepProgress:
             say(line)
 
 
-def _part(name: str, number: int) -> str:
-    return counted(number, name) if name == _RESTARTS else f"{number} {name}"
+def _part(name: str, count: int) -> str:
+    return counted(count, name) if name == _RESTARTS else f"{count} {name}"
 
 
 def _short(path: Path) -> str:

@@ -124,13 +124,13 @@ class SweepRecord(JsonRecord, kw_only=True):
         """
         record = cls.read(directory)
         if record is None and not directory.is_dir():
-            near = did_you_mean(directory.name, [other.name for other in directory.parent.glob("*/")])
-            raise ConfigurationError(f"{directory} does not exist{near}")
+            suggestion = did_you_mean(directory.name, [other.name for other in directory.parent.glob("*/")])
+            raise ConfigurationError(f"{directory} does not exist{suggestion}")
         if record is None:
-            below = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))
+            subdirs = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))
             hint = "; a sweep that was killed before its first job has none: repeat its command"
-            if below:
-                hint = f"; there is one in {', '.join(below[:_SHOWN])}{', ...' if len(below) > _SHOWN else ''}"
+            if subdirs:
+                hint = f"; there is one in {', '.join(subdirs[:_SHOWN])}{', ...' if len(subdirs) > _SHOWN else ''}"
             elif (directory / "multirun.yaml").exists():
                 hint = (
                     f"; another launcher ran this sweep, whose results are shown by: trieye results table {directory}"
@@ -222,8 +222,8 @@ class SweepRecord(JsonRecord, kw_only=True):
         other = self.read(Path(self.directory))
         is_copy = other is not None and other.created == self.created  # else a new sweep has the directory of this one
         if project is not None and program is not None and not (is_copy and _is_outside(program, project)):
-            moved = {"directory": str(here), "runs": runs, "working_dir": str(project), "program": program}
-            return msgspec.structs.replace(self, **moved)
+            moved_fields = {"directory": str(here), "runs": runs, "working_dir": str(project), "program": program}
+            return msgspec.structs.replace(self, **moved_fields)
         if is_copy:
             raise ConfigurationError(
                 f"{directory} is a copy of the sweep in {self.directory}: its jobs would run that sweep's program and "
@@ -249,21 +249,21 @@ class SweepRecord(JsonRecord, kw_only=True):
         """
         if self.grid is None:
             return grid
-        then = self.the_grid().renamed_like(grid).with_constants_of(grid, budget)
-        grid = grid.in_the_order_of(then, {word.partition("=")[0] for word in words if "shuffle(" in word})
-        after = grid.without_secrets()
-        grown = after.grown_from(then)
+        old_grid = self.the_grid().renamed_like(grid).with_constants_of(grid, budget)
+        grid = grid.in_the_order_of(old_grid, {word.partition("=")[0] for word in words if "shuffle(" in word})
+        new_grid = grid.without_secrets()
+        grown = new_grid.grown_from(old_grid)
         if grown is not None:
             return replace(grid, growth=grown.growth)
         keys = {bare(key) for axis in grid.axes for key in axis.keys}
-        lost = [word for axis in then.axes if len(axis.places) == 1 for word in axis.overrides(0)]
-        lost = [word for word in lost if bare(word.partition("=")[0]) not in keys]
-        repeat = f"; repeat {' '.join(lost)}" if lost else ""
-        changed = after.first_difference(then)
-        was = " ".join(then[changed]) if changed < then.size else "none"
-        now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
+        lost_words = [word for axis in old_grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
+        lost_words = [word for word in lost_words if bare(word.partition("=")[0]) not in keys]
+        repeat = f"; repeat {' '.join(lost_words)}" if lost_words else ""
+        index = new_grid.first_difference(old_grid)
+        was = " ".join(old_grid[index]) if index < old_grid.size else "none"
+        now = f"would be {' '.join(new_grid[index])!r}" if index < new_grid.size else "would be gone"
         raise ConfigurationError(
-            f"{directory}: its job {changed} is {was!r} and {now}{repeat}; a sweep can only grow by values appended to "
+            f"{directory}: its job {index} is {was!r} and {now}{repeat}; a sweep can only grow by values appended to "
             f"its keys (such as seeds), or by a budget that hydra.sweeper.budget=[KEY] names; {OTHER_SWEEP}"
         )
 
@@ -274,28 +274,28 @@ def _name_of(program: Sequence[str]) -> str:
     return "" if not words else words[0].rpartition(".")[2] if program[1] == "-m" else Path(words[0]).stem
 
 
-def project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
+def project_of(new_dir: Path, old_dir: Path, working_dir: Path) -> Path | None:
     """Return the current working directory of a program whose sweep or run moved with it; None if it cannot be told.
 
     Args:
-        here: Current directory of the sweep or run.
-        before: Its directory at its last start.
+        new_dir: Current directory of the sweep or run.
+        old_dir: Its directory at its last start.
         working_dir: The working directory at that start.
     """
-    if not before.is_relative_to(working_dir):
+    if not old_dir.is_relative_to(working_dir):
         return None
-    below = before.relative_to(working_dir).parts
-    project = here.parents[len(below) - 1] if 0 < len(below) <= len(here.parents) else None
-    return project if project is not None and here.relative_to(project).parts == below else None
+    parts = old_dir.relative_to(working_dir).parts
+    project = new_dir.parents[len(parts) - 1] if 0 < len(parts) <= len(new_dir.parents) else None
+    return project if project is not None and new_dir.relative_to(project).parts == parts else None
 
 
 def _is_outside(program: Sequence[str], project: Path) -> bool:
     """Return whether the file or module of a program is outside of a project."""
-    first = _first_of(program)
-    if program[first : first + 1] == ["-m"]:
-        root = project / program[first + 1].partition(".")[0]
+    script_index = _first_of(program)
+    if program[script_index : script_index + 1] == ["-m"]:
+        root = project / program[script_index + 1].partition(".")[0]
         return not (root.is_dir() or root.with_suffix(".py").exists())
-    return bool(program) and not Path(project, program[first]).resolve().is_relative_to(project)
+    return bool(program) and not Path(project, program[script_index]).resolve().is_relative_to(project)
 
 
 def _first_of(program: Sequence[str]) -> int:
@@ -304,27 +304,27 @@ def _first_of(program: Sequence[str]) -> int:
     return next((at for at, word in words if at and (word == "-m" or not word.startswith("-"))), len(program))
 
 
-def moved_program(program: Sequence[str], before: Path, project: Path) -> list[str] | None:
+def moved_program(program: Sequence[str], old_root: Path, project: Path) -> list[str] | None:
     """Return the words of a program with the paths of another project; None if its file or module does not exist."""
     if not program:
         return []
-    first = _first_of(program)
-    is_module = program[first : first + 1] == ["-m"]
-    if first + is_module >= len(program):  # an interactive interpreter
+    script_index = _first_of(program)
+    is_module = program[script_index : script_index + 1] == ["-m"]
+    if script_index + is_module >= len(program):  # an interactive interpreter
         return None
-    interpreter, *rest = program
-    module = program[first + 1].partition(".")[0] if is_module else None
-    script = f"{module}.py" if module is not None else program[first]
-    exists = [(root / script).exists() or bool(module and (root / module).is_dir()) for root in (project, before)]
-    words = [_below(word, before, project) for word in rest]
-    if module is None and not Path(project, words[first - 1]).exists():
+    interpreter, *arguments = program
+    module = program[script_index + 1].partition(".")[0] if is_module else None
+    script = f"{module}.py" if module is not None else program[script_index]
+    exists = [(root / script).exists() or bool(module and (root / module).is_dir()) for root in (project, old_root)]
+    words = [_below(word, old_root, project) for word in arguments]
+    if module is None and not Path(project, words[script_index - 1]).exists():
         return None
     if module is not None and exists == [False, True]:
         return None
-    own = _below(interpreter, before, project)
-    return [own if Path(own).exists() else interpreter, *words]
+    moved_interpreter = _below(interpreter, old_root, project)
+    return [moved_interpreter if Path(moved_interpreter).exists() else interpreter, *words]
 
 
-def _below(word: str, before: Path, project: Path) -> str:
+def _below(word: str, old_root: Path, project: Path) -> str:
     path = Path(word)
-    return str(project / path.relative_to(before)) if path.is_absolute() and path.is_relative_to(before) else word
+    return str(project / path.relative_to(old_root)) if path.is_absolute() and path.is_relative_to(old_root) else word

@@ -32,9 +32,9 @@ def record_of_study(mode: str) -> SweepRecord:
 def _record_of(hydra: Any, mode: str) -> SweepRecord:
     overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is resolved for each job
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
+    words = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
     return SweepRecord(
-        program=[sys.executable, *started, *_flags(hydra)],
+        program=[sys.executable, *words, *_flags(hydra)],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],

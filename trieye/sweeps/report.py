@@ -25,29 +25,29 @@ def plan_table(grid: Grid) -> None:
     table.add_column("choices")
     for axis in grid.axes:
         if len(axis.places) > 1:
-            shown = [" ".join(values) for values in axis.places]
-            cut = shown if len(shown) <= _MOST else [*shown[: _MOST - 1], "...", shown[-1]]
-            table.add_row(" ".join(map(bare, axis.keys)), str(len(shown)), ", ".join(cut))
+            choices = [" ".join(values) for values in axis.places]
+            shown_choices = choices if len(choices) <= _MOST else [*choices[: _MOST - 1], "...", choices[-1]]
+            table.add_row(" ".join(map(bare, axis.keys)), str(len(choices)), ", ".join(shown_choices))
     if table.rows:
         console.print(table)
-    constant = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
-    if constant:
-        console.print(f"same in all jobs: {' '.join(constant)}")
+    constant_words = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
+    if constant_words:
+        console.print(f"same in all jobs: {' '.join(constant_words)}")
     for sentence in grid.conditions.sentences():
         console.print(sentence)
     for index in _few(grid) if table.rows else []:
-        varied = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
-        console.print(f"  job {index}: {varied}")
+        values_text = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
+        console.print(f"  job {index}: {values_text}")
 
 
 def _few(grid: Grid) -> list[int]:
-    shown: list[int] = []
+    indices: list[int] = []
     for index in grid:
-        shown.append(index)
-        if len(shown) == 3:  # noqa: PLR2004
+        indices.append(index)
+        if len(indices) == 3:  # noqa: PLR2004
             break
-    last = next((index for index in range(grid.size - 1, -1, -1) if not grid.is_left_out(index)), None)
-    return shown if last is None or last in shown else [*shown, last]
+    last_index = next((index for index in range(grid.size - 1, -1, -1) if not grid.is_left_out(index)), None)
+    return indices if last_index is None or last_index in indices else [*indices, last_index]
 
 
 def final_table(directory: Path, record: SweepRecord) -> None:
@@ -67,20 +67,20 @@ def final_table(directory: Path, record: SweepRecord) -> None:
 
 
 def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
-    optimal = pareto_optimal_jobs(jobs, record.modes)
-    chosen = [job for job in jobs if job.index in optimal]
-    if not chosen:
+    optimal_indices = pareto_optimal_jobs(jobs, record.modes)
+    optimal_jobs = [job for job in jobs if job.index in optimal_indices]
+    if not optimal_jobs:
         return
-    names = list(chosen[0].objectives)
+    names = list(optimal_jobs[0].objectives)
     sign = -1 if record.modes[0] == "max" else 1
-    chosen.sort(key=lambda job: sign * next(iter(job.objectives.values())))
+    optimal_jobs.sort(key=lambda job: sign * next(iter(job.objectives.values())))
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     directions = ", ".join(f"{name} {mode}" for name, mode in zip(names, record.modes, strict=True))
-    title = f"{len(chosen)} Pareto-optimal of {record.size} jobs ({directions})"
+    title = f"{len(optimal_jobs)} Pareto-optimal of {record.size} jobs ({directions})"
     table = TextTable(right=("job", *headings(keys)), title=title)
     for name in names:
         table.add_column(name, justify="right", style="bold")
-    for job in chosen:
+    for job in optimal_jobs:
         values = (f"{value:g}" for value in job.objectives.values())
         table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), *values)
     Terminal().print(table)
@@ -89,15 +89,15 @@ def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
 def failure_table(failed: Sequence[Done], directory: Path) -> None:
     """Print the failed jobs of a sweep with their varying values and errors."""
     states = {job.index: job for job in status_of(directory)}
-    shown = [(done, states[done.index]) for done in failed if done.index in states][:_MOST]
-    keys = list(dict.fromkeys(key for _, job in shown for key in job.values))
+    pairs = [(done, states[done.index]) for done in failed if done.index in states][:_MOST]
+    keys = list(dict.fromkeys(key for _, job in pairs for key in job.values))
     table = TextTable(right=("job", *headings(keys)), title=f"{counted(len(failed), 'job')} did not complete")
     table.add_column("error")
-    for done, job in shown:
+    for done, job in pairs:
         error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."
         table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), error)
-    if len(failed) > len(shown):
-        table.note(f"{len(failed) - len(shown)} more: trieye sweep status {directory}")
+    if len(failed) > len(pairs):
+        table.note(f"{len(failed) - len(pairs)} more: trieye sweep status {directory}")
     Terminal().print(table)
 
 
@@ -114,14 +114,14 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fai
     verb = "failed" if num_skipped < len(failed) else "are running in other processes"
     has_output = any((directory / str(done.index) / OUTPUT).exists() for done in failed)
     retry = f"Output: {directory}/<job>/{OUTPUT}; to retry" if has_output else "To retry"  # none with isolate=none
-    raised = " raised" if failed[0].is_raised else ":"
+    separator = " raised" if failed[0].is_raised else ":"
     num_missing = sum(job.record is None for job in status_of(directory)) if is_fail_fast else 0
-    missing = f"; {num_missing} did not start" if num_missing else ""
+    missing_text = f"; {num_missing} did not start" if num_missing else ""
     unguarded = "; backend=local finds classes of a program that calls main below `if __name__ == '__main__':`"
     hint = unguarded if _UNGUARDED in failed[0].error_text else ""
     option = f" {KEEP_GOING}" if num_missing else ""  # else the failed jobs would end it again
     return (
-        f"{len(failed)} of {counted(num, 'job')} {verb}{missing}; job {failed[0].index}{raised} "
+        f"{len(failed)} of {counted(num, 'job')} {verb}{missing_text}; job {failed[0].index}{separator} "
         f"{failed[0].error_text.removesuffix('.')}{hint}. "
         f"{retry}: trieye sweep relaunch {directory}{option}"
     )
@@ -141,15 +141,15 @@ def importance_table(jobs: Sequence[JobStatus]) -> TextTable | None:
 
 def importance_rows(columns: Mapping[str, Sequence[Importance]]) -> TextTable | None:
     """Return a table of importances, one column for each objective; None if none is known."""
-    first = next(iter(columns.values()), ())
-    if len(first) < 2 or all(math.isnan(one.share) for one in first):  # noqa: PLR2004 - a single key explains all
+    rows = next(iter(columns.values()), ())
+    if len(rows) < 2 or all(math.isnan(one.share) for one in rows):  # noqa: PLR2004 - a single key explains all
         return None
     title = "importance: share of the objective's rank variance that each key alone explains"
     table = TextTable("key", right=("jobs",), title=title)
     for name in columns:
         table.add_column(name, justify="right", style="bold")
     by_name = [{one.key: one.share for one in shares} for shares in columns.values()]
-    for heading, one in zip(headings([one.key for one in first]), first, strict=True):
+    for heading, one in zip(headings([one.key for one in rows]), rows, strict=True):
         cells = (shares.get(one.key, math.nan) for shares in by_name)
         table.add_row(heading, str(one.num_jobs), *("-" if math.isnan(share) else f"{share:.0%}" for share in cells))
     return table
@@ -163,9 +163,9 @@ def headings(keys: Sequence[str]) -> list[str]:
 
 def ranked(jobs: Sequence[JobStatus], record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
-    keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    title = f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else ""
-    table = TextTable(right=(one, *headings(keys)), title=title)
+    keys, noun = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
+    title = f"best of {record.size} {noun}s ({record.mode})" if record.size > 1 else ""
+    table = TextTable(right=(noun, *headings(keys)), title=title)
     table.add_column("objective", justify="right", style="bold")
     has_others = any(job.how != "completed" for job in jobs)
     if has_others:

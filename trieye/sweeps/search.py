@@ -144,16 +144,16 @@ class OptunaSearch:
     def ask(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a new job; values of an unfinished job are drawn again."""
         states = self._optuna.trial.TrialState
-        earlier = self._study.get_trials(deepcopy=False)
-        unfinished = [trial.params for trial in earlier if trial.state in (states.RUNNING, states.FAIL)]
-        finished = [trial.params for trial in earlier if trial.state in (states.COMPLETE, states.PRUNED)]
+        trials = self._study.get_trials(deepcopy=False)
+        unfinished_params = [trial.params for trial in trials if trial.state in (states.RUNNING, states.FAIL)]
+        finished_params = [trial.params for trial in trials if trial.state in (states.COMPLETE, states.PRUNED)]
         for draw in range(_MOST_DRAWS):
             sampler = self._options.sampler if draw < _OWN_DRAWS else "random"
             seed = random.Random(f"{self._options.seed}/{index}/{draw}").getrandbits(32)  # noqa: S311 - no secret
             self._study.sampler = _sampler(self._optuna.samplers, sampler, seed)
             trial = self._study.ask()
             values = self._suggested(trial)
-            if draw == _MOST_DRAWS - 1 or trial.params not in unfinished or trial.params in finished:
+            if draw == _MOST_DRAWS - 1 or trial.params not in unfinished_params or trial.params in finished_params:
                 break
             self._study.tell(trial, state=states.FAIL)
         self._trials[index] = trial
@@ -182,8 +182,8 @@ class OptunaSearch:
         }
         with suppress(KeyError, ValueError):  # outside of the current search space: not informative
             params = {name: _read(words[name], distribution) for name, distribution in active.items()}
-            waiting = self._optuna.trial.TrialState.WAITING
-            self._study.add_trial(self._optuna.trial.create_trial(params=params, distributions=active, state=waiting))
+            state = self._optuna.trial.TrialState.WAITING
+            self._study.add_trial(self._optuna.trial.create_trial(params=params, distributions=active, state=state))
             self._trials[index] = self._study.ask()
         return overrides
 
@@ -202,9 +202,9 @@ class OptunaSearch:
         """Report all points of a completed job by step; `tell` follows."""
         trial = self._trials.get(index)
         if trial is not None:
-            known = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+            known_points = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
             for step, value in sorted(points.items()):
-                if step not in known and math.isfinite(value):
+                if step not in known_points and math.isfinite(value):
                     trial.report(value, step)
                 while self._options.pruner == "asha" and trial.should_prune():
                     pass  # each call completes a rung that the job has reached
@@ -231,20 +231,20 @@ class OptunaSearch:
         is_max = self._study.direction == optuna.study.StudyDirection.MAXIMIZE
         curves = [one.intermediate_values for one in trials if one.state == optuna.trial.TrialState.COMPLETE]
         steps = [max((at for at in curve if at <= step), default=None) for curve in curves]
-        others = [curve[at] for curve, at in zip(curves, steps, strict=True) if at is not None]
-        if len(others) < _FEWEST_COMPARED:
+        values = [curve[at] for curve, at in zip(curves, steps, strict=True) if at is not None]
+        if len(values) < _FEWEST_COMPARED:
             return None
-        median = statistics.median(others)
+        median = statistics.median(values)
         if not (best < median if is_max else best > median):
             return None
-        return f"best {best:g} {'<' if is_max else '>'} {median:g}, the median of {len(others)} jobs up to step {step}"
+        return f"best {best:g} {'<' if is_max else '>'} {median:g}, the median of {len(values)} jobs up to step {step}"
 
     def _not_promoted(self, trial: Any, step: int, value: float) -> str:
         """Describe the rung at which the pruner of Optuna stopped a job."""
         attributes = [one.system_attrs for one in self._study.get_trials(deepcopy=False)]
         rungs = [name for name in attributes[trial.number] if name.startswith("completed_rung_")]
-        newest = max(rungs, key=lambda name: int(name.rpartition("_")[2]))
-        num = sum(newest in names for names in attributes)
+        newest_rung = max(rungs, key=lambda name: int(name.rpartition("_")[2]))
+        num = sum(newest_rung in names for names in attributes)
         return f"{value:g} at step {step} is not among the best {max(1, num // _ASHA_FACTOR)} of {num} jobs there"
 
 
@@ -254,35 +254,35 @@ class SearchQueue:
     Args:
         search: Chooses the values.
         num_trials: Number of jobs.
-        begun: Records of the jobs of earlier starts, by index; the search receives all ended jobs at once, including
+        records: Records of the jobs of earlier starts, by index; the search receives all ended jobs at once, including
             jobs that this start does not select.
         directory: Directory of the sweep.
         objective: Metric whose points decide on pruning; None: no pruning.
         mode: `max` or `min`, whether a higher or a lower value of it is better.
-        counts: Which of its values is the objective of a pruned job: `max`, `min` or `last`.
+        metric_key: Which of its values is the objective of a pruned job: `max`, `min` or `last`.
     """
 
     def __init__(
         self,
         search: Search,
         num_trials: int,
-        begun: Mapping[int, JobRecord],
+        records: Mapping[int, JobRecord],
         directory: Path,
         objective: str | None,
         mode: str = "max",
-        counts: str = "last",
+        metric_key: str = "last",
     ) -> None:
         self._search, self._directory = search, directory
-        self._objective, self._mode, self._counts = objective, mode, counts
+        self._objective, self._mode, self._metric_key = objective, mode, metric_key
         self._begun: dict[int, tuple[str, ...]] = {}
-        self._reported = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
-        for index, record in sorted(begun.items()):
+        self._reported = {index for index, record in records.items() if record.state in ("completed", "pruned")}
+        for index, record in sorted(records.items()):
             self._begun[index] = search.resume(index, record.overrides)
             if index in self._reported:
                 self._report_curve(index)
                 search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
-        self._has_objectives = any(_objectives(record) for record in begun.values())
-        self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
+        self._has_objectives = any(_objectives(record) for record in records.values())
+        self._left = deque([*sorted(records), *(index for index in range(num_trials) if index not in records)])
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
 
@@ -313,9 +313,9 @@ class SearchQueue:
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return the running jobs that the search prunes, as they will have ended, and tell them why."""
-        pruned: dict[int, Done] = {}
+        outcomes: dict[int, Done] = {}
         if self._objective is None or time.monotonic() < self._look_at:
-            return pruned
+            return outcomes
         self._look_at = time.monotonic() + _LOOK_S
         for job in running:
             metric = self._metric(job.index)
@@ -324,15 +324,15 @@ class SearchQueue:
             self._last_step[job.index] = metric["step"]
             reason = self._search.reason_to_prune(job.index, metric["step"], metric["last"], metric[self._mode])
             if reason is not None:
-                pruned[job.index] = Done(job.index, metric[self._counts], is_pruned=True, reason=reason)
+                outcomes[job.index] = Done(job.index, metric[self._metric_key], is_pruned=True, reason=reason)
                 with suppress(OSError):  # the job then stops as after Ctrl-C
                     (self._directory / str(job.index) / STOP_REASON).write_text(f"pruned: {reason}", "utf-8")
-        return pruned
+        return outcomes
 
     def rated(self, pruned: Done) -> Done:
         """Return the outcome of a pruned job that has ended, with its objective."""
         metric = self._metric(pruned.index)
-        return pruned if metric is None else replace(pruned, value=metric[self._counts])
+        return pruned if metric is None else replace(pruned, value=metric[self._metric_key])
 
     def _report_curve(self, index: int) -> None:
         """Report all points of a job that has ended: those that `to_prune` reads may be seconds apart."""
@@ -403,16 +403,16 @@ def print_remarks(jobs: Sequence[JobStatus]) -> None:
 
 
 def _remarks(jobs: Sequence[JobStatus]) -> list[str]:
-    tried = {tuple(job.values.items()): job for job in reversed(jobs) if job.record is not None}
+    job_by_values = {tuple(job.values.items()): job for job in reversed(jobs) if job.record is not None}
     num = sum(job.record is not None for job in jobs)
     notes = []
-    if num > len(tried):
-        notes.append(f"{num - len(tried)} of {num} trials repeat the values of an earlier one")
-    reached = [job.objective for job in tried.values() if job.how == "completed" and job.objective is not None]
-    value, num_tied = max(Counter(reached).items(), key=lambda pair: pair[1], default=(0.0, 0))
-    if num_tied >= max(_FEWEST_TIED, _TIED_SHARE * len(reached)):
+    if num > len(job_by_values):
+        notes.append(f"{num - len(job_by_values)} of {num} trials repeat the values of an earlier one")
+    values = [job.objective for job in job_by_values.values() if job.how == "completed" and job.objective is not None]
+    value, num_tied = max(Counter(values).items(), key=lambda pair: pair[1], default=(0.0, 0))
+    if num_tied >= max(_FEWEST_TIED, _TIED_SHARE * len(values)):
         notes.append(
-            f"warning: {num_tied} of {len(reached)} trials with different values have the objective {value:g}, so the "
+            f"warning: {num_tied} of {len(values)} trials with different values have the objective {value:g}, so the "
             "search cannot rank them. An early evaluation, such as of the untrained policy, may have reached this "
             "value already: train longer (loop.steps), evaluate later (loop.evaluate_every_steps) and on more "
             "episodes, or choose another loop.objective"

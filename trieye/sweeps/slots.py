@@ -96,20 +96,20 @@ class Slots:
         """Return free GPUs: entire ones, or the share of the fullest GPU that has room for it."""
         if not num:
             return {}
-        free = {name: 1.0 - sum(job.gpus.get(name, 0.0) for job in self._occupied) for name in self._names()}
+        free_shares = {name: 1.0 - sum(job.gpus.get(name, 0.0) for job in self._occupied) for name in self._names()}
         if num < 1.0:
-            fitting = [name for name, rest in free.items() if rest + _ROUNDING >= num]
-            return {min(fitting, key=free.__getitem__): num} if fitting else None
-        entire = [name for name, rest in free.items() if rest >= 1.0 - _ROUNDING][: round(num)]
-        return dict.fromkeys(entire, 1.0) if len(entire) == round(num) else None
+            fitting_gpus = [name for name, share in free_shares.items() if share + _ROUNDING >= num]
+            return {min(fitting_gpus, key=free_shares.__getitem__): num} if fitting_gpus else None
+        entire_gpus = [name for name, share in free_shares.items() if share >= 1.0 - _ROUNDING][: round(num)]
+        return dict.fromkeys(entire_gpus, 1.0) if len(entire_gpus) == round(num) else None
 
 
-def shortage(key: str, wanted: float, total: float) -> str:
+def shortage(key: str, amount: float, total: float) -> str:
     """Return an error message for a job that requests more than this machine has."""
-    requested, available = f"{wanted:g}", f"{total:g}"
+    requested_text, available_text = f"{amount:g}", f"{total:g}"
     if key == "memory":
-        requested, available = str(round(wanted)), gibibytes(total)
-    return f"hydra.launcher.{key}={requested}: this machine has {available} in total; request less"
+        requested_text, available_text = str(round(amount)), gibibytes(total)
+    return f"hydra.launcher.{key}={requested_text}: this machine has {available_text} in total; request less"
 
 
 @cache
@@ -124,17 +124,17 @@ def num_cores() -> int:
 
 def gpus_of_machine() -> list[str]:
     """Return the names of the GPUs that this process may use."""
-    if (visible := os.environ.get(_VISIBLE)) is not None:
-        return [name for name in visible.split(",") if name not in ("", "-1", "NoDevFiles")]
+    if (visible_names := os.environ.get(_VISIBLE)) is not None:
+        return [name for name in visible_names.split(",") if name not in ("", "-1", "NoDevFiles")]
     if not has_nvidia_driver():
         return []
     try:
-        listed = subprocess.run(
+        query = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=_QUERY_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(number) for number, _ in enumerate(line for line in listed.stdout.splitlines() if line[:3] == "GPU")]
+    return [str(index) for index, _ in enumerate(line for line in query.stdout.splitlines() if line[:3] == "GPU")]
 
 
 def has_nvidia_driver() -> bool:

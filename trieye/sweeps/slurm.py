@@ -69,7 +69,7 @@ def run_on_slurm(
     """
     if not jobs:
         return {}
-    before = {job.index: JobRecord.read(directory / str(job.index)) for job in jobs}
+    old_records = {job.index: JobRecord.read(directory / str(job.index)) for job in jobs}
     array = submit_jobs(directory, [job.index for job in jobs], options)
     num = len(array.tasks)
     say(f"sweep: submitted Slurm array {array.id}: {counted(num, 'task')}{_cost(num, options)}")
@@ -77,7 +77,7 @@ def run_on_slurm(
         say(f"sweep: status: trieye sweep status {directory}; cancel: scancel {array.id}")
         return {}
     try:
-        return _wait(directory, {job.index: job for job in jobs}, array, before, progress)
+        return _wait(directory, {job.index: job for job in jobs}, array, old_records, progress)
     except KeyboardInterrupt:
         interrupt = RunInterrupted(
             f"Slurm array {array.id} continues; status: trieye sweep status {directory}; cancel: scancel {array.id}"
@@ -98,37 +98,37 @@ def _cost(num_tasks: int, options: LauncherConfig) -> str:
 
 def _wait(
     directory: Path,
-    left: dict[int, Job],
+    jobs_left: dict[int, Job],
     array: SlurmArray,
-    before: Mapping[int, JobRecord | None],
+    old_records: Mapping[int, JobRecord | None],
     progress: SweepProgress,
 ) -> dict[int, Done]:
     """Return the outcomes of jobs when all have ended, or the array has."""
-    ended: dict[int, Done] = {}
-    running: set[int] = set()
+    outcomes: dict[int, Done] = {}
+    running_indices: set[int] = set()
     reasons: set[str] = set()
     poll_s = _FIRST_POLL_S
-    while left:
+    while jobs_left:
         tasks = array.states()
         is_over = tasks == {}  # before the records, which are then final
         for reason in {task.reason for task in (tasks or {}).values() if task.state == "PENDING"} - _USUAL - reasons:
             reasons.add(reason)
             say(f"sweep: tasks are pending because of {reason}; `squeue -j {array.id}` lists them")
-        for index, job in list(left.items()):
+        for index, job in list(jobs_left.items()):
             record = JobRecord.read(directory / str(index))
-            is_new = record is not None and record != before[index]
-            if (is_new or is_over) and index not in running:
+            is_new = record is not None and record != old_records[index]
+            if (is_new or is_over) and index not in running_indices:
                 progress.began(job)
-                running.add(index)
+                running_indices.add(index)
             done = _outcome(index, record if is_new else None, directory / LOGS / f"{array.id}_*.log", is_over=is_over)
             if done is not None:
-                progress.ended(left.pop(index), done)
-                ended[index] = done
+                progress.ended(jobs_left.pop(index), done)
+                outcomes[index] = done
         progress.show()
-        if left:
+        if jobs_left:
             time.sleep(poll_s)
             poll_s = min(1.5 * poll_s, _LONGEST_POLL_S)
-    return ended
+    return outcomes
 
 
 def _outcome(index: int, record: JobRecord | None, logs: Path, *, is_over: bool) -> Done | None:
@@ -252,8 +252,8 @@ def _options(directory: Path, num_tasks: int, options: LauncherConfig) -> Iterat
     yield "open-mode=append"
     logs = str(directory / LOGS).replace("%", "%%")  # sbatch expands %j and similar patterns in file names
     yield f"output={shlex.quote(f'{logs}/%A_%a.log')}"
-    named = {"account": slurm.account, "partition": slurm.partition}
-    for key, value in ({key: value for key, value in named.items() if value} | slurm.options).items():
+    named_options = {"account": slurm.account, "partition": slurm.partition}
+    for key, value in ({key: value for key, value in named_options.items() if value} | slurm.options).items():
         if not re.fullmatch(r"[a-z][a-z-]*", key):
             raise ConfigurationError(
                 f"hydra.launcher.slurm.options: {key!r} is not an sbatch option; expected a name without dashes in "
@@ -270,17 +270,17 @@ def _submit(script: Path) -> str:
             f"sbatch is not installed on this machine; submit the script elsewhere: sbatch {shlex.quote(str(script))}"
         )
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sbatch, "--parsable", str(script)], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
             f"sbatch did not answer for {_PATIENCE_S:.0f} s; check with `squeue --me` whether the array was submitted"
         ) from None
-    number = done.stdout.strip().rpartition("\n")[2].partition(";")[0]
-    if done.returncode == 0 and number.isdecimal():
-        return number
-    raise ConfigurationError(_refusal(done.stderr.strip() or done.stdout.strip(), done.returncode))
+    array_id = process.stdout.strip().rpartition("\n")[2].partition(";")[0]
+    if process.returncode == 0 and array_id.isdecimal():
+        return array_id
+    raise ConfigurationError(_refusal(process.stderr.strip() or process.stdout.strip(), process.returncode))
 
 
 def _refusal(output: str, code: int) -> str:

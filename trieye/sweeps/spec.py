@@ -58,9 +58,9 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
     Raises:
         ConfigurationError: A key has no axis, or the axes of a group differ in length.
     """
-    merged = list(axes)
-    for group in (list(map(bare, named)) for named in groups):
-        by_key = {bare(key): axis for axis in merged for key in axis.keys}
+    merged_axes = list(axes)
+    for group in (list(map(bare, keys)) for keys in groups):
+        by_key = {bare(key): axis for axis in merged_axes for key in axis.keys}
         for key in group:
             if key not in by_key:
                 raise ConfigurationError(
@@ -75,11 +75,11 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
                 f"zip={','.join(group)}: keys that vary together need equal numbers of values; {counts}"
             )
         places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
-        together = Axis(sum((axis.keys for axis in members), ()), places)
-        at = min(merged.index(axis) for axis in members)
-        merged = [
-            together if number == at else axis
-            for number, axis in enumerate(merged)
-            if number == at or axis not in members
+        merged_axis = Axis(sum((axis.keys for axis in members), ()), places)
+        position = min(merged_axes.index(axis) for axis in members)
+        merged_axes = [
+            merged_axis if index == position else axis
+            for index, axis in enumerate(merged_axes)
+            if index == position or axis not in members
         ]
-    return tuple(merged)
+    return tuple(merged_axes)

@@ -118,8 +118,8 @@ def sum_up(directory: Path, record: SweepRecord) -> None:
     ranked = [job for job in jobs if job.how == "completed" or job.reason in STUDY_LIMITS]
     numbers = {job.index: job.objective for job in ranked if job.objective is not None and math.isfinite(job.objective)}
     if numbers:
-        best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
-        record.summary |= {"best": best, "objective": numbers[best]}
+        best_index = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
+        record.summary |= {"best": best_index, "objective": numbers[best_index]}
 
 
 def pareto_optimal_jobs(jobs: Sequence[JobStatus], modes: Sequence[str]) -> list[int]:

@@ -115,23 +115,23 @@ class SweeperBody:
             if before is None:
                 check_foreign_jobs(self._directory)
             else:
-                stored, before = before, before.at(self._directory)
-                self._is_elsewhere = before is not stored
+                stored_record, before = before, before.at(self._directory)
+                self._is_elsewhere = before is not stored_record
                 record.follow(before)
                 record.check_program(before, self._directory)
             self._set_mode(record, before)
-            ended = sweep(before)
+            outcomes = sweep(before)
             if self.options.dry_run:
                 return []
             if self._ours is not None and self._ours.options.is_array and self._ours.options.detach:
-                return ended
+                return outcomes
             self._sum_up(record)
-        failed = [done for done in ended if done.error is not None]
-        if failed:
-            failure_table(failed, self._directory)
+        failures = [done for done in outcomes if done.error is not None]
+        if failures:
+            failure_table(failures, self._directory)
             is_fail_fast = self._ours is not None and self._ours.options.fail_fast
-            raise SweepError(failure_message(failed, len(ended), self._directory, is_fail_fast=is_fail_fast))
-        return ended
+            raise SweepError(failure_message(failures, len(outcomes), self._directory, is_fail_fast=is_fail_fast))
+        return outcomes
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -150,16 +150,16 @@ class SweeperBody:
             ConfigurationError: An Optuna search would follow another mode than its earlier trials.
         """
         has_started = before is not None and (self._directory / _CONFIG).exists()  # else it was only planned
-        earlier = (before.modes or before.mode) if before is not None and has_started else None
-        mode = self.options.mode or earlier or record.mode
+        earlier_mode = (before.modes or before.mode) if before is not None and has_started else None
+        mode = self.options.mode or earlier_mode or record.mode
         record.modes = list(mode) if isinstance(mode, list) else []
         record.mode = mode if isinstance(mode, str) else record.mode
-        if earlier is not None and mode != earlier:
-            change = f"hydra.sweeper.mode={typed(mode)}: it was {typed(earlier)} in earlier starts of the sweep"
+        if earlier_mode is not None and mode != earlier_mode:
+            change = f"hydra.sweeper.mode={typed(mode)}: it was {typed(earlier_mode)} in earlier starts of the sweep"
             if self.options.kind == "optuna":
                 raise ConfigurationError(f"{self._directory}: {change}, by which its trials were chosen; {OTHER_SWEEP}")
             say(f"sweep: {change}")
-        if self.options.mode is None and earlier is not None:
+        if self.options.mode is None and earlier_mode is not None:
             self._objectives = Objectives.of({**self.options.model_dump(), "mode": mode})
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
@@ -219,15 +219,15 @@ class SweeperBody:
             say(f"sweep: has {before.size} trials already; hydra.sweeper.num_trials={num} adds none")
             num = before.size
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
-        earlier = self._begun(num)
-        objective = self._pruning_metric()
-        drawn = RandomSearch(space, 0)
-        samples = [Job(index, drawn.ask(index)) for index in range(min(num, 2))]
+        records = self._begun(num)
+        metric = self._pruning_metric()
+        random_search = RandomSearch(space, 0)
+        samples = [Job(index, random_search.ask(index)) for index in range(min(num, 2))]
         with self._execution(record, samples) as execution:
             assert execution is not None  # noqa: S101 - see `_space`
-            self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
-            counts = record.mode if self.options.objective in ("return", "best") else "last"
-            queue = SearchQueue(search, num, self._begun(num), self._directory, objective, record.mode, counts)
+            self._begin(record, (Job(index, space.resumed(index, records[index].overrides)) for index in records))
+            metric_key = record.mode if self.options.objective in ("return", "best") else "last"
+            queue = SearchQueue(search, num, self._begun(num), self._directory, metric, record.mode, metric_key)
             return execution.run(queue, num)
 
     def _pruning_metric(self) -> str | None:
@@ -252,17 +252,17 @@ class SweeperBody:
         Raises:
             ConfigurationError: The budget is smaller than in an earlier start, or a run is a copy.
         """
-        only = None if self._ours is None else self._ours.options.only
-        selected: Iterable[Job] = (job for job in jobs if only is None or job.index in only)
-        selected = list(selected) if self._is_elsewhere else selected  # a grid may have millions of jobs
-        raised = with_raised_budget(self._directory, selected, self.options.budget)
+        indices = None if self._ours is None else self._ours.options.only
+        selected_jobs: Iterable[Job] = (job for job in jobs if indices is None or job.index in indices)
+        selected_jobs = list(selected_jobs) if self._is_elsewhere else selected_jobs  # a grid may have millions of jobs
+        raised_records = with_raised_budget(self._directory, selected_jobs, self.options.budget)
         if self._is_elsewhere:
-            self._check_copies(selected, {record.index for record in raised})
+            self._check_copies(selected_jobs, {record.index for record in raised_records})
         if not self._is_unchanged:
             record.write(self._directory)
             self._report_changes()
             write_redacted(self._config, self._directory / _CONFIG)
-        run_further(self._directory, raised, self.options.budget)
+        run_further(self._directory, raised_records, self.options.budget)
 
     def _check_copies(self, jobs: Iterable[Job], raised: Collection[int]) -> None:
         """Raise `ConfigurationError` if a job would resume the copy of a run; `raised`: jobs with a larger budget."""
@@ -285,11 +285,11 @@ class SweeperBody:
         if not (self._directory / _CONFIG).exists():
             return
         before, now = (_values_of(config) for config in (OmegaConf.load(self._directory / _CONFIG), self._config))
-        own = {bare(word.partition("=")[0]) for word in _words(self._config.hydra.overrides.task)} | {
+        own_keys = {bare(word.partition("=")[0]) for word in _words(self._config.hydra.overrides.task)} | {
             *self.options.budget
         }
         keys = [key for key in sorted(before.keys() | now.keys()) if str(before.get(key)) != str(now.get(key))]
-        changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if key not in own | {"run_name"}]
+        changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if key not in own_keys | {"run_name"}]
         if changes:
             more = f" and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
             say(
@@ -324,13 +324,13 @@ class SweeperBody:
     def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:
         if execution is not None:
             return execution.run(JobList(Job(index, grid[index]) for index in grid), grid.num_jobs)
-        ended: list[Done] = []
-        left = (index for index in grid if not self._is_completed(index))
-        for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
+        outcomes: list[Done] = []
+        indices = (index for index in grid if not self._is_completed(index))
+        for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
             batch = [Job(index, grid[index]) for _, index in run]
-            returned = self._launcher.launch([job.overrides for job in batch], initial_job_idx=batch[0].index)
-            ended += map(self._recorded, batch, returned)
-        return ended
+            job_returns = self._launcher.launch([job.overrides for job in batch], initial_job_idx=batch[0].index)
+            outcomes += map(self._recorded, batch, job_returns)
+        return outcomes
 
     def _is_completed(self, index: int) -> bool:
         record = JobRecord.read(self._directory / str(index))

@@ -59,6 +59,6 @@ class Timeouts:
             self._kill_at[index] = now + STOP_S
             pool.kill(index)
 
-    def _has_started(self, index: int, submitted: float) -> bool:
+    def _has_started(self, index: int, submitted_at: float) -> bool:
         record = JobRecord.read(self._directory / str(index))
-        return record is not None and record.started >= submitted
+        return record is not None and record.started >= submitted_at

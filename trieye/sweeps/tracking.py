@@ -28,8 +28,8 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
         record: The sweep.
     """
     jobs = status_of(directory)
-    members = {job.index: _mlflow_id(directory, job) for job in jobs if job.record is not None}
-    first = next((index for index, member in members.items() if member is not None and _is_of(directory, index)), None)
+    run_ids = {job.index: _mlflow_id(directory, job) for job in jobs if job.record is not None}
+    first = next((index for index, run_id in run_ids.items() if run_id is not None and _is_of(directory, index)), None)
     if first is None:
         return
     try:
@@ -38,17 +38,17 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
             return
         from trieye.sinks.mlflow.run import describe_sweep
 
-        uri, member = config.persistence.MLFLOW_TRACKING_URI, members[first]
+        uri, run_id = config.persistence.MLFLOW_TRACKING_URI, run_ids[first]
         counts = Counter(job.how for job in jobs)
         metrics = {f"jobs/{how}": float(number) for how, number in counts.items()}
         if "objective" in record.summary:
             metrics["best_objective"] = float(record.summary["objective"])
         describe_sweep(
             uri,
-            str(member),
+            str(run_id),
             params=_axes(jobs),
             metrics=metrics,
-            table=table("jobs", _columns(jobs, members), step=0, time=time.time()).json,
+            table=table("jobs", _columns(jobs, run_ids), step=0, time=time.time()).json,
             note=_note(jobs, record),
         )
     except (TrieyeError, OSError, ValueError) as error:
@@ -93,14 +93,14 @@ def _columns(jobs: Sequence[JobStatus], members: dict[int, str | None]) -> dict[
 
 def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    ranked = sorted(
+    ranked_jobs = sorted(
         (job for job in jobs if job.objective is not None),
         key=lambda job: job.objective or 0.0,
         reverse=record.mode == "max",
     )
     if record.modes:
-        optimal = pareto_optimal_jobs(jobs, record.modes)
-        ranked = [job for job in jobs if job.index in optimal]
+        optimal_indices = pareto_optimal_jobs(jobs, record.modes)
+        ranked_jobs = [job for job in jobs if job.index in optimal_indices]
     counts = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
     lines = [
         f"{len(jobs)} jobs: {counts}",
@@ -108,9 +108,9 @@ def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
         f"| job | {' | '.join(keys)} | objective |",
         "|" + " --- |" * (len(keys) + 2),
     ]
-    for job in ranked[:_MOST_NOTED]:
+    for job in ranked_jobs[:_MOST_NOTED]:
         cells = [str(job.index), *(job.values.get(key, "").replace("|", r"\|") for key in keys), job.objective_text]
         lines.append(f"| {' | '.join(cells)} |")
-    if len(ranked) > _MOST_NOTED:
-        lines += ["", f"and {len(ranked) - _MOST_NOTED} more, in jobs.json"]
+    if len(ranked_jobs) > _MOST_NOTED:
+        lines += ["", f"and {len(ranked_jobs) - _MOST_NOTED} more, in jobs.json"]
     return "\n".join(lines)

@@ -112,7 +112,7 @@ class SweepContext:
 
 
 def work(
-    shared: SweepContext,
+    context: SweepContext,
     index: int,
     overrides: Sequence[str],
     config: Composed | None = None,
@@ -122,35 +122,35 @@ def work(
     """Run a job and return its outcome, which can be pickled.
 
     Args:
-        shared: Data that all jobs share.
+        context: Data that all jobs share.
         index: Index of the job.
         overrides: Overrides of the job.
         config: Composed config of the job; None: compose it in this process.
         is_own_process: Whether the process only runs jobs; its output then goes to the output file of the job.
     """
-    directory = shared.directory / str(index)
+    directory = context.directory / str(index)
     job = RunningJob(directory, index, overrides)
-    with job.running() as completed:
-        if completed is not None:
-            return Done(index, completed.objective)
+    with job.running() as completed_record:
+        if completed_record is not None:
+            return Done(index, completed_record.objective)
         if not is_own_process:
-            return _ended(shared, _result(shared, index, overrides, config, is_own_process=False), job)
+            return _ended(context, _result(context, index, overrides, config, is_own_process=False), job)
         setup_globals()
         # keep the plugins of this process, whose modules would otherwise be executed for each job (12 ms); the rest of
         # the state arrived with this job
-        instances = {**shared.singletons["instances"], Plugins: Plugins.instance()}
-        Singleton.set_state({**shared.singletons, "instances": instances})
-        shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
-        os.chdir(shared.working_dir)
+        instances = {**context.singletons["instances"], Plugins: Plugins.instance()}
+        Singleton.set_state({**context.singletons, "instances": instances})
+        context.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
+        os.chdir(context.working_dir)
         with printing_to(directory / OUTPUT), stop_reason_in(directory / STOP_REASON):
             if job.record.attempt > 1:
                 print(f"trieye: attempt {job.record.attempt}")  # noqa: T201 - its file
-            done = _result(shared, index, overrides, config, is_own_process=True)
-            return portable(_ended(shared, done, job))
+            done = _result(context, index, overrides, config, is_own_process=True)
+            return portable(_ended(context, done, job))
 
 
-def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
-    done = shared.objectives.applied(done, job.run_dir)
+def _ended(context: SweepContext, done: Done, job: RunningJob) -> Done:
+    done = context.objectives.applied(done, job.run_dir)
     if done.error is not None:
         job.end("failed", error=done.error)
     else:
@@ -159,13 +159,13 @@ def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
 
 
 def _result(
-    shared: SweepContext, index: int, overrides: Sequence[str], config: Composed | None, *, is_own_process: bool
+    context: SweepContext, index: int, overrides: Sequence[str], config: Composed | None, *, is_own_process: bool
 ) -> Done:
     returned: JobReturn | None = None
     try:
-        config = shared.composed_here(index, overrides, is_last=is_own_process) if config is None else config
-        _link_output(shared.directory / str(index), config)
-        returned = _run(shared, overrides, config)
+        config = context.composed_here(index, overrides, is_last=is_own_process) if config is None else config
+        _link_output(context.directory / str(index), config)
+        returned = _run(context, overrides, config)
         return Done(index, value=returned.return_value, returned=returned)
     except SystemExit as exit_:
         if isinstance(exit_, KeyboardInterrupt):  # RunInterrupted: a stop was requested
@@ -196,14 +196,14 @@ def _link_output(directory: Path, config: DictConfig) -> None:
         relink(directory / OUTPUT_DIR, output_dir)
 
 
-def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> JobReturn:
-    if (tags := OmegaConf.select(config, "tags")) is not None and shared.varying:
+def _run(context: SweepContext, overrides: Sequence[str], config: DictConfig) -> JobReturn:
+    if (tags := OmegaConf.select(config, "tags")) is not None and context.varying:
         with open_dict(config):
-            tags.setdefault("mlflow.runName", " ".join(shown(overrides, shared.varying)))
+            tags.setdefault("mlflow.runName", " ".join(shown(overrides, context.varying)))
     return run_job(
-        hydra_context=shared.context,
+        hydra_context=context.context,
         config=config,
-        task_function=shared.task,
+        task_function=context.task,
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
@@ -253,12 +253,12 @@ def with_values(base: DictConfig, loader: ConfigLoader, overrides: Sequence[str]
         overrides: The overrides; None is returned if they are more than values of keys.
     """
     assert isinstance(loader, ConfigLoaderImpl)  # noqa: S101 - as `shared_base` has checked
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    if not all(_sets_value(override, loader) for override in parsed):
+    parsed_overrides = OverridesParser.create().parse_overrides(list(overrides))
+    if not all(_sets_value(override, loader) for override in parsed_overrides):
         return None
-    ConfigLoaderImpl._apply_overrides_to_config(parsed, base)  # noqa: SLF001 - docs/private_apis.md
-    base.hydra.overrides.task = [override.input_line for override in parsed]
-    set_override_dirname(base.hydra.job, parsed)
+    ConfigLoaderImpl._apply_overrides_to_config(parsed_overrides, base)  # noqa: SLF001 - docs/private_apis.md
+    base.hydra.overrides.task = [override.input_line for override in parsed_overrides]
+    set_override_dirname(base.hydra.job, parsed_overrides)
     return base
 
 

@@ -51,7 +51,7 @@ def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[Trie
 
 
 def write_best(
-    made: tuple[TrieyeConfig, Mapping[str, Any]],
+    config_and_values: tuple[TrieyeConfig, Mapping[str, Any]],
     launch: Launch | None,
     directory: Path,
     *,
@@ -65,17 +65,17 @@ def write_best(
     below the study if that is not possible.
 
     Args:
-        made: The config, and the values that the study chose.
+        config_and_values: The config, and the values that the study chose.
         launch: How the program was started.
         directory: Directory of the study.
         index: Index of the trial.
         objective: Objective of the trial.
     """
-    config, values = made
+    config, values = config_and_values
     items = with_references(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
     choices = {} if launch is None else launch.choices
-    chosen = {group: option for group, option in choices.items() if group in items and isinstance(option, str)}
-    content = {"defaults": [{f"override /{group}": option} for group, option in chosen.items()], **items}
+    option_by_group = {group: option for group, option in choices.items() if group in items and isinstance(option, str)}
+    content = {"defaults": [{f"override /{group}": option} for group, option in option_by_group.items()], **items}
     is_pbt = config.tune.scheduler == "pbt"
     lines = [
         "# @package _global_",

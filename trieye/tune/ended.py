@@ -31,8 +31,8 @@ def reported_objectives(job_dir: Path) -> dict[int, float]:
     objectives: dict[int, float] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError):  # an incomplete line of a killed process
-            at, value = json.loads(line)
-            objectives[int(at)] = float(value)
+            iteration, value = json.loads(line)
+            objectives[int(iteration)] = float(value)
     return objectives
 
 
@@ -46,16 +46,16 @@ def ended_record(job_dir: Path) -> JobRecord | None:
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
     """Return the values of a trial as overrides without secrets; `value_of` parses all others to the same values."""
-    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    overrides: list[str] = redacted([f"{key}={typed(value)}" for key, value in plain.items() if key != INDEX])
+    plain_values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
+    overrides: list[str] = redacted([f"{key}={typed(value)}" for key, value in plain_values.items() if key != INDEX])
     return overrides
 
 
-def with_secrets_of(dimensions: Iterable[Dimension], recorded: Iterable[str]) -> list[str]:
+def with_secrets_of(dimensions: Iterable[Dimension], recorded_overrides: Iterable[str]) -> list[str]:
     """Return the recorded overrides of a trial with their secrets, which are choices of the search space."""
     choices = [(dimension.key, value_of(text)) for dimension in dimensions for text in dimension.choices]
     words = {overrides_of({key: value})[0]: f"{key}={typed(value)}" for key, value in choices}
-    return [words.get(word, word) for word in recorded]
+    return [words.get(word, word) for word in recorded_overrides]
 
 
 def result_at_end(job_dir: Path, config: TrieyeConfig, values: Mapping[str, Any]) -> Mapping[str, Any] | None:

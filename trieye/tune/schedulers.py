@@ -30,24 +30,24 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         """Return the next trial; if all live trials wait for finished ones, compare the population first."""
-        chosen = super().choose_trial_to_run(tune_controller)
-        if chosen is not None:
-            return chosen
+        chosen_trial = super().choose_trial_to_run(tune_controller)
+        if chosen_trial is not None:
+            return chosen_trial
         states, now = self._trial_state, self._next_perturbation_sync
-        live = list(tune_controller.get_live_trials())
-        waiting = [trial for trial in live if trial.status == Trial.PAUSED and states[trial].last_train_time >= now]
-        gone = [trial for trial in live if trial.is_finished()]
-        if not waiting or len(waiting) + len(gone) < len(live):
+        trials = list(tune_controller.get_live_trials())
+        waiting = [trial for trial in trials if trial.status == Trial.PAUSED and states[trial].last_train_time >= now]
+        ended_trials = [trial for trial in trials if trial.is_finished()]
+        if not waiting or len(waiting) + len(ended_trials) < len(trials):
             return None
-        for trial in gone:
+        for trial in ended_trials:
             states[trial].last_train_time = max(states[trial].last_train_time, now)
         self.on_trial_result(tune_controller, waiting[0], states[waiting[0]].last_result)
-        if (chosen := super().choose_trial_to_run(tune_controller)) is None:
+        if (chosen_trial := super().choose_trial_to_run(tune_controller)) is None:
             # The trials were compared already, by a driver that was killed before it stored the next interval.
-            earliest = min(states[trial].last_train_time for trial in waiting)
-            self._next_perturbation_sync: float = earliest + self._perturbation_interval
-            chosen = super().choose_trial_to_run(tune_controller)
-        return chosen
+            earliest_time = min(states[trial].last_train_time for trial in waiting)
+            self._next_perturbation_sync: float = earliest_time + self._perturbation_interval
+            chosen_trial = super().choose_trial_to_run(tune_controller)
+        return chosen_trial
 
 
 class GoingOn(TrialScheduler):  # type: ignore[misc]  # Ray has no types for us
@@ -98,11 +98,11 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
         )
     if tune.scheduler == "asha":
         # Trials report themselves when they are done, after this number of evaluations or slightly more.
-        longest = max(_evaluations_of(config), tune.grace_period)
+        max_evaluations = max(_evaluations_of(config), tune.grace_period)
         return Halving(
             time_attr=TRAINING_ITERATION,
             grace_period=tune.grace_period,
-            max_t=longest,
+            max_t=max_evaluations,
             reduction_factor=tune.reduction_factor,
             stop_last_trials=False,
         )

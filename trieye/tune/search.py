@@ -46,12 +46,12 @@ class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has n
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state, with the number of trials of this start."""
         for variants in state["_iterators"]:
-            added = (CurrentStudy.num_trials or 0) - variants.num_samples
-            if added > 0:
-                state["_total_samples"] += added * (state["_total_samples"] // variants.num_samples)
+            num_added = (CurrentStudy.num_trials or 0) - variants.num_samples
+            if num_added > 0:
+                state["_total_samples"] += num_added * (state["_total_samples"] // variants.num_samples)
                 state["_finished"] = False
-                variants.num_samples += added
-                variants.num_samples_left += added
+                variants.num_samples += num_added
+                variants.num_samples_left += num_added
         super().set_state(state)
 
     def next_trial(self) -> Any:

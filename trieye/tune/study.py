@@ -130,17 +130,17 @@ class Study:
         loop, options["space"] = self._config.loop, redacted(options["space"])
         return {**options, "seed_of_trials": self._config.seed, "objective": loop.objective, "mode": loop.mode}
 
-    def _check_same(self, before: SweepRecord, now: SweepRecord) -> None:
-        if not before.is_study:
+    def _check_same(self, old_record: SweepRecord, new_record: SweepRecord) -> None:
+        if not old_record.is_study:
             raise ConfigurationError(f"{self.directory} contains a sweep, not a study; set another run_name")
-        recorded = redacted(before.study)  # earlier versions recorded secrets
-        for key, value in redacted(now.study).items():
-            if key == "num_trials" and value > recorded.get(key, 0):
-                say(f"study: grows from {recorded.get(key)} to {value} trials")
-            elif recorded.get(key, value) != value:  # records of earlier versions lack some keys
+        old_study = redacted(old_record.study)  # earlier versions recorded secrets
+        for key, value in redacted(new_record.study).items():
+            if key == "num_trials" and value > old_study.get(key, 0):
+                say(f"study: grows from {old_study.get(key)} to {value} trials")
+            elif old_study.get(key, value) != value:  # records of earlier versions lack some keys
                 named_key = _KEYS.get(key, f"tune.{key}")
                 raise ConfigurationError(
-                    f"study {self._config.run_name!r} was started with {named_key}={recorded.get(key)} and cannot "
+                    f"study {self._config.run_name!r} was started with {named_key}={old_study.get(key)} and cannot "
                     f"resume with {value}; restore the value, or set another run_name"
                 )
 
@@ -151,16 +151,16 @@ class Study:
             ConfigurationError: A trial would resume a run that the study did not start, and report its objective, or
                 the study or a run is a copy.
         """
-        here, former = str(self.directory), "" if before is None else self._former_directory(before)
-        moved: dict[Path, RunRecord] = {}
+        directory, old_dir = str(self.directory), "" if before is None else self._former_directory(before)
+        moved_runs: dict[Path, RunRecord] = {}
         for index in range(self._size):
             run_dir, job_dir = self._run_dir(index), self.directory / str(index)
             run, has_ended = RunRecord.read(run_dir / RUN_RECORD), ended_record(job_dir) is not None
             is_begun = before is not None or (job_dir / STATUS).exists()
-            if run is None or (is_begun and run.group == here):
+            if run is None or (is_begun and run.group == directory):
                 continue
-            if is_begun and run.group == former:
-                moved[run_dir / RUN_RECORD] = run
+            if is_begun and run.group == old_dir:
+                moved_runs[run_dir / RUN_RECORD] = run
                 if not has_ended:
                     require_owner(run, run_dir, accept_move=True)
             elif not has_ended:
@@ -168,19 +168,19 @@ class Study:
                     f"run_name={self._config.run_name}: trial {index} would resume {run_dir}, which this study did "
                     f"not start; delete it (trieye rm {shlex.quote(str(run_dir))}), or set another run_name"
                 )
-        for path, run in moved.items():
-            run.group = here
+        for path, run in moved_runs.items():
+            run.group = directory
             run.save(path)
 
     def _former_directory(self, before: SweepRecord) -> str:
         """Return the directory of the study at its last start, where a copied study has its original."""
-        former = Path(before.directory or self.directory)
-        if (former / SWEEP).exists() and not former.samefile(self.directory):
+        old_dir = Path(before.directory or self.directory)
+        if (old_dir / SWEEP).exists() and not old_dir.samefile(self.directory):
             raise ConfigurationError(
-                f"{self.directory} is a copy of the study in {former}: both would write to the same runs; resume the "
+                f"{self.directory} is a copy of the study in {old_dir}: both would write to the same runs; resume the "
                 "original, or set another run_name"
             )
-        return str(former)
+        return str(old_dir)
 
     def _run_dir(self, index: int) -> Path:
         return named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
@@ -249,15 +249,15 @@ class Study:
             ConfigurationError: A trial needs more resources than a local Ray has.
         """
         needed, offered = self._trainable.default_resource_request({}).required_resources, ray.cluster_resources()
-        missing = [
-            f"{name} {need:g} of {offered.get(name, 0.0):g}"
-            for name, need in needed.items()
-            if need > offered.get(name, 0.0)
+        shortages = [
+            f"{name} {amount:g} of {offered.get(name, 0.0):g}"
+            for name, amount in needed.items()
+            if amount > offered.get(name, 0.0)
         ]
-        if not missing:
+        if not shortages:
             return
         text = (
-            f"a trial with its explorers needs more than Ray has ({', '.join(missing)}); lower tune.num_cpus, "
+            f"a trial with its explorers needs more than Ray has ({', '.join(shortages)}); lower tune.num_cpus, "
             "tune.num_gpus, explorer.num or the resources of an explorer (explorer.num_cpus, num_gpus, resources)"
         )
         if not is_cluster:
@@ -266,11 +266,11 @@ class Study:
 
     def _tuner(self) -> tune.Tuner:
         CurrentStudy.num_trials, CurrentStudy.directory = self._config.tune.num_trials, self.directory
-        stored = str(self.directory / _STORED)
+        stored_path = str(self.directory / _STORED)
         config, loop = self._config.tune, self._config.loop
         param_space = {} if config.search == "optuna" else self._space.domains()
-        if tune.Tuner.can_restore(stored):
-            return tune.Tuner.restore(stored, self._trainable, resume_errored=True, param_space=param_space)
+        if tune.Tuner.can_restore(stored_path):
+            return tune.Tuner.restore(stored_path, self._trainable, resume_errored=True, param_space=param_space)
         return tune.Tuner(
             self._trainable,
             param_space=param_space,
@@ -337,19 +337,19 @@ class Study:
                 if run is None or run.group != str(self.directory):  # another study has taken the name of the run
                     continue
                 self._await_close(run_dir)
-                missing = close(run_dir).missing
+                missing_by_sink = close(run_dir).missing
             except TrieyeError as error:
                 say(f"trial {index} is not closed: {error}")
                 continue
-            if missing:
-                lacks = "; ".join(f"{sink}: {what}" for sink, what in missing.items())
+            if missing_by_sink:
+                lacks = "; ".join(f"{sink}: {missing_text}" for sink, missing_text in missing_by_sink.items())
                 say(f"trial {index}: {lacks}; later: trieye close {run_dir}")
 
     @staticmethod
     def _await_close(run_dir: Path) -> None:
         """Wait until the process of a trial has closed its run: Tune ends before its trials."""
-        until = time.monotonic() + _CLOSING_S
-        while time.monotonic() < until:
+        deadline = time.monotonic() + _CLOSING_S
+        while time.monotonic() < deadline:
             try:
                 RunLock.check(run_dir / "run.lock")
             except RunLockedError:
@@ -361,14 +361,14 @@ class Study:
         config = named(self._config, run_name_of(self._config, index))
         paths = RunFiles(config.trieye.persistence)
         store = CheckpointStore(paths.checkpoint_dir, read_only=True)
-        newest, ranked = store.entries()[-1], store.ranked(config.loop.mode)
-        env_steps = int(peek(newest.path, "objects", "loop", "env_steps"))
-        best = (ranked or [newest])[0].path
-        return Result(objective, newest.step, env_steps, reason, paths.run_base_dir, best)
+        newest_entry, ranked_entries = store.entries()[-1], store.ranked(config.loop.mode)
+        env_steps = int(peek(newest_entry.path, "objects", "loop", "env_steps"))
+        best_path = (ranked_entries or [newest_entry])[0].path
+        return Result(objective, newest_entry.step, env_steps, reason, paths.run_base_dir, best_path)
 
     def _write_best(self, index: int, objective: float) -> None:
-        made = best_config(self._config, self.directory, index)
-        path = write_best(made, self._launch, self.directory, index=index, objective=objective)
+        config_and_values = best_config(self._config, self.directory, index)
+        path = write_best(config_and_values, self._launch, self.directory, index=index, objective=objective)
         say(f"the config of the best trial is in {path}; rerun it with experiment={path.stem}")
 
 

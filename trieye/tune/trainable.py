@@ -74,8 +74,8 @@ def index_of(trial_id: str, values: Mapping[str, Any]) -> int | None:
     """Return the index of a trial in its study; None outside of a study."""
     if INDEX in values:
         return int(values[INDEX])
-    _, _, number = trial_id.rpartition("_")
-    return int(number) if number.isdecimal() else None
+    _, _, suffix = trial_id.rpartition("_")
+    return int(suffix) if suffix.isdecimal() else None
 
 
 def run_name_of(base: TrieyeConfig, index: int | str) -> str:
@@ -100,10 +100,10 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         """Receive the values of a trial; the run and experiment are created later, since a restore may follow."""
         self._own_name = uuid.uuid4().hex[:8]
         self._printing = ExitStack()
-        made, values = self._config_of(config)
+        trial_config, values = self._config_of(config)
         self._enter_working_dir()
         group = None if self.study_place is None else str(self.study_place.directory)
-        self._trial = Trial(self.experiment, made, values, group)
+        self._trial = Trial(self.experiment, trial_config, values, group)
         self._had_ended = self._repeats_end(config)
 
     def step(self) -> dict[str, Any]:
@@ -116,11 +116,11 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
 
     def restore(self, checkpoint_path: Any) -> None:
         """Restore a state that `save` returned; after an error, the counters are unchanged."""
-        before = dict(vars(self))
+        attributes = dict(vars(self))
         try:
             super().restore(checkpoint_path)
         except BaseException:
-            self.__dict__.update(before)
+            self.__dict__.update(attributes)
             raise
 
     def load_checkpoint(self, checkpoint: Any) -> None:
@@ -132,8 +132,8 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Continue as another trial in the same process."""
         self._own_name = uuid.uuid4().hex[:8]
-        made, values = self._config_of(new_config)
-        self._trial.reset(made, values)
+        trial_config, values = self._config_of(new_config)
+        self._trial.reset(trial_config, values)
         self._had_ended = self._repeats_end(new_config)
         self._last_result = None
         self._enter_working_dir()
@@ -158,8 +158,8 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         bundles = [{"CPU": tune.num_cpus, "GPU": tune.num_gpus}]
         if explorer is None or not explorer.num:
             return PlacementGroupFactory(_nonzero(bundles))
-        need = {"CPU": explorer.num_cpus, "GPU": explorer.num_gpus, **explorer.resources}
-        bundles += [need] * explorer.num if any(need.values()) else []
+        explorer_resources = {"CPU": explorer.num_cpus, "GPU": explorer.num_gpus, **explorer.resources}
+        bundles += [explorer_resources] * explorer.num if any(explorer_resources.values()) else []
         strategies = {"spread": "SPREAD", "pack": "PACK", "learner": "STRICT_PACK"}
         return PlacementGroupFactory(_nonzero(bundles), strategy=strategies[explorer.placement])
 
@@ -167,19 +167,19 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         values = {key: _plain(value) for key, value in flat(config).items() if key != INDEX}
         base = self.base_config
         index = None if self.study_place is None else index_of(self.trial_id, config)
-        own = self._own_name if self.trial_id == _OUTSIDE else self.trial_id
-        name = run_name_of(base, own if index is None else index)
+        own_name = self._own_name if self.trial_id == _OUTSIDE else self.trial_id
+        name = run_name_of(base, own_name if index is None else index)
         explorer = getattr(base, "explorer", None)
         has_explorers = explorer is not None and explorer.num > 0
-        kind = base.runtime.kind if has_explorers else "local"
+        runtime_kind = base.runtime.kind if has_explorers else "local"
         runtime = base.runtime.model_copy(
-            update={"kind": kind, "address": base.runtime.address if has_explorers else None}
+            update={"kind": runtime_kind, "address": base.runtime.address if has_explorers else None}
         )
         title = " ".join(shown(overrides_of(values), values))
         tags = {**({"mlflow.runName": title} if title and self.study_place is not None else {}), **base.tags}
-        made = with_values(base, values)
-        loop = made.loop if self.study_place is None else _until(made.loop, base.tune.target)
-        return named(made, name, runtime=runtime, tune=TuneConfig(), tags=tags, loop=loop), values
+        trial_config = with_values(base, values)
+        loop = trial_config.loop if self.study_place is None else _until(trial_config.loop, base.tune.target)
+        return named(trial_config, name, runtime=runtime, tune=TuneConfig(), tags=tags, loop=loop), values
 
     def _repeats_end(self, config: Mapping[str, Any]) -> bool:
         """Return whether the trial had ended before its study was killed; it then repeats its last result."""
@@ -216,7 +216,7 @@ def _until(loop: LoopConfig, target: float | None) -> LoopConfig:
 
 
 def _nonzero(bundles: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{name: need for name, need in each.items() if need} for each in bundles]
+    return [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
 
 
 def _plain(value: Any) -> Any:

@@ -56,8 +56,8 @@ class Trial:
         group: str | None = None,
     ) -> None:
         self._kind, self._config, self._values, self._group = kind, config, dict(values or {}), group
-        self._open: _OpenTrial | None = None
-        self._spare: Experiment[Any] | None = None
+        self._open_trial: _OpenTrial | None = None
+        self._spare_experiment: Experiment[Any] | None = None
         self._result: dict[str, Any] = {}
         self._step: int | None = None
         self._damage: str | None = None
@@ -82,17 +82,17 @@ class Trial:
         """
         if self._result.get("done"):
             return self._result
-        opened = self._ensure_open()
+        open_trial = self._ensure_open()
         try:
-            metrics = self._advanced(opened)
-            if opened.loop.reason is None:  # Tune does not save a trial before it restores another state into it
-                opened.loop.save()
-                opened.run.wait_for_saves()
+            metrics = self._advanced(open_trial)
+            if open_trial.loop.reason is None:  # Tune does not save a trial before it restores another state into it
+                open_trial.loop.save()
+                open_trial.run.wait_for_saves()
         except BaseException as error:
             self._fail(error)
             raise
-        self._result = self._result_of(opened, metrics)
-        self._step = opened.run.step
+        self._result = self._result_of(open_trial, metrics)
+        self._step = open_trial.run.step
         if self._result["done"]:  # a reported end must survive a crash of this process
             self.close()
         return self._result
@@ -105,10 +105,10 @@ class Trial:
         self._result, self._step = dict(result), result["step"]
         return True
 
-    def _advanced(self, opened: _OpenTrial) -> Mapping[str, float]:
-        loop, before = opened.loop, opened.loop.progress.evaluations
+    def _advanced(self, open_trial: _OpenTrial) -> Mapping[str, float]:
+        loop, num_before = open_trial.loop, open_trial.loop.progress.evaluations
         metrics: Mapping[str, float] = {}
-        while loop.reason is None and loop.progress.evaluations == before:
+        while loop.reason is None and loop.progress.evaluations == num_before:
             metrics = loop.advance() or metrics
         if loop.reason is not None:
             loop.end()
@@ -118,25 +118,25 @@ class Trial:
         numbers = {key: value for key, value in self._values.items() if isinstance(value, int | float)}
         return {f"{HYPERPARAMETERS}{key}": float(value) for key, value in numbers.items()}
 
-    def _result_of(self, opened: _OpenTrial, metrics: Mapping[str, float]) -> dict[str, Any]:
-        at, limits = opened.loop.progress, self._config.loop
+    def _result_of(self, open_trial: _OpenTrial, metrics: Mapping[str, float]) -> dict[str, Any]:
+        progress, loop_config = open_trial.loop.progress, self._config.loop
         result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
-        best = at.best
-        if (objective := result.get(limits.objective, best)) is not None:
-            worst = -math.inf if limits.mode == "max" else math.inf  # in every comparison of a scheduler
-            result[limits.objective] = objective if math.isfinite(objective) else worst
+        best_objective = progress.best
+        if (objective := result.get(loop_config.objective, best_objective)) is not None:
+            worst = -math.inf if loop_config.mode == "max" else math.inf  # in every comparison of a scheduler
+            result[loop_config.objective] = objective if math.isfinite(objective) else worst
         damage, self._damage = self._damage, None
         return result | {
             **({} if damage is None else {DAMAGE: damage}),
-            "training_iteration": at.evaluations,
-            "step": opened.run.step,
-            "env_steps": at.env_steps,
-            "updates": at.updates,
-            "time_train_s": at.time_s,
-            "best_objective": best,
-            "done": opened.loop.reason is not None,
-            "stop_reason": opened.loop.reason,
-            "attempt": opened.run.attempt,
+            "training_iteration": progress.evaluations,
+            "step": open_trial.run.step,
+            "env_steps": progress.env_steps,
+            "updates": progress.updates,
+            "time_train_s": progress.time_s,
+            "best_objective": best_objective,
+            "done": open_trial.loop.reason is not None,
+            "stop_reason": open_trial.loop.reason,
+            "attempt": open_trial.run.attempt,
         }
 
     def save(self, directory: Path) -> None:
@@ -146,10 +146,10 @@ class Trial:
             CheckpointError: The state could not be saved.
         """
         if not self._result.get("done"):
-            opened = self._ensure_open()
-            opened.loop.save()
-            opened.run.wait_for_saves()
-            self._step = opened.run.step
+            open_trial = self._ensure_open()
+            open_trial.loop.save()
+            open_trial.run.wait_for_saves()
+            self._step = open_trial.run.step
         paths = RunFiles(self._config.trieye.persistence)
         source = CheckpointStore(paths.checkpoint_dir, read_only=True).path(self._step or 0)
         shutil.copytree(source, directory / source.name, copy_function=_as_copied)
@@ -168,24 +168,24 @@ class Trial:
             raise CheckpointError(f"{directory} contains no checkpoint of a trial, {CHECKPOINT_PREFIX}<step>")
         self._leave()
         try:
-            opened = self._ensure_open(checkpoints[0])
+            open_trial = self._ensure_open(checkpoints[0])
         except CheckpointError:
             self._damage = self._damage_of(checkpoints[0])
             if self._damage is None:
                 raise
             say(f"run {self._config.run_name!r} resumes from the newest checkpoint of the run: {self._damage}")
-            opened = self._ensure_open()
-        at = opened.loop.progress
-        self._result = {"training_iteration": at.evaluations, "time_train_s": at.time_s}
-        self._step = opened.run.step
+            open_trial = self._ensure_open()
+        progress = open_trial.loop.progress
+        self._result = {"training_iteration": progress.evaluations, "time_train_s": progress.time_s}
+        self._step = open_trial.run.step
 
     def _damage_of(self, checkpoint: Path) -> str | None:
         """Describe the damage of a checkpoint; None if it is intact, or if the run has no checkpoint to replace it."""
         try:
             check(checkpoint)
         except CheckpointError as error:
-            own = CheckpointStore(RunFiles(self._config.trieye.persistence).checkpoint_dir, read_only=True)
-            return str(error) if own.entries() else None
+            own_store = CheckpointStore(RunFiles(self._config.trieye.persistence).checkpoint_dir, read_only=True)
+            return str(error) if own_store.entries() else None
         return None
 
     def reset(self, config: TrieyeConfig, values: Mapping[str, Any]) -> None:
@@ -210,8 +210,8 @@ class Trial:
         self._drop_spare()
 
     def _ensure_open(self, checkpoint: Path | None = None) -> _OpenTrial:
-        if self._open is not None:
-            return self._open
+        if self._open_trial is not None:
+            return self._open_trial
         run = Run(self._config, group=self._group)
         run.open()
         experiment: Experiment[Any] | None = None
@@ -221,47 +221,47 @@ class Trial:
             if experiment is None:
                 self._drop_spare()
                 experiment = self._kind(self._config, run)
-            self._open = _OpenTrial(run, experiment, Loop(experiment, run, constants=self._hyperparameters()))
-            self._open.loop.begin(checkpoint)
+            self._open_trial = _OpenTrial(run, experiment, Loop(experiment, run, constants=self._hyperparameters()))
+            self._open_trial.loop.begin(checkpoint)
         except BaseException as error:
-            if self._open is None:
+            if self._open_trial is None:
                 with noted(error, "closing the run"):
                     run.__exit__(type(error), error, error.__traceback__)
             self._fail(error)
             raise
-        return self._open
+        return self._open_trial
 
     def _entered(self, run: Run) -> Experiment[Any] | None:
-        experiment, self._spare = self._spare, None
+        experiment, self._spare_experiment = self._spare_experiment, None
         if experiment is not None:
             experiment.enter(run)
         return experiment
 
     def _fail(self, error: BaseException) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
+        open_trial, self._open_trial = self._open_trial, None
+        if open_trial is not None:
             with noted(error, "cleanup() of the experiment"):
-                opened.experiment.cleanup()
+                open_trial.experiment.cleanup()
             with noted(error, "closing the run"):
-                opened.run.__exit__(type(error), error, error.__traceback__)
+                open_trial.run.__exit__(type(error), error, error.__traceback__)
 
     def _leave(self, config: TrieyeConfig | None = None) -> None:
         """Close the run; retain the experiment for a trial with another config, if its `reset_config` accepts it."""
-        opened, self._open = self._open, None
-        if opened is None:
+        open_trial, self._open_trial = self._open_trial, None
+        if open_trial is None:
             return
         try:
-            if config is not None and opened.experiment.reset_config(config):
-                self._spare = opened.experiment
+            if config is not None and open_trial.experiment.reset_config(config):
+                self._spare_experiment = open_trial.experiment
             else:
-                opened.experiment.cleanup()
+                open_trial.experiment.cleanup()
         except BaseException as error:
-            opened.run.__exit__(type(error), error, error.__traceback__)
+            open_trial.run.__exit__(type(error), error, error.__traceback__)
             raise
-        opened.run.close("FINISHED" if opened.loop.reason is not None else "KILLED")
+        open_trial.run.close("FINISHED" if open_trial.loop.reason is not None else "KILLED")
 
     def _drop_spare(self) -> None:
-        spare, self._spare = self._spare, None
+        spare, self._spare_experiment = self._spare_experiment, None
         if spare is not None:
             spare.cleanup()
 

@@ -41,26 +41,26 @@ def named(config: Config, run_name: str, **changes: Any) -> Config:
 
 
 def _with(model: Model, path: Sequence[str], value: Any, key: str) -> Model:
-    name, *rest = path
-    allowed = type(model).model_fields
-    if name not in allowed:
+    name, *subpath = path
+    known_fields = type(model).model_fields
+    if name not in known_fields:
         parent = ".".join(key.split(".")[: -len(path)]) or "the config"
         raise ConfigurationError(
-            f"tune.space.{key}: there is no key {name!r} in {parent}{did_you_mean(name, allowed)} "
-            f"(choose from: {', '.join(sorted(allowed))})"
+            f"tune.space.{key}: there is no key {name!r} in {parent}{did_you_mean(name, known_fields)} "
+            f"(choose from: {', '.join(sorted(known_fields))})"
         )
-    current = getattr(model, name)
-    if rest and isinstance(current, BaseModel):
-        value = _with(current, rest, value, key)
-    elif rest:
-        raise ConfigurationError(f"tune.space.{key}: {key.removesuffix('.' + '.'.join(rest))} has no subkeys")
-    elif isinstance(current, BaseModel) and isinstance(value, Mapping):
+    old_value = getattr(model, name)
+    if subpath and isinstance(old_value, BaseModel):
+        value = _with(old_value, subpath, value, key)
+    elif subpath:
+        raise ConfigurationError(f"tune.space.{key}: {key.removesuffix('.' + '.'.join(subpath))} has no subkeys")
+    elif isinstance(old_value, BaseModel) and isinstance(value, Mapping):
         raise ConfigurationError(f"tune.space.{key} is a group; set a key of it, as tune.space.{key}.<key>")
     # Generated defaults, such as a name with the current time, must not be generated again.
-    unchanged = {*model.model_fields_set, *({"run_name", "app_name"} & allowed.keys())}
-    fields = {other: getattr(model, other) for other in unchanged} | {name: value}
+    set_names = {*model.model_fields_set, *({"run_name", "app_name"} & known_fields.keys())}
+    fields = {other: getattr(model, other) for other in set_names} | {name: value}
     try:
         return type(model).model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigurationError(f"{key}={value}: {first['msg'].removeprefix('Value error, ')}") from error
+        first_error = error.errors(include_url=False)[0]
+        raise ConfigurationError(f"{key}={value}: {first_error['msg'].removeprefix('Value error, ')}") from error

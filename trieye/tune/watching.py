@@ -84,8 +84,8 @@ class StudyMonitor:
         record.attempt = max(record.attempt, int(result.get("attempt") or 1))
         value = result.get(self._config.loop.objective)
         if value is not None and math.isfinite(value):
-            best = record.objective
-            record.objective = value if best is None else (max if mode == "max" else min)(value, best)
+            old_best = record.objective
+            record.objective = value if old_best is None else (max if mode == "max" else min)(value, old_best)
             with (self._directory / str(record.index) / REPORTED).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([result[TRAINING_ITERATION], value])}\n")
         record.heartbeat = time.time()
@@ -101,7 +101,7 @@ class StudyMonitor:
         """Return all results of a trial, including earlier processes: the last objective of each iteration."""
         objectives = reported_objectives(self._directory / str(index_of(trial.trial_id, trial.config)))
         objective = self._config.loop.objective
-        return [{TRAINING_ITERATION: at, objective: value} for at, value in objectives.items()]
+        return [{TRAINING_ITERATION: iteration, objective: value} for iteration, value in objectives.items()]
 
     def _check_target(self, record: JobRecord) -> None:
         target, value = self._config.tune.target, record.objective
@@ -192,9 +192,9 @@ class StudyMonitor:
 
     def _begun(self, index: int, overrides: list[str]) -> JobRecord:
         record = JobRecord(index=index, overrides=overrides, **self._process)
-        if (before := self._before(index)) is not None:
-            record.attempt, record.deaths = before.attempt, before.deaths
-            record.step, record.objective = before.step, before.objective
+        if (earlier_record := self._before(index)) is not None:
+            record.attempt, record.deaths = earlier_record.attempt, earlier_record.deaths
+            record.step, record.objective = earlier_record.step, earlier_record.objective
         return record
 
     def _before(self, index: int) -> JobRecord | None:
