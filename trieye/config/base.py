@@ -156,8 +156,8 @@ class StrictModel(BaseModel):
             raise PydanticCustomError("kind_as_text", "expected keys, as in {kind}", {"kind": {"kind": data}})
         if not isinstance(data, dict):
             return data
-        if unknown := [_unknown_key(str(key), fields, value) for key, value in data.items() if key not in fields]:
-            raise ValidationError.from_exception_data(cls.__name__, unknown)
+        if unknown_keys := [_unknown_key(str(key), fields, value) for key, value in data.items() if key not in fields]:
+            raise ValidationError.from_exception_data(cls.__name__, unknown_keys)
         # here, because pydantic forbids a before-validator of a discriminator field
         return {
             key: str(value).lower() if isinstance(value, bool) and _is_number(fields[key]) else value
@@ -178,8 +178,8 @@ class StrictModel(BaseModel):
 def _unknown_key(key: str, fields: Collection[str], value: Any) -> InitErrorDetails:
     context = {"key": key, "hint": did_you_mean(key, fields), "keys": ", ".join(sorted(fields))}
     error = PydanticCustomError("unknown_key", "unknown key '{key}'{hint} (keys: {keys})", context)
-    if new := renamed_field(key, fields):
-        context = {"key": key, "new": new, "value": value}
+    if new_name := renamed_field(key, fields):
+        context = {"key": key, "new": new_name, "value": value}
         error = PydanticCustomError("unknown_key", "'{key}' was renamed to '{new}' (value {value})", context)
     return InitErrorDetails(type=error, loc=(key,), input=value)
 
@@ -205,5 +205,5 @@ class Variants(StrictModel):
         kinds = cls.kinds()
         if not kinds:
             return handler(source)
-        chosen: Any = Union[kinds]  # noqa: UP007 - of a tuple
-        return handler.generate_schema(Annotated[chosen, Field(discriminator="kind")] if len(kinds) > 1 else chosen)
+        union: Any = Union[kinds]  # noqa: UP007 - of a tuple
+        return handler.generate_schema(Annotated[union, Field(discriminator="kind")] if len(kinds) > 1 else union)

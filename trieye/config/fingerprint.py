@@ -29,11 +29,11 @@ def config_hash(config_type: type[TrieyeConfig], recorded_config: Mapping[str, A
         config_type: The type of the config.
         recorded_config: The config as stored in files, without secrets.
     """
-    own = {name for name in config_type.model_fields if name not in TrieyeConfig.model_fields}
-    chosen = own & set(_TRAINED_GROUPS) or own
-    if not chosen:
+    own_groups = {name for name in config_type.model_fields if name not in TrieyeConfig.model_fields}
+    hashed_groups = own_groups & set(_TRAINED_GROUPS) or own_groups
+    if not hashed_groups:
         return None
-    text = json.dumps({name: recorded_config[name] for name in chosen}, sort_keys=True)
+    text = json.dumps({name: recorded_config[name] for name in hashed_groups}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -43,10 +43,10 @@ PROGRAM = "hydra"
 
 def with_program(config: TrieyeConfig) -> dict[str, Any]:
     """Return the values of a config, and those of the Hydra config of a program that creates its config in code."""
-    own, program = config.model_dump(mode="json"), program_config(TrieyeConfig.model_fields)
-    added = {key: value for key, value in program.items() if key not in own}
-    clashing = {key: value for key, value in program.items() if key in own and own[key] != value}
-    return {**own, **added, **({PROGRAM: clashing} if clashing else {})}
+    own_values, program = config.model_dump(mode="json"), program_config(TrieyeConfig.model_fields)
+    added_values = {key: value for key, value in program.items() if key not in own_values}
+    other_values = {key: value for key, value in program.items() if key in own_values and own_values[key] != value}
+    return {**own_values, **added_values, **({PROGRAM: other_values} if other_values else {})}
 
 
 MAX_DEPTH = 100
@@ -77,16 +77,16 @@ def split_parameters(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     Unused defaults are parameters of `replay` and `loop` that equal their defaults. Every config has these sections,
     but a custom loop may ignore them, and they would obscure its few parameters.
     """
-    named = dict(_parameters(config))
+    params = dict(_parameters(config))
     if config.keys() >= _TRAINING_SECTIONS:
-        return named, {}
+        return params, {}
     defaults = _section_defaults()
-    unused = {
+    unused_defaults = {
         name: value
-        for name, value in named.items()
+        for name, value in params.items()
         if name in defaults and value == defaults[name] and name not in _ALWAYS_SHOWN
     }
-    return {name: value for name, value in named.items() if name not in unused}, unused
+    return {name: value for name, value in params.items() if name not in unused_defaults}, unused_defaults
 
 
 @cache
@@ -100,44 +100,44 @@ def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in leaves(sections) if name not in _NO_PARAMETERS)
 
 
-def changed_kind(earlier: Path, config: TrieyeConfig) -> tuple[str | None, str | None]:
+def changed_kind(old_configs_path: Path, config: TrieyeConfig) -> tuple[str | None, str | None]:
     """Return the algorithms of the last attempt and of this one; both None if one of them is unknown.
 
     Args:
-        earlier: The configs.json of the last attempt.
+        old_configs_path: The configs.json of the last attempt.
         config: The config of this attempt.
     """
-    current = getattr(getattr(config, "agent", None), "kind", None)
+    current_kind = getattr(getattr(config, "agent", None), "kind", None)
     try:
-        agent = json_of(earlier).get("agent")
+        agent = json_of(old_configs_path).get("agent")
     except (OSError, ValueError):
         agent = None
-    kind = agent.get("kind") if isinstance(agent, Mapping) else None
-    return (None, None) if kind is None or current is None else (kind, current)
+    old_kind = agent.get("kind") if isinstance(agent, Mapping) else None
+    return (None, None) if old_kind is None or current_kind is None else (old_kind, current_kind)
 
 
-def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
+def changed_values(old_configs_path: Path, config: TrieyeConfig) -> list[str]:
     """Return `key: before -> now` for changed values, without sections that affect only length and place of the run.
 
     Args:
-        earlier: The configs.json of the last attempt; if it cannot be read, the result is empty.
+        old_configs_path: The configs.json of the last attempt; if it cannot be read, the result is empty.
         config: The config of this attempt.
     """
     try:
-        stored = json_of(earlier)
+        stored_config = json_of(old_configs_path)
     except (OSError, ValueError):
         return []
-    return differences(stored, config)
+    return differences(stored_config, config)
 
 
-def differences(stored: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
+def differences(stored_config: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
     """Return `key: stored -> current` for each value of a stored config that differs; see `changed_values`.
 
     Added and removed keys are included, except for added keys with their default value.
     """
-    now = redacted({key: value for key, value in with_program(config).items() if key not in _UNTRAINED})
-    before = {key: value for key, value in redacted(stored).items() if key not in {*_UNTRAINED, HIDDEN}}
-    return list(_differences(before, now, config))
+    new_values = redacted({key: value for key, value in with_program(config).items() if key not in _UNTRAINED})
+    old_values = {key: value for key, value in redacted(stored_config).items() if key not in {*_UNTRAINED, HIDDEN}}
+    return list(_differences(old_values, new_values, config))
 
 
 _NOT_SET = "not set"

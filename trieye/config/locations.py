@@ -76,18 +76,18 @@ def check_mirror_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _check_scheme(scheme: str | None, ours: Sequence[str], plugins: str, *, of: str, example: str) -> None:
+def _check_scheme(scheme: str | None, our_schemes: Sequence[str], plugins: str, *, of: str, example: str) -> None:
     """Raise `ValueError` unless a scheme is one of ours, or the name of an installed plugin."""
-    if scheme in ours:
+    if scheme in our_schemes:
         return
     from importlib.metadata import entry_points  # imports 15 modules, and reads the metadata of all packages
 
-    schemes = [*ours, *(plugin.name for plugin in entry_points(group=plugins))]
-    allowed = f"(schemes: {', '.join(dict.fromkeys(schemes))})"
+    schemes = [*our_schemes, *(plugin.name for plugin in entry_points(group=plugins))]
+    schemes_text = f"(schemes: {', '.join(dict.fromkeys(schemes))})"
     if scheme is None:
-        raise ValueError(f"{of} needs a scheme, as in {example} {allowed}")
+        raise ValueError(f"{of} needs a scheme, as in {example} {schemes_text}")
     if scheme not in schemes:
-        raise ValueError(f"unknown scheme {scheme!r} of {of}{did_you_mean(scheme, schemes)} {allowed}")
+        raise ValueError(f"unknown scheme {scheme!r} of {of}{did_you_mean(scheme, schemes)} {schemes_text}")
 
 
 def require_packages(url: str) -> None:

@@ -88,11 +88,11 @@ class MetricConfig(ModelOf015):
 
 
 def _metric(
-    name: str, source: DataSource, aggregation: AggregationMethod, *, seconds: float = 0.0, **more: Any
+    name: str, source: DataSource, aggregation: AggregationMethod, *, seconds: float = 0.0, **more_fields: Any
 ) -> MetricConfig:
     frequency = {"log_frequency_steps": 0 if seconds else 10, "log_frequency_seconds": seconds}
     return MetricConfig(
-        name=name, source=source, aggregation=aggregation, **{"raw_event_name": name, **frequency, **more}
+        name=name, source=source, aggregation=aggregation, **{"raw_event_name": name, **frequency, **more_fields}
     )
 
 

@@ -33,14 +33,14 @@ def check_name(kind: str, name: str) -> str:
     Raises:
         ConfigurationError: The name is empty, too long, hidden, or contains a separator or a control character.
     """
-    shown = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
+    text = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
     if not name:
         raise ConfigurationError(f"{kind} is empty; give it a name such as 'first_try'")
     if (size := len(name.encode("utf-8", "surrogatepass"))) > MAX_NAME_BYTES:
-        raise ConfigurationError(f"{kind} {shown} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
+        raise ConfigurationError(f"{kind} {text} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
     if not _ALLOWED.fullmatch(name) or name.endswith((" ", ".")) or ".." in name:
         raise ConfigurationError(
-            f"{kind} {shown} is not a safe directory name; use letters, digits and _.,=+@()[]-, with single dots and "
+            f"{kind} {text} is not a safe directory name; use letters, digits and _.,=+@()[]-, with single dots and "
             "spaces inside, starting with a letter, a digit or '_'"
         )
     return name

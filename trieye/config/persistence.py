@@ -193,12 +193,12 @@ class PersistenceConfig(ModelOf015):
         if not isinstance(data, dict) or data.get("MLFLOW_TRACKING_URI") is None:
             return data
         uri = str(data["MLFLOW_TRACKING_URI"])
-        rest = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
-        configured = rest.get("mlflow_tracking_uri")
-        is_dump = "mlflow_tracking_uri" in rest and configured is None
+        fields = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
+        configured_uri = fields.get("mlflow_tracking_uri")
+        is_dump = "mlflow_tracking_uri" in fields and configured_uri is None
         if is_dump and (uri == os.environ.get("MLFLOW_TRACKING_URI") or _OWN_STORE.fullmatch(uri)):
-            return rest
-        return {**rest, "mlflow_tracking_uri": configured or uri} if "mlflow_tracking_uri" in rest else data
+            return fields
+        return {**fields, "mlflow_tracking_uri": configured_uri or uri} if "mlflow_tracking_uri" in fields else data
 
     @computed_field(description="The MLflow store in use, as `mlflow ui --backend-store-uri` takes it.")  # type: ignore[prop-decorator]
     @property

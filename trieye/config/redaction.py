@@ -79,13 +79,13 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     secrets = _environment_secrets()
 
     def hidden(key: str, value: Any) -> Any:
-        shown = _hidden(key, value, secrets)
-        if shown != value:
+        redacted_value = _hidden(key, value, secrets)
+        if redacted_value != value:
             variables[key] = _variable(key, str(value), secrets)
-        return shown
+        return redacted_value
 
-    shown: dict[str, Any] = _mapped({key: item for key, item in values.items() if key != HIDDEN}, "", hidden)
-    return {**shown, HIDDEN: variables} if variables else shown
+    redacted_values: dict[str, Any] = _mapped({key: item for key, item in values.items() if key != HIDDEN}, "", hidden)
+    return {**redacted_values, HIDDEN: variables} if variables else redacted_values
 
 
 def with_references(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def with_references(values: Mapping[str, Any]) -> dict[str, Any]:
     secrets = _environment_secrets()
 
     def reference(key: str, value: Any) -> Any:
-        shown = _hidden(key, value, secrets)
-        if shown == value:
+        redacted_value = _hidden(key, value, secrets)
+        if redacted_value == value:
             return value
         text = f"${{oc.env:{_variable(key, str(value), secrets)}}}"
-        is_part = shown.count(HIDDEN) == 1 and variable_of(str(value)) is None
-        return shown.replace(HIDDEN, text) if is_part else text
+        is_part = redacted_value.count(HIDDEN) == 1 and variable_of(str(value)) is None
+        return redacted_value.replace(HIDDEN, text) if is_part else text
 
     complete: dict[str, Any] = _mapped(values, "", reference)
     return complete
@@ -199,8 +199,8 @@ def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
     # most texts contain none of these substrings: 2 instead of 30 microseconds for a printed line
     if "://" in text:
         text = _USER.sub(_covered, _PASSWORD.sub(_covered, text))
-    folded = text.casefold()
-    if any(part in folded for part in _IN_ASSIGNED):
+    folded_text = text.casefold()
+    if any(part in folded_text for part in _IN_ASSIGNED):
         text = _ASSIGNED.sub(_covered, text)
     return _without_variables(text, secrets)
 
@@ -216,5 +216,5 @@ def _parts(text: str, secrets: Mapping[str, str]) -> Iterator[str]:
 
 
 def _covered(match: re.Match[str]) -> str:
-    before, secret = match.groupdict().get("before", ""), match["secret"]
-    return match[0] if secret.strip("'\"").startswith("${") else f"{before}{HIDDEN}"
+    prefix, secret = match.groupdict().get("before", ""), match["secret"]
+    return match[0] if secret.strip("'\"").startswith("${") else f"{prefix}{HIDDEN}"

@@ -73,11 +73,11 @@ class TrieyeConfig(ModelOf015):
         bases = [base for base in cls.__mro__[1:] if isinstance(base, type) and issubclass(base, TrieyeConfig)]
         for base in bases:
             for name in cls.__annotations__.keys() & base.model_fields.keys():
-                then, now = base.model_fields[name], cls.model_fields[name].annotation
-                is_narrower = isinstance(now, type) and isinstance(then.annotation, type)
-                if now != then.annotation and not (is_narrower and issubclass(now, then.annotation)):  # type: ignore[arg-type]
+                field, annotation = base.model_fields[name], cls.model_fields[name].annotation
+                is_narrower = isinstance(annotation, type) and isinstance(field.annotation, type)
+                if annotation != field.annotation and not (is_narrower and issubclass(annotation, field.annotation)):  # type: ignore[arg-type]
                     raise ConfigurationError(
-                        f"{cls.__name__}.{name}: trieye already has a key of this name ({then.description}); choose "
+                        f"{cls.__name__}.{name}: trieye already has a key of this name ({field.description}); choose "
                         "another name"
                     )
 
@@ -152,9 +152,9 @@ class TrieyeConfig(ModelOf015):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Record when the config is sent to another process, which must answer within some seconds."""
-        sent = self.model_copy()
-        sent._sent_at = time.time()  # noqa: SLF001 - its own class
-        return super(TrieyeConfig, sent).__getstate__()
+        config_copy = self.model_copy()
+        config_copy._sent_at = time.time()  # noqa: SLF001 - its own class
+        return super(TrieyeConfig, config_copy).__getstate__()
 
     @property
     def sent_at(self) -> float | None:

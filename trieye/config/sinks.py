@@ -103,8 +103,8 @@ class SinksConfig(StrictModel):
     def completed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a config created in Python, with every sink enabled that needs no account."""
         sinks = {name: values.get(name, {}) for name in ("mlflow", "tensorboard", "console")}
-        on = {name: {"enabled": True, **sink} for name, sink in sinks.items() if isinstance(sink, Mapping)}
-        return {**values, **on}
+        enabled_sinks = {name: {"enabled": True, **sink} for name, sink in sinks.items() if isinstance(sink, Mapping)}
+        return {**values, **enabled_sinks}
 
 
 OUR_NAMES = tuple(

@@ -64,11 +64,9 @@ def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> lis
         try:
             items += parser.parse_overrides([word])
         except HydraException as error:
-            shown = redacted_text(word)  # the parser's message would contain the secret
-            reason = (
-                " ".join(str(error).partition("\nSee https:")[0].split()) if shown == word else "check its brackets"
-            )
-            raise ConfigurationError(f"{shown}: not a valid override: {reason}") from error
+            text = redacted_text(word)  # the parser's message would contain the secret
+            reason = " ".join(str(error).partition("\nSee https:")[0].split()) if text == word else "check its brackets"
+            raise ConfigurationError(f"{text}: not a valid override: {reason}") from error
     return items
 
 
@@ -147,15 +145,15 @@ def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None =
     dimensions = []
     for word in overrides:
         (item,) = _parsed([word], config_loader)
-        swept = item.value() if item.is_sweep_override() else None
-        if isinstance(swept, IntervalSweep):
-            dimensions.append(_interval(item, swept))
-        elif isinstance(swept, RangeSweep) and isinstance(swept.start, int) and swept.step == 1 and not swept.shuffle:
-            numbers, key = swept.range(), item.get_key_element()
+        sweep = item.value() if item.is_sweep_override() else None
+        if isinstance(sweep, IntervalSweep):
+            dimensions.append(_interval(item, sweep))
+        elif isinstance(sweep, RangeSweep) and isinstance(sweep.start, int) and sweep.step == 1 and not sweep.shuffle:
+            numbers, key = sweep.range(), item.get_key_element()
             if not numbers:
                 raise ConfigurationError(f"{word}: the range is empty")
             dimensions.append(
-                Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in swept.tags)
+                Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in sweep.tags)
             )
         else:
             ((key, values),) = axes_of([word], config_loader)

@@ -85,11 +85,11 @@ def print_help(
 class _Help:
     """Renders the help of one composed config."""
 
-    def __init__(self, loader: Loader, composed: DictConfig, chosen: list[str], config_type: type[BaseModel]) -> None:
+    def __init__(self, loader: Loader, composed: DictConfig, options: list[str], config_type: type[BaseModel]) -> None:
         self._loader = loader
         self._composed = composed
-        self._config_type = _with_plugins(config_type, chosen)
-        self._chosen = chosen
+        self._config_type = _with_plugins(config_type, options)
+        self._selected_options = options
         self._values: Any = OmegaConf.to_container(composed, resolve=False)  # interpolations are shown unresolved
         self._directories = loader.directories
         # groups in the defaults list come first, in its order
@@ -138,9 +138,9 @@ class _Help:
     def _known(self, path: list[str]) -> list[str] | None:
         """Return the path to explain, which ends at a wrapper if its key is unknown; None: there is no such field."""
         for depth, _ in enumerate(path, 1):
-            holder, rest = field_at(self._config_type, path[:depth]), path[depth + 1 :]
+            holder, subpath = field_at(self._config_type, path[:depth]), path[depth + 1 :]
             for item in optional_items(holder) if holder is not None else ():
-                return path if rest and rest[0] in item.model_fields else path[:depth]
+                return path if subpath and subpath[0] in item.model_fields else path[:depth]
         return path if field_at(self._config_type, path) is not None else None
 
     def _refuse(self, topic: str) -> NoReturn:
@@ -149,14 +149,14 @@ class _Help:
         known = next(depth for depth in range(len(path) - 1, -1, -1) if models_at(model, path[:depth]))
         part, groups = path[known], [] if known else self._groups
         names = sorted({*groups, *(key for holder in models_at(model, path[:known]) for key in holder.model_fields)})
-        below = f" in {'.'.join(path[:known])}" if known else ""
+        location = f" in {'.'.join(path[:known])}" if known else ""
         hint = f"{did_you_mean(part, names)} (known: {', '.join(names)})"
-        raise ConfigurationError(f"--help {topic}: unknown group or key {part!r}{below}{hint}")
+        raise ConfigurationError(f"--help {topic}: unknown group or key {part!r}{location}{hint}")
 
     def _group(self, group: str) -> Iterator[str]:
         yield f"  {group}: {self._about_group(group)}"
         options = {
-            ("* " if f"{group}/{name}" in self._chosen else "  ") + name: self._about_option(group, name)
+            ("* " if f"{group}/{name}" in self._selected_options else "  ") + name: self._about_option(group, name)
             for name in self._loader.options(group)
         }
         yield from _columns(options, indent="    ")
@@ -190,12 +190,12 @@ class _Help:
         yield from _columns(rows)
 
 
-def _with_plugins(config_type: type[BaseModel], chosen: list[str]) -> type[BaseModel]:
+def _with_plugins(config_type: type[BaseModel], selected_options: list[str]) -> type[BaseModel]:
     """Return a config type with the keys of trieye's launcher and sweeper, as far as they are selected."""
     fields: dict[str, Any] = {
         name: (model, Field(description=f"Keys of the {name} of `-m`."))
         for name, model in _PLUGINS.items()
-        if f"hydra/{name}/trieye" in chosen
+        if f"hydra/{name}/trieye" in selected_options
     }
     if not fields:
         return config_type
@@ -239,20 +239,20 @@ class _KeyHelp:
 
     def _variant(self, info: FieldInfo, path: list[str], value: Any, key: tuple[str, ...]) -> Iterator[str]:
         """Yield the lines about each model that a key may hold, below a heading with the option that selects it."""
-        models, dotted = models_in(info)[0], ".".join(key)
+        models, dotted_key = models_in(info)[0], ".".join(key)
         kind_of_model = {model: kind for kind, model in by_tag(models).items()}
         if not path and not (kind_of_model and isinstance(value, dict)):
             default = info.get_default(call_default_factory=True) if value == {} else None
-            shown = default.model_dump(mode="json") if isinstance(default, BaseModel) else value
-            yield from _described(info, dotted, _as_yaml(shown))
-        current = list(meant(models, value)) if isinstance(value, dict) else []
-        for model in sorted(models, key=lambda model: [model] != current):  # the current one first
-            is_current = [model] == current
+            shown_value = default.model_dump(mode="json") if isinstance(default, BaseModel) else value
+            yield from _described(info, dotted_key, _as_yaml(shown_value))
+        current_models = list(meant(models, value)) if isinstance(value, dict) else []
+        for model in sorted(models, key=lambda model: [model] != current_models):  # the current one first
+            is_current = [model] == current_models
             if not (kind_of_model or path) and model in self._explained:
                 continue
             self._explained.add(model)
             lines = list(self.lines(model, path, value if is_current else defaults_of(model, {}), key))
-            title = f"  {dotted} as {model.__name__}"
+            title = f"  {dotted_key} as {model.__name__}"
             if model in kind_of_model:
                 title = self._selector(key, str(tag_of(models)), kind_of_model[model]) + " (current)" * is_current
             if lines and (kind_of_model or not path):

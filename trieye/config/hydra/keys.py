@@ -68,10 +68,10 @@ def paths_below(models: Models) -> list[tuple[str, ...]]:
 
 def _paths_below(models: Models) -> Iterator[tuple[str, ...]]:
     for name, info in (item for model in models for item in model.model_fields.items()):
-        inner, many = models_in(info)
+        inner_models, many = models_in(info)
         if not many:
-            yield from ((name, key) for model in inner for key in model.model_fields)
-            yield from ((name, *path) for path in _paths_below(inner))
+            yield from ((name, key) for model in inner_models for key in model.model_fields)
+            yield from ((name, *path) for path in _paths_below(inner_models))
 
 
 def keys_named(name: str, model: type[BaseModel]) -> list[str]:

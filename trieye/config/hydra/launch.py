@@ -129,8 +129,8 @@ def runs_of_sweep(directory: Path, working_dir: Path) -> str:
     record, name = _read_json(directory / _SWEEP), name_of_sweep(directory, working_dir)
     if record or _STAMP.fullmatch(directory.name):
         return record.get("runs") or name
-    taken = {_read_json(path).get("runs") for path in directory.resolve().parent.glob(f"*/{_SWEEP}")}
-    return next(free for free in chain([name], (f"{name}-{number}" for number in count(2))) if free not in taken)
+    taken_names = {_read_json(path).get("runs") for path in directory.resolve().parent.glob(f"*/{_SWEEP}")}
+    return next(free for free in chain([name], (f"{name}-{number}" for number in count(2))) if free not in taken_names)
 
 
 _started_runs: list[str] = []
@@ -156,11 +156,11 @@ def launch_info() -> Launch | None:
     return _read(hydra)
 
 
-def program_config(own: Collection[str]) -> dict[str, Any]:
+def program_config(own_keys: Collection[str]) -> dict[str, Any]:
     """Return the composed config of a program that creates its `TrieyeConfig` in code, with interpolations as written.
 
     Args:
-        own: Keys of `TrieyeConfig`; if the config contains all of them, or outside of Hydra tasks, the result is empty.
+        own_keys: Keys of `TrieyeConfig`; if the config has all of them, or outside Hydra tasks, the result is empty.
     """
     hydra = _hydra()
     if hydra is None:
@@ -168,7 +168,7 @@ def program_config(own: Collection[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf  # with Hydra
 
     composed = OmegaConf.select(hydra, "..")  # HydraConfig holds the node in the composed config
-    if composed is None or all(key in composed for key in own):
+    if composed is None or all(key in composed for key in own_keys):
         return {}
     parts = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     values: dict[str, Any] = json.loads(json.dumps(OmegaConf.to_container(parts, enum_to_str=True), default=str))
@@ -182,13 +182,13 @@ def _hydra() -> Any:
 
 def publish_records(output_dir: Path, run_dir: Path, log_dir: Path) -> None:
     """Move Hydra's records from the log directory to `.hydra` of the run, once the run has accepted the attempt."""
-    staged = log_dir / RECORDS
-    if output_dir.resolve() != run_dir.resolve() or not staged.is_dir():
+    staged_records = log_dir / RECORDS
+    if output_dir.resolve() != run_dir.resolve() or not staged_records.is_dir():
         return
     (run_dir / RECORDS).mkdir(exist_ok=True)
-    for path in staged.iterdir():
+    for path in staged_records.iterdir():
         path.replace(run_dir / RECORDS / path.name)
-    staged.rmdir()
+    staged_records.rmdir()
 
 
 _last: tuple[Any, Launch] | None = None

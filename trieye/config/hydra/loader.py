@@ -97,13 +97,13 @@ class Loader:
     def record(self, overrides: Sequence[str], config: DictConfig) -> None:
         """Record overrides in the node `hydra` of a composed config, as Hydra does when it composes with them."""
         items = parsed(overrides, self.config_type)
-        own = [item for item in items if item.is_hydra_override()]
-        task = [item for item in items if not item.is_hydra_override()]
+        hydra_items = [item for item in items if item.is_hydra_override()]
+        task_items = [item for item in items if not item.is_hydra_override()]
         with flag_override(config, ["struct", "readonly"], [False, False]):
             node = config.hydra
-            node.overrides.hydra = [item.input_line for item in own]
-            node.overrides.task = [item.input_line for item in task]
-            set_override_dirname(node.job, task)
+            node.overrides.hydra = [item.input_line for item in hydra_items]
+            node.overrides.task = [item.input_line for item in task_items]
+            set_override_dirname(node.job, task_items)
             node.job.env_set.update({name: os.environ[name] for name in node.job.env_copy})
 
     def is_choice(self, override: Override) -> bool:
@@ -131,8 +131,8 @@ class Loader:
 
     def options_below(self, group: str) -> list[str]:
         """Return the options of a group and of its subgroups, such as `atari/pong`."""
-        below = [f"{inner}/{option}" for inner in self.groups(group) for option in self.options(inner)]
-        return [*self.options(group), *(option.removeprefix(f"{group}/") for option in below)]
+        inner_options = [f"{inner}/{option}" for inner in self.groups(group) for option in self.options(inner)]
+        return [*self.options(group), *(option.removeprefix(f"{group}/") for option in inner_options)]
 
     def groups(self, parent: str = "") -> list[str]:
         """Return the full names of all groups below `parent` that have options, except Hydra's."""
@@ -179,10 +179,10 @@ class Loader:
         defaults_list = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
         for default in defaults_list.defaults:
             name = str(default.config_path)
-            loaded = self._repository.load_config(name)
-            if loaded is None or not isinstance(loaded.config, DictConfig) or loaded.provider == "trieye":
+            result = self._repository.load_config(name)
+            if result is None or not isinstance(result.config, DictConfig) or result.provider == "trieye":
                 continue
-            values: Any = OmegaConf.to_container(loaded.config, resolve=False)
+            values: Any = OmegaConf.to_container(result.config, resolve=False)
             for key in reversed([key for key in (default.package or "").split(".") if key]):
                 values = {key: values}
             yield name, values
@@ -230,8 +230,8 @@ def opened(source: ConfigSource, config_type: type[TrieyeConfig], *, run_name: s
         if source.extra_directory is not None:
             if not Path(source.extra_directory).is_dir():
                 raise ConfigurationError(f"--config-dir={source.extra_directory}: no such directory")
-            extra, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
-            search_path.prepend(provider="command-line", path=extra, anchor=anchor)
+            extra_path, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
+            search_path.prepend(provider="command-line", path=extra_path, anchor=anchor)
         config_loader = ConfigLoaderImpl(config_search_path=search_path)
         _check(source, config_loader)
         Hydra(task_name=source.job_name, config_loader=config_loader)  # registers resolvers and sets the job name
@@ -258,16 +258,16 @@ def _check(source: ConfigSource, config_loader: ConfigLoaderImpl) -> None:
 @contextmanager
 def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[None]:
     """Register a config type within the context; afterwards restore the previous type and its schema."""
-    stored = ConfigStore.instance().repo
-    before, schema = registration.current, stored.get(SCHEMA_FILE)
+    repo = ConfigStore.instance().repo
+    old_registration, schema = registration.current, repo.get(SCHEMA_FILE)
     registration.current = Registration(config_type, run_name)
     try:
         yield
     finally:
-        registration.current = before
-        stored.pop(SCHEMA_FILE, None)
+        registration.current = old_registration
+        repo.pop(SCHEMA_FILE, None)
         if schema is not None:
-            stored[SCHEMA_FILE] = schema
+            repo[SCHEMA_FILE] = schema
 
 
 @contextmanager
@@ -288,8 +288,8 @@ def quoted(override: str, config_type: type[BaseModel]) -> str:
         override: Override as typed; the values of a simple sweep, `a,b`, are quoted one by one.
         config_type: Determines the text fields: `run_name=1e3` is not 1000.0.
     """
-    key, _, typed = override.partition("=")
-    values = typed.split(",")
+    key, _, values_text = override.partition("=")
+    values = values_text.split(",")
     if not all(value and _PLAIN.fullmatch(value) for value in values):
         return override
     is_text = holds_text(config_type, key.lstrip("+").split("."))
@@ -319,9 +319,9 @@ def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Overr
 
 
 def _not_parsed(override: str, reason: str) -> str:
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
-    has_secret = redacted_text(shown) != shown  # the reason quotes the value
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
+    has_secret = redacted_text(text) != text  # the reason quotes the value
     detail = "" if has_secret else f" ({' '.join(reason.split())})"
-    key = shown.partition("=")[0].strip() or "key"
+    key = text.partition("=")[0].strip() or "key"
     advice = f"without spaces around =, and quote special characters, as in '{key}=\"...\"'"
-    return f"{shown}: not a valid key=value override{detail}; type it {advice}"
+    return f"{text}: not a valid key=value override{detail}; type it {advice}"

@@ -115,8 +115,8 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
 def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
     """Parse the command line; for flags of other programs, such as `--seed=1`, the error names the override."""
     parser = get_args_parser()
-    arguments, unknown = parser.parse_known_intermixed_args(sys.argv[1:])
-    flags = [flag for flag in unknown if flag.startswith("-")]
+    arguments, unknown_words = parser.parse_known_intermixed_args(sys.argv[1:])
+    flags = [flag for flag in unknown_words if flag.startswith("-")]
     if flags:
         names = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 - not public
         raise ConfigurationError("\n".join(_about_flag(flag, names, config_type) for flag in flags))
@@ -124,15 +124,15 @@ def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
 
 
 def _about_flag(flag: str, names: list[str], config_type: type[TrieyeConfig]) -> str:
-    dashed, equals, value = flag.partition("=")
-    key = dashed.lstrip("-").replace("-", "_")
-    named = keys_named(key, config_type) or keys_meant(key, config_type)
-    keys = [key] if key.partition(".")[0] in config_type.model_fields else named
-    long = [name for name in names if name.startswith("--")]
-    if not keys and (not equals or nearest(dashed, long)):
-        return f"{flag}: unknown flag{did_you_mean(dashed, long)} (see --help)"
-    typed = [f"{name}={value if equals else '<value>'}" for name in keys or [key]]
-    return f"{flag}: keys have no dashes; type {' or '.join(typed)}"
+    option, equals, value = flag.partition("=")
+    key = option.lstrip("-").replace("-", "_")
+    named_keys = keys_named(key, config_type) or keys_meant(key, config_type)
+    keys = [key] if key.partition(".")[0] in config_type.model_fields else named_keys
+    long_flags = [name for name in names if name.startswith("--")]
+    if not keys and (not equals or nearest(option, long_flags)):
+        return f"{flag}: unknown flag{did_you_mean(option, long_flags)} (see --help)"
+    overrides = [f"{name}={value if equals else '<value>'}" for name in keys or [key]]
+    return f"{flag}: keys have no dashes; type {' or '.join(overrides)}"
 
 
 def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
@@ -141,19 +141,19 @@ def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
     Raises:
         ConfigurationError: There is no parameter, or its annotation is missing or not a `TrieyeConfig`.
     """
-    first = next(iter(inspect.signature(task).parameters.values()), None)
-    if first is None:
+    parameter = next(iter(inspect.signature(task).parameters.values()), None)
+    if parameter is None:
         raise ConfigurationError(f"{task.__name__} takes no parameter; add one for the config")
-    annotation = first.annotation
+    annotation = parameter.annotation
     if isinstance(annotation, str):
         with contextlib.suppress(NameError):  # imported for type checkers only
-            annotation = inspect.get_annotations(task, eval_str=True)[first.name]
+            annotation = inspect.get_annotations(task, eval_str=True)[parameter.name]
     if isinstance(annotation, type) and issubclass(annotation, TrieyeConfig):
         return annotation
     state = "not annotated" if annotation is inspect.Parameter.empty else f"annotated with {annotation!r}"
-    signature = f"{task.__name__}({first.name}: TrainConfig)"
+    signature = f"{task.__name__}({parameter.name}: TrainConfig)"
     raise ConfigurationError(
-        f"{task.__name__}: parameter {first.name} is {state}; write {signature} with the type of your config, "
+        f"{task.__name__}: parameter {parameter.name} is {state}; write {signature} with the type of your config, "
         "trieye.TrieyeConfig or a subclass that is imported in this module"
     )
 
@@ -161,9 +161,9 @@ def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
 def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, config_name: str) -> ConfigSource:
     file, module = detect_calling_file_or_module_from_task_function(task)
     directory = absolute(arguments.config_path or config_path, inspect.getsourcefile(inspect.unwrap(task)))
-    extra = str(Path(arguments.config_dir).resolve()) if arguments.config_dir is not None else None
+    extra_directory = str(Path(arguments.config_dir).resolve()) if arguments.config_dir is not None else None
     name = (arguments.config_name or config_name).removesuffix(".yaml")
-    return ConfigSource(directory, name, extra, detect_task_name(file, module))
+    return ConfigSource(directory, name, extra_directory, detect_task_name(file, module))
 
 
 def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig]) -> None:
@@ -226,11 +226,11 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
         loader.apply(item, composed)
     references = [reference_of(item, loader) for item in parsed(overrides, loader.config_type)]
     secrets = parsed([reference for reference in references if reference is not None], loader.config_type)
-    recorded = [new or old for old, new in zip(overrides, references, strict=True)]
+    recorded_overrides = [new or old for old, new in zip(overrides, references, strict=True)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets}}.items():
             OmegaConf.update(composed, key, value)
-    loader.record([*prepared.own_overrides, *recorded], composed)
+    loader.record([*prepared.own_overrides, *recorded_overrides], composed)
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
@@ -269,15 +269,15 @@ def _run_prepared(checked: Checked[TrieyeConfig], default_name: str, announce: C
         directory = study_dir(Path.cwd(), config.run_name)
     if config.run_name == default_name:
         directory = reserved(directory.parent, default_name)
-    pinned = {
+    names = {
         "run_name": directory.name,
         "app_name": config.app_name,
         "persistence.root_data_dir": config.persistence.root_data_dir,
     }
-    staged = (
+    staged_overrides = (
         [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name, announce)
     )
-    return _Prepared([*_records_in(directory), *staged], pinned)
+    return _Prepared([*_records_in(directory), *staged_overrides], names)
 
 
 def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str, announce: Callable[[Path], None]) -> list[str]:
@@ -290,8 +290,8 @@ def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str, announce: Ca
     elif node["output_subdir"] == RECORDS:
         overrides.append(f"hydra.output_subdir={log_dir_name}/{RECORDS}")
     (run_dir / log_dir_name).mkdir(exist_ok=True)
-    file = (node["job_logging"] or {}).get("handlers", {}).get("file", {})
-    if file.get("filename") == f"{_STOCK_LOG_DIR}/${{hydra.job.name}}.log":
+    file_handler = (node["job_logging"] or {}).get("handlers", {}).get("file", {})
+    if file_handler.get("filename") == f"{_STOCK_LOG_DIR}/${{hydra.job.name}}.log":
         overrides.append(
             f"hydra.job_logging.handlers.file.filename={_STOCK_LOG_DIR}/{log_dir_name}/${{hydra.job.name}}.log"
         )
@@ -325,8 +325,8 @@ def _name_of_job(composed: DictConfig, launch: Launch) -> str:
 
 
 def _unresolved(composed: DictConfig, kind: str) -> str:
-    holder: Any = OmegaConf.to_container(composed.hydra[kind], resolve=False)
-    return str(holder["dir"])
+    node: Any = OmegaConf.to_container(composed.hydra[kind], resolve=False)
+    return str(node["dir"])
 
 
 def reserved(parent: Path, name: str) -> Path:
@@ -367,8 +367,8 @@ def _job_of(
             else:
                 config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             for name in ("steps", "env_steps"):
-                if getattr(config.loop, name) != (replaced := values["loop"][name]):
-                    hooks.say(f"the typed limit replaces loop.{name}={replaced} of the config: both count env_steps")
+                if getattr(config.loop, name) != (limit := values["loop"][name]):
+                    hooks.say(f"the typed limit replaces loop.{name}={limit} of the config: both count env_steps")
             if config.print_config:
                 hooks.print_config(config)
             return task(config)

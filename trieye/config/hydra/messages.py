@@ -56,27 +56,27 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     """
     *parents, name = key.split(".")
     setters = {field: set_by(info) for holder in holders for field, info in holder.model_fields.items()}
-    if new := renamed_field(name, setters):
-        return f"{key} was renamed to {'.'.join([*parents, new])}"
+    if new_name := renamed_field(name, setters):
+        return f"{key} was renamed to {'.'.join([*parents, new_name])}"
     if setters.get(name):
         return f"{key} is set by {setters[name]}; type {setters[name]}=<value>"
-    allowed = sorted({*groups, *(field for field, setter in setters.items() if not setter)})
+    allowed_keys = sorted({*groups, *(field for field, setter in setters.items() if not setter)})
     paths = paths_below(holders)
     matches = [path for path in paths if path[-1] == name]
     if not matches and not parents:  # a word of a key, such as `resume` of `auto_resume_latest`
         matches = [path for path in paths if name in path[-1].split("_")]
-    if not matches and nearest(name, allowed) is None:
+    if not matches and nearest(name, allowed_keys) is None:
         match = nearest(name, [path[-1] for path in paths])
         matches = [path for path in paths if path[-1] == match]
     keys = keys_meant(name, root, parents, holders)
     keys = keys or [".".join([*parents, *path]) for path in matches[:_MAX_LISTED]]
-    hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed)
+    hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed_keys)
     variants = by_tag(models_at(root, parents))
     if options := [f"{'.'.join(parents)}={tag}" for tag, model in variants.items() if name in model.model_fields]:
         hint = f"; it is a key of {' and '.join(options)}"
-    kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
-    parent = f" in {'.'.join(parents)}" if parents else ""
-    return f"unknown {kind} {name!r}{parent}{hint} ({kinds}: {', '.join(allowed)})"
+    noun, nouns = ("key or group", "keys and groups") if groups else ("key", "keys")
+    location = f" in {'.'.join(parents)}" if parents else ""
+    return f"unknown {noun} {name!r}{location}{hint} ({nouns}: {', '.join(allowed_keys)})"
 
 
 def is_renamed(message: str) -> bool:
@@ -118,8 +118,8 @@ def _described(schema: dict[str, Any]) -> str:
     )
     if schema.get("type") == "array":  # a tuple has `prefixItems`, one for each element
         items = [schema["items"]] if schema.get("items") else schema.get("prefixItems", [])
-        each = ", ".join(dict.fromkeys(map(_described, items)))
-        return f"a list{' with ' if bounds else ''}{bounds}{' of values that are each ' if each else ''}{each}"
+        texts = ", ".join(dict.fromkeys(map(_described, items)))
+        return f"a list{' with ' if bounds else ''}{bounds}{' of values that are each ' if texts else ''}{texts}"
     if "examples" in schema:
         return f"text such as {', '.join(schema['examples'])}"
     if 0 < len(properties := schema.get("properties", ())) <= _MAX_LISTED:
@@ -180,13 +180,13 @@ class _Part:
 
     def complaints(self, error: ValidationError) -> Iterator[str]:
         """Yield a line for each error; in a variant, the errors of the model that its kind selects."""
-        seen = set()
+        seen_variants = set()
         for details in error.errors():
             variant = _variant_on(details["loc"], self.model)
             if variant is None:
                 yield self._complaint(details)
-            elif variant not in seen:
-                seen.add(variant)
+            elif variant not in seen_variants:
+                seen_variants.add(variant)
                 yield from self._about_variant(variant, details)
 
     def _about_variant(self, variant: tuple[str, ...], details: ErrorDetails) -> Iterator[str]:
@@ -204,8 +204,8 @@ class _Part:
             typed = self._as_typed((*path, str(tag)), kind)
             hint = did_you_mean(kind, model_by_kind)
             yield f"{typed}: expected one of {', '.join(model_by_kind)}, found {_shown(kind)}{hint}"
-        elif refused := [(error, model) for model in candidates if (error := _refusal(model, value)) is not None]:
-            error, model = min(refused, key=lambda each: each[0].error_count())
+        elif pairs := [(error, model) for model in candidates if (error := _refusal(model, value)) is not None]:
+            error, model = min(pairs, key=lambda each: each[0].error_count())
             yield from _Part(model, value, self.overrides, self.root, path).complaints(error)
         else:  # each model accepts the values, a validator of the field does not
             yield self._complaint(details)
@@ -219,21 +219,21 @@ class _Part:
             return f"{self._as_typed(full_path, value) if is_renamed(text) else key}: {text}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
-        typed, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
+        override, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if cause is not None or details["type"] not in _PYDANTIC_ERRORS:
             text = str(cause or details["msg"])  # the message of a validator may start with the name of the field
             is_named = bool(path) and text.startswith(f"{path[-1]} ")
-            return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{typed}: {text}".removeprefix(": ")
-        shown = "keys with values" if isinstance(value, dict) else _shown(value)
+            return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{override}: {text}".removeprefix(": ")
+        value_text = "keys with values" if isinstance(value, dict) else _shown(value)
         allowed = "text" if info is None and details["type"] == "string_type" else allowed_values(info)  # of a dict
         hint = did_you_mean(str(value), _choices(info)) or _without_suffix(str(value))
-        return f"{typed}: expected {allowed}, found {shown}{hint}"
+        return f"{override}: expected {allowed}, found {value_text}{hint}"
 
     def _as_typed(self, path: Sequence[str], value: Any) -> str:
         """Return the override that sets a key, else `key=value`."""
         key = ".".join(path)
-        typed = [override for override in self.overrides if override.lstrip("+").partition("=")[0] == key]
-        return typed[-1] if typed else f"{key}={value}" if isinstance(value, str | int | float | None) else key
+        matches = [override for override in self.overrides if override.lstrip("+").partition("=")[0] == key]
+        return matches[-1] if matches else f"{key}={value}" if isinstance(value, str | int | float | None) else key
 
 
 def _variant_on(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[str, ...] | None:
@@ -364,8 +364,8 @@ class Diagnosis:
             yield f"{line}: {unknown_key(key, holders, model, () if depth else groups)}"
             return
         keys = list(map(str, node)) if isinstance(node, dict) else []
-        if new := renamed_field(path[depth], keys):
-            yield f"{line}: {key} was renamed to {'.'.join([*path[:depth], new])}"
+        if new_name := renamed_field(path[depth], keys):
+            yield f"{line}: {key} was renamed to {'.'.join([*path[:depth], new_name])}"
             return
         hint, advice = did_you_mean(path[depth], keys), ""
         template = item.__name__.removesuffix("Config").lower() if item is not None else ""
@@ -396,13 +396,13 @@ class Diagnosis:
 
 def _without_suffix(text: str) -> str:
     """Return a hint for a number such as `10k` or `1.5M`, in digits."""
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", text.lower())
-    return f"; did you mean {round(float(number[1]) * {'k': 1e3, 'm': 1e6}[number[2]]):_}?" if number else ""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", text.lower())
+    return f"; did you mean {round(float(match[1]) * {'k': 1e3, 'm': 1e6}[match[2]]):_}?" if match else ""
 
 
 def _needs_keys(key: str, value: Any) -> str:
-    shown = "a list" if isinstance(value, list) else _shown(value)
-    return f"{key} takes a short name for each item, found {shown}; type it as {key}={{loss: {{name: loss}}}}"
+    text = "a list" if isinstance(value, list) else _shown(value)
+    return f"{key} takes a short name for each item, found {text}; type it as {key}={{loss: {{name: loss}}}}"
 
 
 def _lists_for_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

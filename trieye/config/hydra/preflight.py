@@ -56,8 +56,8 @@ def check_keys(overrides: Sequence[str], config_type: type[Config]) -> list[Over
     Raises:
         ConfigurationError: Keys are unknown; the message has a line for each.
     """
-    if renamed := [str(CHOICES[word]) for word in overrides if word in CHOICES]:  # files may use the old name
-        raise ConfigurationError("\n".join(renamed))
+    if messages := [str(CHOICES[word]) for word in overrides if word in CHOICES]:  # files may use the old name
+        raise ConfigurationError("\n".join(messages))
     items = parsed(overrides, config_type)
     complaints = [complaint for item in items if (complaint := absent_key(item, config_type)) is not None]
     keys = [item for item in items if field_at(config_type, str(item.key_or_group).split(".")) is not None]
@@ -133,8 +133,8 @@ class Preflight(Generic[Config]):
         axes = [item for item in items if item.is_sweep_override()]
         if not takes_axes:
             self._check_single(axes)
-        elif own := [str(axis.input_line) for axis in axes if axis.is_hydra_override()]:
-            raise ConfigurationError("\n".join(f"{line}: Hydra's own keys cannot vary in a sweep" for line in own))
+        elif lines := [str(axis.input_line) for axis in axes if axis.is_hydra_override()]:
+            raise ConfigurationError("\n".join(f"{line}: Hydra's own keys cannot vary in a sweep" for line in lines))
         try:
             choices = [item for item in items if self._loader.is_choice(item)]
             composed = self._loader.load([str(choice.input_line) for choice in choices])
@@ -171,8 +171,8 @@ class Preflight(Generic[Config]):
             is_list = takes_list and isinstance(values, ChoiceSweep) and values.simple_form
             instead = f"type '{key}=[{axis.get_value_string()}]' for a list" if is_list else "choose one"
             if key.lstrip("+").startswith(_SPACE):
-                typed = axis.get_value_string().replace('"', "'")
-                complaints.append(f"{axis.input_line}: search spaces of tune are quoted; type '{key}=\"{typed}\"'")
+                text = axis.get_value_string().replace('"', "'")
+                complaints.append(f"{axis.input_line}: search spaces of tune are quoted; type '{key}=\"{text}\"'")
                 continue
             complaints.append(f"{axis.input_line}: more than one value; add -m to run a job for each, or {instead}")
         if complaints:
@@ -197,20 +197,20 @@ class Preflight(Generic[Config]):
             sweep: The composed config of the sweep.
         """
         items = parsed([*params, *overrides], self._config_type)
-        axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
-        first = [self._values(item)[0] if item.is_sweep_override() else str(item.input_line) for item in items]
+        axes = {index: item for index, item in enumerate(items) if item.is_sweep_override()}
+        first_words = [self._values(item)[0] if item.is_sweep_override() else str(item.input_line) for item in items]
         typed_keys = {item.get_key_element() for item in items[len(params) :] if not item.is_sweep_override()}
-        absent = [number for number, item in enumerate(items) if item.get_key_element() not in typed_keys]
-        if any(self._loader.is_choice(items[number]) for number in absent):
-            composed = self.load(first)
+        indices = [index for index, item in enumerate(items) if item.get_key_element() not in typed_keys]
+        if any(self._loader.is_choice(items[index]) for index in indices):
+            composed = self.load(first_words)
         else:
             composed = copy.deepcopy(sweep)
-            self._set(parsed([first[number] for number in absent], self._config_type), composed)
+            self._set(parsed([first_words[index] for index in indices], self._config_type), composed)
         _check_plugins(composed, overrides)
         values = self._resolved(composed)
-        yield "", self._typed(values, first)
-        for number, axis in axes.items():
-            yield from self._others(axis, first, number, composed, values)
+        yield "", self._typed(values, first_words)
+        for index, axis in axes.items():
+            yield from self._others(axis, first_words, index, composed, values)
 
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
@@ -232,7 +232,7 @@ class Preflight(Generic[Config]):
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
 
     def _others(
-        self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
+        self, axis: Override, first_words: list[str], index: int, composed: DictConfig, values: dict[str, Any]
     ) -> Iterator[tuple[str, Config]]:
         """Yield the override and the config of each value of an axis except the first."""
         *parents, name = axis.key_or_group.split(".")
@@ -243,15 +243,15 @@ class Preflight(Generic[Config]):
             holder = None
         for word in self._values(axis)[1:]:
             overrides, value = (
-                [*first[:number], word, *first[number + 1 :]],
+                [*first_words[:index], word, *first_words[index + 1 :]],
                 parsed([word], self._config_type)[0].value(),
             )
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
                 yield word, self._typed(self._resolved(self.load(overrides)), overrides)
             else:  # nothing depends on a plain value: validating is a hundred times faster than composing
-                before, holder[name] = holder[name], value
+                old_value, holder[name] = holder[name], value
                 config = self._typed(values, overrides)
-                holder[name] = before
+                holder[name] = old_value
                 yield word, config
 
     def _values(self, axis: Override) -> list[str]:
@@ -291,15 +291,15 @@ def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 def _misread(path: tuple[str, ...], number: float, files: Iterable[Path]) -> str | None:
     """Return a complaint if YAML has read a text in a config file as this number, such as `1.10` as 1.1, `010` as 8."""
-    key, shown = path[-1], str(number)
-    unquoted = [(node, file) for file in files for node in _unquoted_at(key, file)]
-    if any(node.value == shown or "${" in node.value for node, _ in unquoted):
+    key, number_text = path[-1], str(number)
+    nodes = [(node, file) for file in files for node in _unquoted_at(key, file)]
+    if any(node.value == number_text or "${" in node.value for node, _ in nodes):
         return None  # written as shown, or the value of another key
-    for node, file in unquoted:
-        read: Any = OmegaConf.create(f"{key}: {node.value}")
-        if str(read[key]) == shown:
+    for node, file in nodes:
+        config: Any = OmegaConf.create(f"{key}: {node.value}")
+        if str(config[key]) == number_text:
             return (
-                f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {shown}; "
+                f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {number_text}; "
                 f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
             )
     return None

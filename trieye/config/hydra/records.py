@@ -69,8 +69,8 @@ def redact_records(composed: DictConfig, launch: Launch) -> None:
     if launch.sweep_dir is not None:
         paths.append(launch.sweep_dir / "multirun.yaml")
     for path in paths:
-        if path.is_file() and _has_secrets(_plain(stored := OmegaConf.load(path))):
-            write_redacted(stored, path)
+        if path.is_file() and _has_secrets(_plain(stored_config := OmegaConf.load(path))):
+            write_redacted(stored_config, path)
 
 
 def write_redacted(config: Any, path: Path) -> None:

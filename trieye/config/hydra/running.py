@@ -47,13 +47,13 @@ class ComposedHydra(Hydra):
         """
         run = self.multirun if self._composed.hydra.mode == RunMode.MULTIRUN else self.run
         # `hydra.compose` in a task uses the same search path
-        instance, before = GlobalHydra.instance(), GlobalHydra.instance().hydra
+        instance, old_hydra = GlobalHydra.instance(), GlobalHydra.instance().hydra
         instance.hydra = self
         try:
             with _own_exit_code():
                 run_and_report(lambda: run(self._name, job, []))
         finally:
-            instance.hydra = before
+            instance.hydra = old_hydra
 
     def show(self, arguments: Namespace) -> None:
         """Print the config for `--cfg`."""
@@ -79,9 +79,9 @@ def _own_exit_code() -> Iterator[None]:
 
 @contextmanager
 def _argv(arguments: Sequence[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = [before[0], *arguments]
+    old_argv = sys.argv
+    sys.argv = [old_argv[0], *arguments]
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = old_argv

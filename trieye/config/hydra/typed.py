@@ -36,19 +36,19 @@ def as_in_a_job(config: DictConfig) -> Iterator[None]:
     """Let `${hydra:...}` resolve as in a job; keys that Hydra sets when the job starts get placeholders."""
     instance, placeholders = HydraConfig.instance(), {"output_dir": str(Path.cwd() / "outputs"), "id": "0", "num": 0}
     nodes = {"output_dir": config.hydra.runtime, "id": config.hydra.job, "num": config.hydra.job}
-    missing = {name: node for name, node in nodes.items() if OmegaConf.is_missing(node, name)}
-    before = instance.cfg
+    missing_nodes = {name: node for name, node in nodes.items() if OmegaConf.is_missing(node, name)}
+    old_config = instance.cfg
     with flag_override(config, ["struct", "readonly"], [False, False]):
-        for name, node in missing.items():
+        for name, node in missing_nodes.items():
             node[name] = placeholders[name]
     instance.set_config(config)
     try:
         yield
     finally:
-        instance.cfg = before
+        instance.cfg = old_config
         OmegaConf.set_readonly(config.hydra, value=False)  # `set_config` made it read-only
         with flag_override(config, ["struct", "readonly"], [False, False]):
-            for name, node in missing.items():
+            for name, node in missing_nodes.items():
                 node[name] = MISSING
 
 
@@ -60,19 +60,19 @@ def resolved(config: DictConfig, config_type: type[TrieyeConfig]) -> dict[str, A
     """
     try:
         complete(config, config_type, HydraConfig.get().runtime.choices)
-        own = [str(key) for key in config if key != "hydra"]
-        missing = [key for key in own if OmegaConf.is_missing(config, key)]
-        parts = {key: config[key] for key in own if key not in missing}  # a copy without `hydra` would take 20 ms
-        nested = {key: part for key, part in parts.items() if OmegaConf.is_config(part)}
-        missing += [key for part in nested.values() for key in OmegaConf.missing_keys(part)]
-        if not missing:
-            parts |= {key: OmegaConf.to_container(part, resolve=True) for key, part in nested.items()}
+        keys = [str(key) for key in config if key != "hydra"]
+        missing_keys = [key for key in keys if OmegaConf.is_missing(config, key)]
+        parts = {key: config[key] for key in keys if key not in missing_keys}  # a copy without `hydra` would take 20 ms
+        nested_parts = {key: part for key, part in parts.items() if OmegaConf.is_config(part)}
+        missing_keys += [key for part in nested_parts.values() for key in OmegaConf.missing_keys(part)]
+        if not missing_keys:
+            parts |= {key: OmegaConf.to_container(part, resolve=True) for key, part in nested_parts.items()}
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
-    if missing:
+    if missing_keys:
         raise ConfigurationError(
             "\n".join(
-                f"{key} has no value; set it with {key}=<value> or in the config files" for key in sorted(missing)
+                f"{key} has no value; set it with {key}=<value> or in the config files" for key in sorted(missing_keys)
             )
         )
     return parts
@@ -109,8 +109,8 @@ def replaced_limits(loop: LoopConfig, overrides: Sequence[str]) -> list[str]:
     if loop.axis != "env_steps" or None in limits.values() or loop.steps == loop.env_steps:
         return []
     keys = {word.lstrip("+").partition("=")[0] for word in overrides}
-    others = [name for name in limits if f"loop.{name}" not in keys]
-    return others if len(others) == 1 else []
+    names = [name for name in limits if f"loop.{name}" not in keys]
+    return names if len(names) == 1 else []
 
 
 def plugin_options(
@@ -134,8 +134,8 @@ def plugin_options(
     try:
         return model.model_validate(options)
     except ValidationError as error:
-        own = [word.removeprefix(f"{node}.") for word in overrides if word.startswith(f"{node}.")]
-        lines = complaints(error, model, options, own)
+        own_overrides = [word.removeprefix(f"{node}.") for word in overrides if word.startswith(f"{node}.")]
+        lines = complaints(error, model, options, own_overrides)
         raise ConfigurationError("\n".join(f"{node}.{line}" for line in lines)) from error
 
 
@@ -196,15 +196,15 @@ def _complete_variant(
         config[name] = config[name] or default
         return
     option = options.get((*path, name), "default")
-    named = option.rpartition("/")[2]
+    option_name = option.rpartition("/")[2]
     kind = config[name].get(tag) or (
-        named if named in model_by_kind else default.get(tag) if named == "default" else None
+        option_name if option_name in model_by_kind else default.get(tag) if option_name == "default" else None
     )
     if kind is None:
         key = ".".join((*path, name))
-        file_hint = "" if named == "default" else f", or add `{tag}: <value>` to {option}.yaml"
+        file_hint = "" if option_name == "default" else f", or add `{tag}: <value>` to {option}.yaml"
         yield f"{key}.{tag} has no value; set it with {key}.{tag}=<value>, one of {', '.join(model_by_kind)}{file_hint}"
     elif model := model_by_kind.get(str(kind)):  # pydantic reports unknown kinds
-        overriding = default if str(default.get(tag)) == str(kind) else {}
-        config[name] = OmegaConf.merge(defaults_of(model, overriding), config[name], {tag: kind})
+        overriding_values = default if str(default.get(tag)) == str(kind) else {}
+        config[name] = OmegaConf.merge(defaults_of(model, overriding_values), config[name], {tag: kind})
         yield from _complete(config[name], model, (*path, name), options)
