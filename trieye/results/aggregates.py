@@ -93,16 +93,16 @@ def _trimmed(strata: Strata, num_cut: int) -> Statistic:
     scores = strata.scores[order]
     of_a_task = min(math.lcm(*strata.sizes.tolist()), _MAX_WEIGHT // strata.sizes.size)
     weights = np.rint(of_a_task / strata.sizes.repeat(strata.sizes)).astype(np.intp)[order]
-    cut = num_cut * int(weights.min(initial=of_a_task))
-    kept = int(weights.sum()) - 2 * cut
+    cut_weight = num_cut * int(weights.min(initial=of_a_task))
+    kept_weight = int(weights.sum()) - 2 * cut_weight
     are_equal = bool((weights == 1).all())
 
     def statistic(counts: Counts) -> Floats:
         drawn = counts.take(order, axis=1)
         drawn = np.cumsum(drawn if are_equal else drawn * weights, axis=1)
-        drawn -= cut
-        np.clip(drawn, 0, kept, out=drawn)
-        means: Floats = (np.diff(drawn) @ scores[1:] + drawn[:, 0] * scores[0]) / kept
+        drawn -= cut_weight
+        np.clip(drawn, 0, kept_weight, out=drawn)
+        means: Floats = (np.diff(drawn) @ scores[1:] + drawn[:, 0] * scores[0]) / kept_weight
         return means
 
     return statistic

@@ -81,16 +81,16 @@ def on_grid(
     coordinates = _grid_points(xs, grid)
     heights = np.full((len(xs), len(coordinates)), np.nan)
     mask = np.zeros(heights.shape, bool)
-    for number, (x, y) in enumerate(zip(xs, ys, strict=True)):
+    for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if x is None or not np.isfinite(x).any():
             continue
         is_finite = np.isfinite(x)
         own_x, own_y = _ascending(x[is_finite], y[is_finite])
-        inside = mask[number] = (coordinates >= own_x[0]) & (coordinates <= own_x[-1])
+        inside = mask[index] = (coordinates >= own_x[0]) & (coordinates <= own_x[-1])
         if between == "linear":
-            heights[number, inside] = np.interp(coordinates[inside], own_x, own_y)
+            heights[index, inside] = np.interp(coordinates[inside], own_x, own_y)
         else:
-            heights[number, inside] = own_y[np.searchsorted(own_x, coordinates[inside], side="right") - 1]
+            heights[index, inside] = own_y[np.searchsorted(own_x, coordinates[inside], side="right") - 1]
     return coordinates, heights, mask
 
 
@@ -123,34 +123,34 @@ def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
     return array
 
 
-def well_supported(at: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:
+def well_supported(xs: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return a mask `[point]` of the points where enough runs have values for an aggregate.
 
     At least half of the runs need a value. Short stretches at either end, where some runs have not started or have
     already ended, are excluded: the aggregate of the other runs jumps there, which would look like a spike.
 
     Args:
-        at: `[point]`, ascending.
+        xs: `[point]`, ascending.
         n: `[point]`, number of runs with a value.
     """
-    enough: NDArray[np.bool_] = (n > 0) & (2 * n >= n.max(initial=0))
-    if enough.any():
-        indices = np.flatnonzero(enough)
-        first, last = indices[0], indices[-1]
-        shortest = _SHORT * (at[last] - at[first])
-        enough[_supported_until(at, n, last, shortest) + 1 :] = False
-        enough[: len(n) - 1 - _supported_until(-at[::-1], n[::-1], len(n) - 1 - first, shortest)] = False
-    return enough
+    mask: NDArray[np.bool_] = (n > 0) & (2 * n >= n.max(initial=0))
+    if mask.any():
+        indices = np.flatnonzero(mask)
+        first_index, last_index = indices[0], indices[-1]
+        min_length = _SHORT * (xs[last_index] - xs[first_index])
+        mask[_supported_until(xs, n, last_index, min_length) + 1 :] = False
+        mask[: len(n) - 1 - _supported_until(-xs[::-1], n[::-1], len(n) - 1 - first_index, min_length)] = False
+    return mask
 
 
-def _supported_until(at: Floats, n: NDArray[np.int64], last: int, shortest: float) -> int:
+def _supported_until(xs: Floats, n: NDArray[np.int64], last_index: int, min_length: float) -> int:
     """Return the last index outside a short stretch with fewer runs."""
-    while n[last] < n.max():
-        others = np.flatnonzero(n[:last] != n[last])
-        if not others.size or at[last] - at[others[-1]] >= shortest:
+    while n[last_index] < n.max():
+        other_indices = np.flatnonzero(n[:last_index] != n[last_index])
+        if not other_indices.size or xs[last_index] - xs[other_indices[-1]] >= min_length:
             break
-        last = int(others[-1])
-    return last
+        last_index = int(other_indices[-1])
+    return last_index
 
 
 def final(
@@ -175,18 +175,18 @@ def final(
     return float(reduce(y[-max(1, math.ceil(len(y) * last - 1e-9)) :]))
 
 
-def diverged_at(series: Series, dropped: Series) -> int | None:
+def diverged_at(series: Series, dropped_points: Series) -> int | None:
     """Return the first step of the trailing non-finite values of a metric; None if its last value is finite.
 
     Args:
         series: The points; foreign stores include NaN and infinity.
-        dropped: The points of `NON_FINITE_METRIC`, at whose steps a trieye run dropped such values.
+        dropped_points: The points of `NON_FINITE_METRIC`, at whose steps a trieye run dropped such values.
     """
     x, y = _ascending(series.steps.astype(np.float64), series.values)
-    last = x[np.isfinite(y)].max(initial=-np.inf)
-    beyond = np.concatenate([x[~np.isfinite(y)], dropped.steps])
-    beyond = beyond[beyond > last]
-    return int(beyond.min()) if len(beyond) else None
+    last_finite = x[np.isfinite(y)].max(initial=-np.inf)
+    steps_beyond = np.concatenate([x[~np.isfinite(y)], dropped_points.steps])
+    steps_beyond = steps_beyond[steps_beyond > last_finite]
+    return int(steps_beyond.min()) if len(steps_beyond) else None
 
 
 def _ascending(x: Floats, y: Floats) -> tuple[Floats, Floats]:

@@ -54,8 +54,8 @@ class Strata:
                 f"{name} have shape {np.shape(scores)}; allowed: [seed, task], or [seed] for one task"
             )
         columns = np.sort(table.T, axis=1)  # NaN come last
-        present = ~np.isnan(columns)
-        return cls(columns[present], present.sum(axis=1), int((~present).sum()))
+        is_present = ~np.isnan(columns)
+        return cls(columns[is_present], is_present.sum(axis=1), int((~is_present).sum()))
 
     @classmethod
     def joined(cls, tables: Sequence[Self]) -> Self:
@@ -81,8 +81,8 @@ class Strata:
 
     def task_means(self, counts: Counts, scores: Floats | None = None) -> Floats:
         """Return the mean of each task in each resample, `[resample, task]`; `scores` `[run]` replaces the scores."""
-        weighted = counts * (self.scores if scores is None else scores)
-        means: Floats = np.add.reduceat(weighted, self.starts, axis=1) / self.sizes
+        weighted_scores = counts * (self.scores if scores is None else scores)
+        means: Floats = np.add.reduceat(weighted_scores, self.starts, axis=1) / self.sizes
         return means
 
 
@@ -145,12 +145,12 @@ def interval_of(
         raise ConfigurationError(f"confidence={confidence!r} is not between 0 and 1, such as 0.95")
     if resamples < 1:
         raise ConfigurationError(f"resamples={resamples!r} is less than 1; use 2000 or more for stable intervals")
-    unknown = np.array(np.nan)
+    nan = np.array(np.nan)
     if not runs.is_complete:
-        return unknown, unknown, unknown
+        return nan, nan, nan
     value = value_of(runs, statistic)
     if not runs.has_spread:
-        return value, unknown, unknown
+        return value, nan, nan
     draws = draws_of(runs, statistic, resamples=resamples, rng=np.random.default_rng(seed))
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     return value, low, high

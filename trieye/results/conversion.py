@@ -35,8 +35,8 @@ def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> 
         runs: The runs.
         points: The points of each run.
     """
-    varied = selection.varying(runs)
-    keys = list(dict.fromkeys([*selection.compared_by(runs), *varied, *selection.identifying(runs, varied)]))
+    varied_keys = selection.varying(runs)
+    keys = list(dict.fromkeys([*selection.compared_by(runs), *varied_keys, *selection.identifying(runs, varied_keys)]))
     parts = [(number, name, series) for number, by_name in enumerate(points) for name, series in by_name.items()]
     lengths = [len(series.steps) for _, _, series in parts]
     names = list(dict.fromkeys(name for _, name, _ in parts))
@@ -123,8 +123,8 @@ def xarray_of(curve: AlignedCurves, name: str, x: str, configs: Sequence[Values]
     """Convert curves to an `xarray.DataArray` with the dimensions config, seed and the axis."""
     xarray = load("xarray", "to_xarray()")
     keys = list(configs[0]) if configs else []
-    along = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}
-    coords = {"config": np.arange(len(configs)), "seed": list(seeds), x: curve.x, **along}
+    config_coords = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}
+    coords = {"config": np.arange(len(configs)), "seed": list(seeds), x: curve.x, **config_coords}
     return xarray.DataArray(curve.y, dims=("config", "seed", x), coords=coords, name=name)
 
 
@@ -152,8 +152,8 @@ def _of_task(runs: Any, task: str, value: Any) -> Any:
 
 def _by_seed(runs: Any, metric: str | Sequence[str], last: float, steps: int | None, name: str) -> dict[int, float]:
     if len(runs.configs) > 1:
-        differ = ", ".join(runs.configs[0])
-        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; select one with where()")
+        keys = ", ".join(runs.configs[0])
+        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {keys}; select one with where()")
     if not len(runs):
         return {}
     scores = runs.values(metric, last=last, steps=steps)

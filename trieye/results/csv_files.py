@@ -34,10 +34,10 @@ def points_in_csv(path: Path, problems: Problems) -> Points:
     """Return the numeric columns of a CSV file as metrics; empty cells and rows without a step are skipped."""
     from pyarrow import csv as arrow
 
-    skipped: list[int] = []
+    skipped_rows: list[int] = []
 
     def skip(row: Any) -> str:
-        skipped.append(row.number)
+        skipped_rows.append(row.number)
         return "skip"
 
     try:
@@ -49,27 +49,27 @@ def points_in_csv(path: Path, problems: Problems) -> Points:
     except (OSError, pa.ArrowException) as error:
         problems.note(path, f"cannot be read: {error}")
         return {}
-    if skipped:
-        problems.note(path, f"{len(skipped)} rows with another number of columns are skipped")
-    number = _step_column(parsed.column_names)
-    steps = None if number is None else _numbers(parsed.column(number))
+    if skipped_rows:
+        problems.note(path, f"{len(skipped_rows)} rows with another number of columns are skipped")
+    step_index = _step_column(parsed.column_names)
+    steps = None if step_index is None else _numbers(parsed.column(step_index))
     if not parsed.num_rows:
         problems.note(path, "has no rows")
         return {}
     if steps is None:
-        name = _STEPS[0] if number is None else parsed.column_names[number] or "the index"
+        name = _STEPS[0] if step_index is None else parsed.column_names[step_index] or "the index"
         problems.note(path, f"the steps in its column {name!r} are not numbers")
         return {}
     is_integer = np.isfinite(steps) & (steps == np.floor(steps))
     if num_fractions := int((np.isfinite(steps) & ~is_integer).sum()):
-        name, rows = parsed.column_names[number], f"{num_fractions} of {parsed.num_rows} rows are skipped"
+        name, rows = parsed.column_names[step_index], f"{num_fractions} of {parsed.num_rows} rows are skipped"
         problems.note(path, f"{rows}, because steps are integers and {name!r} has fractions there; add a column step")
     points = {}
-    for at, name in enumerate(parsed.column_names):
-        values = None if at == number else _numbers(parsed.column(at))
+    for index, name in enumerate(parsed.column_names):
+        values = None if index == step_index else _numbers(parsed.column(index))
         if values is None:
             continue
-        is_valid = is_integer & ~parsed.column(at).is_null().to_numpy()
+        is_valid = is_integer & ~parsed.column(index).is_null().to_numpy()
         if is_valid.any():
             rows = steps[is_valid].astype(np.int64)
             points[name.strip()] = Series(rows, values[is_valid], np.full(len(rows), np.nan))

@@ -39,17 +39,17 @@ def aggregate_curves(
     Raises:
         ConfigurationError: The shapes do not fit, or `aggregate` raises it.
     """
-    at, runs = ascending(grid, "grid", least=1), finite(values, "values")
+    xs, runs = ascending(grid, "grid", least=1), finite(values, "values")
     runs = runs[:, np.newaxis] if runs.ndim == 2 else runs  # noqa: PLR2004
-    if runs.ndim != 3 or runs.shape[-1] != at.size:  # noqa: PLR2004
-        allowed = f"[seed, task, {at.size}], or [seed, {at.size}] for one task"
+    if runs.ndim != 3 or runs.shape[-1] != xs.size:  # noqa: PLR2004
+        allowed = f"[seed, task, {xs.size}], or [seed, {xs.size}] for one task"
         raise ConfigurationError(f"values have shape {np.shape(values)}; allowed for this grid: {allowed}")
-    strata = [Strata.of(runs[..., point]) for point in range(at.size)]
-    alike: dict[bytes, list[int]] = {}
+    strata = [Strata.of(runs[..., point]) for point in range(xs.size)]
+    points_by_sizes: dict[bytes, list[int]] = {}
     for point, table in enumerate(strata):
-        alike.setdefault(table.sizes.tobytes(), []).append(point)
-    value, low, high = lines = np.full((3, at.size), np.nan)
-    for points in alike.values():  # points with equal numbers of runs per task share the resample counts
+        points_by_sizes.setdefault(table.sizes.tobytes(), []).append(point)
+    value, low, high = lines = np.full((3, xs.size), np.nan)
+    for points in points_by_sizes.values():  # points with equal numbers of runs per task share the resample counts
         statistics = [statistic_of(strata[point], stat, gamma) for point in points]
 
         def statistic(counts: Counts, statistics: list[Statistic] = statistics) -> Floats:
@@ -58,7 +58,7 @@ def aggregate_curves(
         ends = interval_of(strata[points[0]], statistic, confidence=confidence, resamples=resamples, seed=seed)
         lines[:, points] = [np.broadcast_to(end, len(points)) for end in ends]
     n, n_missing = (np.array(counts) for counts in zip(*((s.scores.size, s.num_missing) for s in strata), strict=True))
-    return Band(at, value, low, high, n, n_missing)
+    return Band(xs, value, low, high, n, n_missing)
 
 
 def area_under_curve(values: ArrayLike, grid: ArrayLike, between: Between = "last") -> Floats:

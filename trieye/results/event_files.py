@@ -27,8 +27,8 @@ def event_files(directory: Path) -> list[Path]:
 
 
 def _files_of_add_hparams(directory: Path) -> list[Path]:
-    below = [path for path in directory.glob("*") if OF_ADD_HPARAMS.fullmatch(path.name)]
-    return [file for path in sorted(below) for file in event_files(path)]
+    directories = [path for path in directory.glob("*") if OF_ADD_HPARAMS.fullmatch(path.name)]
+    return [file for path in sorted(directories) for file in event_files(path)]
 
 
 class EventDirectories(PointReader):
@@ -49,15 +49,15 @@ class EventDirectories(PointReader):
         seeds of one config; a number at the end of the name, as in `PPO_1`, becomes the seed.
         """
         files = event_files(directory) + _files_of_add_hparams(directory)
-        shown, began = params_of(files, _FIRST_BYTES)
-        params = {key: typed(value) if isinstance(value, str) else value for key, value in shown.items()}
+        recorded_params, began = params_of(files, _FIRST_BYTES)
+        params = {key: typed(value) if isinstance(value, str) else value for key, value in recorded_params.items()}
         is_root = directory == root
         name = directory.name if is_root else directory.relative_to(root).as_posix()
         seed = seed_in(params)
         if not params:
-            numbered = _NUMBERED.fullmatch(name)
-            params = {"tb_log_name": numbered[1] if numbered else name}
-            seed = int(numbered[2]) if numbered else None
+            match = _NUMBERED.fullmatch(name)
+            params = {"tb_log_name": match[1] if match else name}
+            seed = int(match[2]) if match else None
         return LoadedRun(
             path=str(directory),
             name=name,

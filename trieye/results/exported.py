@@ -49,8 +49,8 @@ class ExportedRuns:
         except (OSError, pa.ArrowException, ValueError) as error:
             raise ConfigurationError(f"{path}: cannot be read: {error}") from error
         if content.get("format") != FORMAT:
-            expected = f"format {content['format']} of a newer trieye" if content else "no runs in its metadata"
-            raise ConfigurationError(f"{path}: {expected}; expected a file of `trieye results export -o FILE.parquet`")
+            problem = f"format {content['format']} of a newer trieye" if content else "no runs in its metadata"
+            raise ConfigurationError(f"{path}: {problem}; expected a file of `trieye results export -o FILE.parquet`")
         self._content = content
         if sum(row["num_points"] for row in content["runs"]) != metadata.num_rows:
             raise ConfigurationError(f"{path}: its rows were changed after the export; export the runs again")
@@ -60,12 +60,12 @@ class ExportedRuns:
         """Return the runs."""
         return [self._run(number, row) for number, row in enumerate(self._content["runs"])]
 
-    def _run(self, number: int, row: Mapping[str, Any]) -> LoadedRun:
+    def _run(self, index: int, row: Mapping[str, Any]) -> LoadedRun:
         fields = {name: row[name] for name in (*FIELDS, *MAPPINGS) if name in row}  # older files lack some
-        planned = row.get("planned_seeds")
+        seeds = row.get("planned_seeds")
         return LoadedRun(
-            path=f"{self._path}#{number}", params={**self._content["shared"], **row["params"]}, source=self,
-            planned_seeds=None if planned is None else frozenset(planned), **fields,
+            path=f"{self._path}#{index}", params={**self._content["shared"], **row["params"]}, source=self,
+            planned_seeds=None if seeds is None else frozenset(seeds), **fields,
         )  # fmt: skip
 
     def origin(self, run: LoadedRun) -> Mapping[str, Any] | None:
@@ -78,10 +78,10 @@ class ExportedRuns:
         del metrics
         table = parquet.read_table(self._path, columns=["metric", "step", "value", "wall_time"])
         ends = np.cumsum([row["num_points"] for row in self._content["runs"]])
-        wanted = {run.path: _number(run) for run in runs}
+        index_by_path = {run.path: _number(run) for run in runs}
         return {
-            path: _points(table.slice(ends[number - 1] if number else 0, self._content["runs"][number]["num_points"]))
-            for path, number in wanted.items()
+            path: _points(table.slice(ends[index - 1] if index else 0, self._content["runs"][index]["num_points"]))
+            for path, index in index_by_path.items()
         }
 
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:

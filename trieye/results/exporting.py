@@ -35,7 +35,7 @@ def table_with_runs(
     origins = [None if (one := Origin.of(run)) is None else one.exported() for run in runs]
     hide = _PathNames()
     named_sweeps = {hide(_relative(run.sweep)): sorted(sweeps[run.sweep]) for run in runs if run.sweep in sweeps}
-    hidden = [
+    hidden_runs = [
         replace(
             run,
             params=hide(run.params),
@@ -46,8 +46,8 @@ def table_with_runs(
         )
         for run in runs
     ]
-    content = {"format": FORMAT, "sweeps": named_sweeps, **_described(hidden, points, origins)}
-    return table(hidden, points).replace_schema_metadata({RUNS: json.dumps(content, default=str).encode()})
+    content = {"format": FORMAT, "sweeps": named_sweeps, **_described(hidden_runs, points, origins)}
+    return table(hidden_runs, points).replace_schema_metadata({RUNS: json.dumps(content, default=str).encode()})
 
 
 class _PathNames:
@@ -69,8 +69,8 @@ class _PathNames:
         if path not in self._names:
             name = Path(path).name
             self._numbers[name] += 1
-            number = self._numbers[name]
-            self._names[path] = name if number == 1 else f"{name}-{number}"
+            count = self._numbers[name]
+            self._names[path] = name if count == 1 else f"{name}-{count}"
         return self._names[path]
 
 
@@ -78,20 +78,20 @@ def _described(
     runs: Sequence[LoadedRun], points: Sequence[Points], origins: Sequence[Mapping[str, Any] | None]
 ) -> dict[str, Any]:
     params = [run.params for run in runs]
-    shared = _shared(params)
-    distinct: dict[str, int] = {}
+    shared_params = _shared(params)
+    index_by_text: dict[str, int] = {}
     rows = []
-    for run, own, by_name, origin in zip(runs, params, points, origins, strict=True):
+    for run, run_params, by_name, origin in zip(runs, params, points, origins, strict=True):
         row = {name: getattr(run, name) for name in FIELDS} | {name: dict(getattr(run, name)) for name in MAPPINGS}
         row["planned_seeds"] = None if run.planned_seeds is None else sorted(run.planned_seeds)
-        row["params"] = {key: value for key, value in own.items() if key not in shared}
+        row["params"] = {key: value for key, value in run_params.items() if key not in shared_params}
         row["num_points"] = sum(len(series.steps) for series in by_name.values())
         if origin is not None:
             of_run = {name: origin[name] for name in OF_RUN}
             text = json.dumps({name: value for name, value in origin.items() if name not in OF_RUN})
-            row["origin"] = {**of_run, "provenance": distinct.setdefault(text, len(distinct))}
+            row["origin"] = {**of_run, "provenance": index_by_text.setdefault(text, len(index_by_text))}
         rows.append(row)
-    return {"shared": shared, "runs": rows, "provenances": [json.loads(text) for text in distinct]}
+    return {"shared": shared_params, "runs": rows, "provenances": [json.loads(text) for text in index_by_text]}
 
 
 def _shared(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

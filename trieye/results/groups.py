@@ -70,10 +70,10 @@ class ScoreDefinition:
                 )
             if not low < high:
                 raise ConfigurationError(f"range of {task}: {low:g} is not below {high:g}")
-        missing = [task for task in tasks if task not in (self.ranges or {})]
-        if self.ranges and missing:
+        missing_tasks = [task for task in tasks if task not in (self.ranges or {})]
+        if self.ranges and missing_tasks:
             raise ConfigurationError(
-                f"--range: {', '.join(missing)} have no range, and their raw scores cannot be combined with "
+                f"--range: {', '.join(missing_tasks)} have no range, and their raw scores cannot be combined with "
                 f"normalized scores; set a range for each of {', '.join(tasks)}, or for none"
             )
         for task, (low, high) in (self.ranges or {}).items():
@@ -140,17 +140,17 @@ class RunGroups:
         firsts = [next(run for run in row if run is not None) for row in results.table]
         tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
         groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
-        for number, first in enumerate(firsts):
-            compared = {key: selection.value_of(first, key) for key in keys}
-            values = {key: value for key, value in compared.items() if value is not selection.MISSING}
-            name: tuple[Any, ...] = tuple(selection.identity(value) for value in compared.values())
+        for config_index, first_run in enumerate(firsts):
+            compared_values = {key: selection.value_of(first_run, key) for key in keys}
+            values = {key: value for key, value in compared_values.items() if value is not selection.MISSING}
+            name: tuple[Any, ...] = tuple(selection.identity(value) for value in compared_values.values())
             if keys and not values:  # a run of another program
-                values[""] = _name_of(first)
+                values[""] = _name_of(first_run)
                 name = (values[""],)
-            own = {key: results.configs[number][key] for key in attributes}
-            values, name = values | own, (*name, *own.values())
+            own_values = {key: results.configs[config_index][key] for key in attributes}
+            values, name = values | own_values, (*name, *own_values.values())
             _, rows = groups.setdefault(name, (values, [[] for _ in tasks]))
-            rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
+            rows[0 if task_key is None else tasks.index(_text(first_run, task_key))].append(config_index)
         values_of, rows_of = zip(*groups.values(), strict=True)
         is_chosen = bool(by) or any(run.varied for run in runs)
         labels = _labels(values_of, keys if is_chosen else _telling(values_of, keys), attributes)
@@ -213,12 +213,12 @@ class RunGroups:
 
     def _ambiguous(self, name: str, candidates: Sequence[int]) -> str:
         configs = [self.results.configs[number] for number in candidates]
-        differ = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
-        shown = ", ".join(differ[:_MAX_SHOWN]) + (", ..." if len(differ) > _MAX_SHOWN else "")
-        one = f"{differ[0]}={configs[0][differ[0]]}" if differ else "KEY=VALUE"
+        differing_keys = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
+        keys = ", ".join(differing_keys[:_MAX_SHOWN]) + (", ..." if len(differing_keys) > _MAX_SHOWN else "")
+        sample = f"{differing_keys[0]}={configs[0][differing_keys[0]]}" if differing_keys else "KEY=VALUE"
         return (
-            f"{name} is {len(candidates)} configs, which differ in {shown}; omit --by for one group per config, add "
-            f"the parameters to --by, select configs, as in --where {shlex.quote(one)}, or take the best by --best, "
+            f"{name} is {len(candidates)} configs, which differ in {keys}; omit --by for one group per config, add "
+            f"the parameters to --by, select configs, as in --where {shlex.quote(sample)}, or take the best by --best, "
             "whose score is biased upwards"
         )
 
@@ -233,13 +233,13 @@ class RunGroups:
         sign = 1.0 if mode == "max" else -1.0
         values = self.final_scores(scoring) * sign
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
-        diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
+        num_diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
 
-        def rank(number: int) -> tuple[bool, int, float]:
-            return means[number] > -np.inf, -diverged[number], means[number]
+        def rank(config_index: int) -> tuple[bool, int, float]:
+            return means[config_index] > -np.inf, -num_diverged[config_index], means[config_index]
 
-        chosen = [[[max(row, key=rank)] if row else [] for row in tasks] for tasks in self._candidates]
-        return RunGroups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
+        best_candidates = [[[max(row, key=rank)] if row else [] for row in tasks] for tasks in self._candidates]
+        return RunGroups(self.results, self.labels, self.values, best_candidates, self.tasks, self.keys)
 
     def diverged(self, scoring: ScoreDefinition) -> list[int]:
         """Return the number of diverged runs of each group.
@@ -247,8 +247,8 @@ class RunGroups:
         Raises:
             ConfigurationError: No run has the metric, or a group has several configs.
         """
-        numbers = self.results.num_diverged(scoring.metric)
-        return [sum(numbers[number] for number in row if number is not None) for row in self.rows]
+        num_diverged = self.results.num_diverged(scoring.metric)
+        return [sum(num_diverged[number] for number in row if number is not None) for row in self.rows]
 
     def penalties(self, scoring: ScoreDefinition) -> list[int]:
         """Return the rank penalty per group, applied before scores: diverged runs, or 0 with `include_diverged`."""
@@ -342,14 +342,14 @@ class RunGroups:
         table = self.results.table
         statuses = np.array([["" if run is None or run.is_ended else run.status for run in row] for row in table])
         has_curve = np.any(mask, axis=-1)
-        omitted: Flags = has_curve & (statuses != "")
-        counts = ", ".join(f"{number} {status}" for status, number in Counter(statuses[omitted].tolist()).items())
-        if counts and (omitted == has_curve).all():
+        is_omitted: Flags = has_curve & (statuses != "")
+        counts = ", ".join(f"{number} {status}" for status, number in Counter(statuses[is_omitted].tolist()).items())
+        if counts and (is_omitted == has_curve).all():
             self.results.note("no run has finished", f"the curves show the points so far of unfinished runs ({counts})")
-            return np.zeros_like(omitted)
+            return np.zeros_like(is_omitted)
         if counts:
             self.results.note("unfinished runs", f"not in the curves without --include-unfinished ({counts})")
-        return omitted
+        return is_omitted
 
     def differences(self) -> dict[str, list[Any]]:
         """Return the parameters, except seeds, that differ between groups, with the value of each group or None."""
@@ -358,12 +358,12 @@ class RunGroups:
             numbers = [number for candidates in tasks for number in candidates]
             firsts.append(next(run for run in self.results.table[numbers[0]] if run is not None))
         keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if selection.is_compared(key))
-        differing = {}
+        values_by_key = {}
         for key in keys:
             values = [selection.value_of(run, key) for run in firsts]
             if len({selection.identity(value) for value in values}) > 1:
-                differing[key] = [None if value is selection.MISSING else value for value in values]
-        return differing
+                values_by_key[key] = [None if value is selection.MISSING else value for value in values]
+        return values_by_key
 
     def final_scores(self, scoring: ScoreDefinition) -> Floats:
         """Return the score of each run, `[config, seed]`, in the order of the results."""
@@ -404,43 +404,43 @@ def _name_of(run: Any) -> str:
 
 def _telling(groups: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
     """Return as few keys as distinguish all groups; names of algorithms and environments come first."""
-    telling: list[str] = []
+    telling_keys: list[str] = []
     num_groups = 1
     for key in sorted(keys, key=lambda key: key.rpartition(".")[2] not in {"kind", "id"}):
         distinct = {
-            tuple(selection.identity(values.get(name, selection.MISSING)) for name in [*telling, key])
+            tuple(selection.identity(values.get(name, selection.MISSING)) for name in [*telling_keys, key])
             for values in groups
         }
         if len(distinct) > num_groups:
-            telling.append(key)
+            telling_keys.append(key)
             num_groups = len(distinct)
-    return telling
+    return telling_keys
 
 
 def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes: Sequence[str]) -> list[str]:
     """Return a unique label for each group, from the keys whose values differ among the groups that have them."""
-    differing = [
+    differing_keys = [
         key for key in keys if len({selection.identity(values[key]) for values in groups if key in values}) > 1
     ]
-    short = [_label(values, differing, attributes) or _label(values, keys, attributes) for values in groups]
+    candidates = [_label(values, differing_keys, attributes) or _label(values, keys, attributes) for values in groups]
     labels = [
-        label if label and short.count(label) == 1 else _label(values, keys, attributes, len(keys)) or "other runs"
-        for values, label in zip(groups, short, strict=True)
+        label if label and candidates.count(label) == 1 else _label(values, keys, attributes, len(keys)) or "other runs"
+        for values, label in zip(groups, candidates, strict=True)
     ]
-    earlier = [labels[:index].count(label) for index, label in enumerate(labels)]
-    return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, earlier, strict=True)]
+    num_earlier = [labels[:index].count(label) for index, label in enumerate(labels)]
+    return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, num_earlier, strict=True)]
 
 
 def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str], most: int = _MAX_KEYS) -> str:
-    own = [f"{key.rpartition('.')[2]}={_shown(values[key])}" for key in attributes if values[key]]
+    attribute_texts = [f"{key.rpartition('.')[2]}={_shown(values[key])}" for key in attributes if values[key]]
     if "" in values:
-        return " ".join([str(values[""]), *own])
+        return " ".join([str(values[""]), *attribute_texts])
     names = [*keys, *attributes]
     if len(names) == 1 and isinstance(values.get(names[0]), str):
         return _shown(values[names[0]])
     items = [(key.rpartition(".")[2], values[key]) for key in keys if key in values]
-    shown = [f"{key}={_shown(value)}" for key, value in items[:most]] + ["..."] * (len(items) > most)
-    return " ".join(shown + own)
+    key_texts = [f"{key}={_shown(value)}" for key, value in items[:most]] + ["..."] * (len(items) > most)
+    return " ".join(key_texts + attribute_texts)
 
 
 def _shown(value: Any) -> str:

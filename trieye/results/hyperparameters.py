@@ -107,26 +107,26 @@ def select(
     figure = partial(estimate_of, stat=stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
     estimates = tuple(figure([(1.0, table)]) for table in tables)
     penalties = [0] * len(tables) if diverged is None else list(diverged)
-    ranked = _ranked(estimates, penalties, mode)
-    if not ranked:
-        lost = f" ({sum(penalties)} runs diverged)" if any(penalties) else ""
-        raise ConfigurationError(f"cannot select a config: none of {len(tables)} configs has a run for each task{lost}")
-    best = ranked[0]
+    ranked_rows = _ranked(estimates, penalties, mode)
+    if not ranked_rows:
+        note = f" ({sum(penalties)} runs diverged)" if any(penalties) else ""
+        raise ConfigurationError(f"cannot select a config: none of {len(tables)} configs has a run for each task{note}")
+    best_row = ranked_rows[0]
     draws = np.full((len(tables), resamples), -np.inf)
     rng = np.random.default_rng(seed)
-    compared = [table.is_complete and penalties[row] == penalties[best] for row, table in enumerate(tables)]
+    compared = [table.is_complete and penalties[row] == penalties[best_row] for row, table in enumerate(tables)]
     for row, table in enumerate(tables):
         if compared[row]:
             draws[row] = draws_of(table, statistic_of(table, stat, gamma), resamples=resamples, rng=rng)
             draws[row] *= 1 if mode == "max" else -1
     is_best = _at_least(draws, draws.max(axis=0))
-    p_as_good = _at_least(draws, draws[best]).mean(axis=1)
-    have_spread = [table.has_spread and tables[best].has_spread for table in tables]
+    p_as_good = _at_least(draws, draws[best_row]).mean(axis=1)
+    have_spread = [table.has_spread and tables[best_row].has_spread for table in tables]
     unsure = [is_compared and not spread for is_compared, spread in zip(compared, have_spread, strict=True)]
     not_worse = np.flatnonzero((p_as_good >= 1 - confidence - _SAME) | unsure)
     p_best = (is_best / is_best.sum(axis=0)).mean(axis=1)
-    rest = (row for row in range(len(tables)) if row not in ranked)
-    return Selection(best, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked, *rest))
+    other_rows = (row for row in range(len(tables)) if row not in ranked_rows)
+    return Selection(best_row, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked_rows, *other_rows))
 
 
 def sensitivity(
@@ -171,8 +171,8 @@ def sensitivity(
         mean = figure([(1 / len(configs), tables[config]) for config in configs])
         penalties = [0 if diverged is None else diverged[config] for config in configs]
         index = next(iter(_ranked(estimates, penalties, mode)), None)
-        best = estimates[index or 0]
-        settings.append(Setting(value, best, None if index is None else configs[index], mean, tuple(configs)))
+        best_estimate = estimates[index or 0]
+        settings.append(Setting(value, best_estimate, None if index is None else configs[index], mean, tuple(configs)))
     return tuple(settings)
 
 
@@ -186,13 +186,13 @@ def _tables(scores: Scores, mode: Mode) -> list[Strata]:
 
 def _ranked(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> list[int]:
     """Return the rows of the configs that have a figure, best first."""
-    measured = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
+    measured_rows = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
     sign = -1 if mode == "max" else 1
-    return sorted(measured, key=lambda row: (penalties[row], sign * estimates[row].value))
+    return sorted(measured_rows, key=lambda row: (penalties[row], sign * estimates[row].value))
 
 
-def _at_least(draws: Floats, others: Floats) -> Any:
-    return draws >= others - _SAME * np.abs(others)
+def _at_least(draws: Floats, thresholds: Floats) -> Any:
+    return draws >= thresholds - _SAME * np.abs(thresholds)
 
 
 def _by_value(params: Sequence[Mapping[str, Any]], name: str) -> list[tuple[Any, list[int]]]:

@@ -139,9 +139,9 @@ class JobDirectories(PointReader):
         numbers = _returned(record)
         for name in sorted(numbers.keys() & points.keys()):
             self._problems.note(path, f"metric {name} of its files is hidden by the return value of the same name")
-        last = max((int(series.steps.max()) for series in points.values() if len(series.steps)), default=0)
-        ended = np.array([record.ended or record.heartbeat])
-        return {**points, **{key: Series(np.array([last]), np.array([value]), ended) for key, value in numbers.items()}}
+        step = max((int(series.steps.max()) for series in points.values() if len(series.steps)), default=0)
+        times = np.array([record.ended or record.heartbeat])
+        return {**points, **{key: Series(np.array([step]), np.array([value]), times) for key, value in numbers.items()}}
 
 
 @dataclass
@@ -184,10 +184,10 @@ class _MetricFiles:
 
     def read(self, problems: Problems) -> Points:
         """Return the points of all files."""
-        merged: dict[str, Series] = {}
-        for kind in (self._events, self._mlflow, self._csv):
-            merged = {**_merged(list(kind(problems))), **merged}
-        return merged
+        series_by_metric: dict[str, Series] = {}
+        for reader in (self._events, self._mlflow, self._csv):
+            series_by_metric = {**_merged(list(reader(problems))), **series_by_metric}
+        return series_by_metric
 
     def _events(self, problems: Problems) -> Iterator[tuple[str, Points]]:
         for directory in self.event_dirs:
@@ -219,18 +219,18 @@ def _merged(parts: Sequence[tuple[str, Points]]) -> dict[str, Series]:
     by_metric: dict[str, dict[str, Series]] = {}
     for name, points in parts:
         for metric, series in points.items():
-            named = by_metric.setdefault(metric, {})
-            named[name] = _continued(named[name], series) if name in named else series
-    merged = {}
-    for metric, named in by_metric.items():
-        for name, series in named.items():
-            merged[metric if len(named) == 1 or not name else f"{name}/{metric}"] = series
-    return merged
+            by_name = by_metric.setdefault(metric, {})
+            by_name[name] = _continued(by_name[name], series) if name in by_name else series
+    series_by_metric = {}
+    for metric, by_name in by_metric.items():
+        for name, series in by_name.items():
+            series_by_metric[metric if len(by_name) == 1 or not name else f"{name}/{metric}"] = series
+    return series_by_metric
 
 
-def _continued(before: Series, after: Series) -> Series:
-    is_kept = before.steps < after.steps.min()
-    return Series(*(np.concatenate([old[is_kept], new]) for old, new in zip(before, after, strict=True)))
+def _continued(old_series: Series, new_series: Series) -> Series:
+    is_kept = old_series.steps < new_series.steps.min()
+    return Series(*(np.concatenate([old[is_kept], new]) for old, new in zip(old_series, new_series, strict=True)))
 
 
 def _returned(record: JobRecord | None) -> dict[str, float]:

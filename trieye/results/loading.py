@@ -109,21 +109,21 @@ class _Search:
         elif path.name in {RUN_RECORD, SWEEP}:
             self._walk(path.parent, path.parent)
         elif is_exported(path):
-            exported = ExportedRuns(path, self.problems)
-            self._runs += exported.runs()
-            self.sweeps |= exported.sweeps
+            exported_runs = ExportedRuns(path, self.problems)
+            self._runs += exported_runs.runs()
+            self.sweeps |= exported_runs.sweeps
         else:
             self._runs += MlflowStore(path, self.problems).runs()
 
     def _walk(self, directory: Path, root: Path, depth: int = 0) -> bool:
         """Add the runs in and below a directory; return whether it contains runs or files of runs."""
-        real = directory.resolve()
-        if str(real) in self._seen or depth > _MAX_DEPTH:
+        real_dir = directory.resolve()
+        if str(real_dir) in self._seen or depth > _MAX_DEPTH:
             return True
-        self._seen.add(str(real))
-        if (real / RUN_RECORD).is_file():
-            parent = real.parent
-            self._add_run(real, parent.parent if parent.name == _RUNS else parent)
+        self._seen.add(str(real_dir))
+        if (real_dir / RUN_RECORD).is_file():
+            parent = real_dir.parent
+            self._add_run(real_dir, parent.parent if parent.name == _RUNS else parent)
             return True
         if (directory / SWEEP).is_file():
             self._add_sweep(directory)
@@ -136,13 +136,13 @@ class _Search:
         has_events = bool(event_files(directory))
         if has_events:
             self._runs.append(self._events.run(directory, root))
-        below = [
+        subdirs = [
             path for path in _directories_in(directory) if not (has_events and OF_ADD_HPARAMS.fullmatch(path.name))
         ]
-        foreign = [path for path in below if not self._walk(path, root, depth + 1)]
-        is_ours = has_events or len(foreign) < len(below)
+        foreign_dirs = [path for path in subdirs if not self._walk(path, root, depth + 1)]
+        is_ours = has_events or len(foreign_dirs) < len(subdirs)
         if (is_ours and not has_events) or directory.name == _RUNS:
-            for path in foreign:
+            for path in foreign_dirs:
                 self.problems.note(path, f"skipped: no {RUN_RECORD}, {SWEEP} or event files")
         return is_ours
 
@@ -186,39 +186,39 @@ class _Search:
         grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
         directory = directory.resolve()
         self.sweeps[str(directory)] = frozenset() if grid is None else seeds_of(grid)
-        app, empty, num_before = "", list[int](), len(self._runs)
+        app, empty_jobs, num_before = "", list[int](), len(self._runs)
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             job_dir = directory / str(index)
             link = job_dir / RUN
             if link.is_symlink() and not link.exists():
                 self.problems.note(link, f"skipped: the run of job {index} no longer exists at the target of the link")
                 continue
-            varied: Mapping[str, str] = {}
+            varied_values: Mapping[str, str] = {}
             if grid is not None:
-                varied = grid.values(index) if index < grid.size else {}
+                varied_values = grid.values(index) if index < grid.size else {}
             elif sweep is not None:
                 record = self._jobs.record(job_dir)
-                varied = {} if record is None else record.values(sweep.varying)
+                varied_values = {} if record is None else record.values(sweep.varying)
             if (link / RUN_RECORD).exists():
-                real = link.resolve()
-                self._seen.add(str(real))
+                run_dir = link.resolve()
+                self._seen.add(str(run_dir))
                 # a recorded "max" may be the default of a program whose Hydra config has no `loop`
                 mode = "min" if sweep is not None and sweep.mode == "min" else None
-                self._add_run(real, directory, job=index, varied=varied, mode=mode)
+                self._add_run(run_dir, directory, job=index, varied=varied_values, mode=mode)
                 continue
             modes = [] if sweep is None else sweep.modes or [sweep.mode]
-            job = HydraJob(job_dir, app, f"{directory.name}/{index}", str(directory), index, varied, modes)
+            job = HydraJob(job_dir, app, f"{directory.name}/{index}", str(directory), index, varied_values, modes)
             app = app or program_of(job.output_dir)
             run = self._jobs.run(replace(job, app=app))
             self._runs += [] if run is None else [run]
-            empty += [index] if run is None and self._jobs.is_completed(job_dir) else []
+            empty_jobs += [index] if run is None and self._jobs.is_completed(job_dir) else []
         if grid is not None:
-            planned = (replace(run, planned_seeds=_planned_seeds(grid, run.job)) for run in self._runs[num_before:])
-            self._runs[num_before:] = planned
-        if empty and self._runs:
-            jobs = f"{counted(len(empty), 'completed job')} ({', '.join(map(str, empty[:_MAX_SHOWN]))}"
-            more = ", ...)" if len(empty) > _MAX_SHOWN else ")"
-            self.problems.note(directory, f"{jobs}{more} returned no number and wrote no metrics")
+            runs = (replace(run, planned_seeds=_planned_seeds(grid, run.job)) for run in self._runs[num_before:])
+            self._runs[num_before:] = runs
+        if empty_jobs and self._runs:
+            jobs = f"{counted(len(empty_jobs), 'completed job')} ({', '.join(map(str, empty_jobs[:_MAX_SHOWN]))}"
+            ending = ", ...)" if len(empty_jobs) > _MAX_SHOWN else ")"
+            self.problems.note(directory, f"{jobs}{ending} returned no number and wrote no metrics")
 
     def _record_of(self, directory: Path) -> SweepRecord | None:
         try:
@@ -246,8 +246,8 @@ def _planned_seeds(grid: Grid, index: int | None) -> frozenset[int] | None:
         return None
     if index is None or index >= grid.size:
         return None
-    others = {key: value for key, value in grid.values(index).items() if not is_seed(key)}
-    jobs = (grid.values(job) for job in grid.find(others))
+    other_values = {key: value for key, value in grid.values(index).items() if not is_seed(key)}
+    jobs = (grid.values(job) for job in grid.find(other_values))
     return frozenset(int(value) for values in jobs for key, value in values.items() if _is_seed(key, value))
 
 

@@ -111,10 +111,10 @@ class MlflowStore:
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of each run, keyed by `LoadedRun.path`."""
-        wanted = sorted(self.metrics(runs) if metrics is None else metrics)
+        names = sorted(self.metrics(runs) if metrics is None else metrics)
         points: dict[str, dict[str, Series]] = {run.path: {} for run in runs}
         with self._reading() as connection:
-            for name in wanted:
+            for name in names:
                 for run, series in zip(runs, _series(connection, name, runs), strict=True):
                     if len(series.steps):
                         points[run.path][name] = series
@@ -123,7 +123,7 @@ class MlflowStore:
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         # SQLite would create files next to a database that no process has open, or fail if it may not.
-        is_at_rest = not any(self._path.with_name(self._path.name + end).exists() for end in ("-wal", "-journal"))
+        is_at_rest = not any(self._path.with_name(self._path.name + suffix).exists() for suffix in ("-wal", "-journal"))
         address = f"{self._path.absolute().as_uri()}?{'immutable=1' if is_at_rest else 'mode=ro'}"
         try:
             with contextlib.closing(sqlite3.connect(address, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
@@ -143,12 +143,12 @@ def _by_run(connection: sqlite3.Connection, table: str) -> dict[str, dict[str, s
 
 def _series(connection: sqlite3.Connection, name: str, runs: Sequence[LoadedRun]) -> Iterator[Series]:
     """Yield the points of a metric for each run, in order of time."""
-    numbers = {_uuid(run): number for number, run in enumerate(runs)}
-    few = f"AND run_uuid IN ({', '.join('?' * len(runs))})" if len(runs) <= _FEW_RUNS else ""
-    cursor = connection.execute(_POINTS.format(few), (name, *(numbers if few else ())))
-    parts = [_columns(rows, numbers) for rows in iter(lambda: cursor.fetchmany(_AT_ONCE), [])]
+    index_by_uuid = {_uuid(run): number for number, run in enumerate(runs)}
+    condition = f"AND run_uuid IN ({', '.join('?' * len(runs))})" if len(runs) <= _FEW_RUNS else ""
+    cursor = connection.execute(_POINTS.format(condition), (name, *(index_by_uuid if condition else ())))
+    parts = [_columns(rows, index_by_uuid) for rows in iter(lambda: cursor.fetchmany(_AT_ONCE), [])]
     if not parts:
-        parts = [_columns([("", 0, 0.0, 0)], numbers)]
+        parts = [_columns([("", 0, 0.0, 0)], index_by_uuid)]
     codes, steps, values, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     values[np.abs(values) == _HIGHEST] *= np.inf
     order = np.argsort(codes, kind="stable")

@@ -40,8 +40,8 @@ class Origin:
     def of(cls, run: LoadedRun) -> "Origin | None":
         """Return the origin of a run; None if it has no intact trieye run directory, and its export had none."""
         if isinstance(run.source, ExportedRuns):
-            stored = run.source.origin(run)
-            return None if stored is None else cls._restored(stored)
+            values = run.source.origin(run)
+            return None if values is None else cls._restored(values)
         directory = Path(run.path)
         try:
             record = RunRecord.read(directory / RUN_RECORD) if directory.is_dir() else None
@@ -57,16 +57,16 @@ class Origin:
         of_run = {"attempt": self.attempt, "duration_s": self.duration_s}
         if self.provenance is None:
             return of_run
-        published = self.provenance.model_copy(update=_PRIVATE).model_dump()
-        published["machine"]["host"] = ""
-        if published["commit"] is not None:
-            published["commit"] |= {"directory": "", "untracked": []}
-        return {**of_run, **published}
+        public_values = self.provenance.model_copy(update=_PRIVATE).model_dump()
+        public_values["machine"]["host"] = ""
+        if public_values["commit"] is not None:
+            public_values["commit"] |= {"directory": "", "untracked": []}
+        return {**of_run, **public_values}
 
     @classmethod
-    def _restored(cls, stored: Mapping[str, Any]) -> "Origin":
-        provenance = Provenance.model_validate(stored) if "python" in stored else None
-        return cls(stored["attempt"], stored["duration_s"], provenance)
+    def _restored(cls, values: Mapping[str, Any]) -> "Origin":
+        provenance = Provenance.model_validate(values) if "python" in values else None
+        return cls(values["attempt"], values["duration_s"], provenance)
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,12 @@ def save(figure: Figure, path: Path) -> None:
         hint = "; `trieye results export` writes points" if is_table else did_you_mean(suffix, FORMATS)
         raise ConfigurationError(f"{path}: unknown image format {suffix!r}{hint} (choose from: {', '.join(FORMATS)})")
     metadata = {"Date": None} if suffix == "svg" else {}
-    drawn = io.BytesIO()
+    buffer = io.BytesIO()
     with style():
-        figure.savefig(drawn, format=suffix, metadata=metadata)
+        figure.savefig(buffer, format=suffix, metadata=metadata)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, drawn.getvalue(), is_lasting=False)
+        write_atomic(path, buffer.getvalue(), is_lasting=False)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
 
@@ -95,13 +95,13 @@ def inline(figure: Figure, name: str) -> str:
         figure: The figure.
         name: Prefix of its ids, a word; unique within the page.
     """
-    written = io.StringIO()
+    buffer = io.StringIO()
     with style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser renders the text
         warnings.filterwarnings("ignore", "constrained_layout not applied")  # long wide labels
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(written, format="svg", transparent=True, metadata=no_metadata)
-    root = ET.fromstring(written.getvalue())  # noqa: S314 - matplotlib's output
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    root = ET.fromstring(buffer.getvalue())  # noqa: S314 - matplotlib's output
     root.attrib = {"viewBox": root.attrib["viewBox"]}
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -153,25 +153,25 @@ def curves(
         marks: Positions on the x axis and texts of vertical lines.
     """
     figure, axes = _figure()
-    for number, (label, band) in enumerate(bands.items()):
+    for index, (label, band) in enumerate(bands.items()):
         n = np.where(well_supported(band.at, band.n), band.n, 0)
-        if not (drawn := n > 0).any():
+        if not (is_drawn := n > 0).any():
             continue
-        color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
+        color, line = COLORS[index % len(COLORS)], _LINES[index // len(COLORS) % len(_LINES)]
         for run in () if runs is None else runs[label]:
             axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
-        value, low, high = (np.where(drawn, line, np.nan) for line in (band.value, band.low, band.high))
+        value, low, high = (np.where(is_drawn, line, np.nan) for line in (band.value, band.low, band.high))
         axes.fill_between(band.at, low, high, where=n > _PAIR, color=color, alpha=0.18, linewidth=0)
         for end in (low, high) if (n == _PAIR).any() else ():
             axes.plot(band.at, np.where(n == _PAIR, end, np.nan), color=color, linewidth=0.6, alpha=0.35)
-        num_runs = "-".join(str(count) for count in dict.fromkeys((n[drawn].min(), n.max())))
+        num_runs = "-".join(str(count) for count in dict.fromkeys((n[is_drawn].min(), n.max())))
         complete = np.where(n == n.max(), value, np.nan)
         axes.plot(band.at, complete, color=color, linestyle=line, label=f"{_plain(label)} (n={num_runs})")
         axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
-        changes = np.flatnonzero(drawn[1:] & drawn[:-1] & (np.diff(n) != 0)) + 1
+        changes = np.flatnonzero(is_drawn[1:] & is_drawn[:-1] & (np.diff(n) != 0)) + 1
         axes.plot(band.at[changes], value[changes], "D", color=color, markersize=6, markeredgecolor="white", zorder=3)
-    for number, (position, text) in enumerate(marks):
-        line = ("--", ":", "-.")[number % 3]
+    for index, (position, text) in enumerate(marks):
+        line = ("--", ":", "-.")[index % 3]
         axes.axvline(position, color="#555555", linestyle=line, linewidth=1.0, label=_plain(text), zorder=0)
     axes.set_xlabel(_NAMES.get(x, x))
     is_aggregate = any(band.n.max(initial=0) > 1 for band in bands.values())
@@ -184,8 +184,8 @@ def curves(
 def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
     """Plot performance profiles: the fraction of runs with a higher score, over the score."""
     figure, axes = _figure()
-    for number, (label, band) in enumerate(bands.items()):
-        color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
+    for index, (label, band) in enumerate(bands.items()):
+        color, line = COLORS[index % len(COLORS)], _LINES[index // len(COLORS) % len(_LINES)]
         axes.plot(band.at, band.value, color=color, linestyle=line, label=_plain(label), drawstyle="steps-post")
         axes.fill_between(band.at, band.low, band.high, color=color, alpha=0.18, linewidth=0, step="post")
     axes.set_xlabel(f"{_plain(metric)}  (τ)")
@@ -198,11 +198,11 @@ def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
 def intervals(rows: Mapping[str, Estimate], label: str, *, labels: Sequence[str]) -> Figure:
     """Plot aggregates with intervals, one per row, in the same colors as the curves of `labels`."""
     figure, axes = _figure(height=0.75 + 0.32 * len(rows))
-    for number, (name, estimate) in enumerate(rows.items()):
+    for row, (name, estimate) in enumerate(rows.items()):
         color = COLORS[labels.index(name) % len(COLORS)]
         if estimate.low is not None and estimate.high is not None:
-            axes.plot([estimate.low, estimate.high], [number, number], color=color, linewidth=4, alpha=0.35)
-        axes.plot(estimate.value, number, color=color, marker="o", markersize=5, linestyle="none")
+            axes.plot([estimate.low, estimate.high], [row, row], color=color, linewidth=4, alpha=0.35)
+        axes.plot(estimate.value, row, color=color, marker="o", markersize=5, linestyle="none")
     axes.set_yticks(
         range(len(rows)), [textwrap.fill(f"{_plain(name)} (n={estimate.n})", _LINE) for name, estimate in rows.items()]
     )
@@ -220,31 +220,31 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
     """
     figure, axes = _figure()
     values = list(dict.fromkeys(setting.value for settings in lines.values() for setting in settings))
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    at = {value: float(value) if numeric else index for index, value in enumerate(values)}
-    for number, (label, settings) in enumerate(lines.items()):
-        color, marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
-        offset = 0.0 if numeric else (number - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
-        x = np.array([at[setting.value] for setting in settings]) + offset
-        best = np.array([setting.best.value for setting in settings])
+    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    x_of_value = {value: float(value) if is_numeric else index for index, value in enumerate(values)}
+    for line_index, (label, settings) in enumerate(lines.items()):
+        color, marker = COLORS[line_index % len(COLORS)], _MARKERS[line_index % len(_MARKERS)]
+        offset = 0.0 if is_numeric else (line_index - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
+        x = np.array([x_of_value[setting.value] for setting in settings]) + offset
+        scores = np.array([setting.best.value for setting in settings])
         ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in (s.best for s in settings)]
         low, high = np.array(ends, np.float64).reshape(-1, 2).T
-        if numeric:
+        if is_numeric:
             axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         else:
             axes.vlines(x, low, high, color=color, linewidth=4, alpha=0.35)
-        joined = "-" if numeric else "none"
+        joined = "-" if is_numeric else "none"
         axes.plot(
-            x, best, color=color, linestyle=joined, marker=marker, markersize=4, label=_plain(label) or "best config"
+            x, scores, color=color, linestyle=joined, marker=marker, markersize=4, label=_plain(label) or "best config"
         )
         if any(len(setting.configs) > 1 for setting in settings):
             mean, name = [setting.mean.value for setting in settings], f"{_plain(label)}, mean of all".lstrip(", ")
             line_style: dict[str, Any] = (
-                {"linestyle": ":", "linewidth": 1} if numeric else {"linestyle": "none", "marker": "_"}
+                {"linestyle": ":", "linewidth": 1} if is_numeric else {"linestyle": "none", "marker": "_"}
             )
             axes.plot(x, mean, color=color, label=name, **line_style)
-    if numeric:
-        _scale_x(axes, np.sort(np.fromiter(at.values(), np.float64)))
+    if is_numeric:
+        _scale_x(axes, np.sort(np.fromiter(x_of_value.values(), np.float64)))
     else:
         axes.set_xticks(range(len(values)), [_plain(as_text(value)) for value in values])
         axes.set_xlim(-0.5, len(values) - 0.5)
@@ -325,26 +325,26 @@ class _Column:
 
     @classmethod
     def of(cls, values: Sequence[Any], name: str) -> "_Column":
-        present = [value for value in values if value is not None]
-        is_partial = len(present) < len(values)
-        numbers = np.array([number for value in present if (number := number_of(value)) is not None], np.float64)
+        known_values = [value for value in values if value is not None]
+        is_partial = len(known_values) < len(values)
+        numbers = np.array([number for value in known_values if (number := number_of(value)) is not None], np.float64)
         ticks: list[tuple[float, str]]
-        if len(numbers) == len(present) > 0:
+        if len(numbers) == len(known_values) > 0:
             distinct = np.unique(numbers)
             is_log = distinct[0] > 0 and len(distinct) > 1 and _is_logarithmic(distinct)
             scaled = np.log(numbers) if is_log else numbers
             low, span = scaled.min(), np.ptp(scaled) or 1.0
             heights = iter(((scaled - low) / span).tolist())
-            marked = distinct if len(distinct) <= _MOST_TICKS else _round_numbers(distinct[0], distinct[-1], is_log)
-            positions = np.log(marked) if is_log else marked
-            ticks = [(float((x - low) / span), f"{value:.4g}") for x, value in zip(positions, marked, strict=True)]
+            tick_marks = distinct if len(distinct) <= _MOST_TICKS else _round_numbers(distinct[0], distinct[-1], is_log)
+            positions = np.log(tick_marks) if is_log else tick_marks
+            ticks = [(float((x - low) / span), f"{value:.4g}") for x, value in zip(positions, tick_marks, strict=True)]
         else:
-            names = sorted({str(value) for value in present})
+            names = sorted({str(value) for value in known_values})
             height_of = {text: (at + 0.5) / len(names) for at, text in enumerate(names)}
-            heights = iter([height_of[str(value)] for value in present])
+            heights = iter([height_of[str(value)] for value in known_values])
             ticks = [(height, _plain(text)) for text, height in height_of.items()]
-        drawn = [_ABSENT if value is None else next(heights) for value in values]
-        return cls(name, drawn, [*ticks, *([(_ABSENT, "none")] if is_partial else [])], is_partial)
+        all_heights = [_ABSENT if value is None else next(heights) for value in values]
+        return cls(name, all_heights, [*ticks, *([(_ABSENT, "none")] if is_partial else [])], is_partial)
 
 
 def _scale_x(axes: "Axes", values: Floats) -> None:
@@ -379,10 +379,10 @@ def _figure(height: float = _HEIGHT) -> "tuple[Figure, Axes]":
 
 def _plain(text: str) -> str:
     """Escape a text for display: one line, no formula, and no leading underscore, which would hide a legend entry."""
-    shown = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
-    most = _LONGEST // 2 if any(char >= _FIRST_WIDE for char in shown) else _LONGEST
-    shown = shown if len(shown) <= most else f"{shown[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-    return shown.replace("$", r"\$").replace("_", "\N{ZERO WIDTH SPACE}_", 1 if shown.startswith("_") else 0)
+    line = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+    max_chars = _LONGEST // 2 if any(char >= _FIRST_WIDE for char in line) else _LONGEST
+    line = line if len(line) <= max_chars else f"{line[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return line.replace("$", r"\$").replace("_", "\N{ZERO WIDTH SPACE}_", 1 if line.startswith("_") else 0)
 
 
 def _large_numbers(axes: "Axes") -> None:

@@ -30,10 +30,10 @@ class PointCache:
     def points(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
         """Return the points of each run by metric, and read each metric once; None: all metrics."""
         for source, group in by_source([run for run in runs if self._lacks(run, metrics)]):
-            read = source.read(group, metrics)
+            read_points = source.read(group, metrics)
             for run in group:
-                cached = self._points.setdefault(run.path, {})
-                cached |= dict.fromkeys(metrics or (), NOTHING) | dict(read.get(run.path, {}))
+                cached_points = self._points.setdefault(run.path, {})
+                cached_points |= dict.fromkeys(metrics or (), NOTHING) | dict(read_points.get(run.path, {}))
                 if metrics is None:
                     self._whole.add(run.path)
         return [self._points.get(run.path, {}) for run in runs]

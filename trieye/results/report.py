@@ -168,8 +168,8 @@ class Report:
         template = environment.from_string(files("trieye.results").joinpath("report.html.jinja").read_text("utf-8"))
         about = {**self._about(), "results": self.groups.results, "version": VERSION}
         page = ""
-        for most in _MOST_LINES:
-            page = template.render(report=self, comparison=self.comparison, scoring=self.scoring, most=most, **about)
+        for limit in _MOST_LINES:
+            page = template.render(report=self, comparison=self.comparison, scoring=self.scoring, most=limit, **about)
             if len(page.encode("utf-8", "backslashreplace")) <= MAX_BYTES:
                 break
         return page
@@ -208,17 +208,17 @@ class Report:
         """
         is_one = len(tasks) == 1
         stat: Aggregate = "run_median" if is_one and self.comparison.stat == "median" else self.comparison.stat
-        named: dict[str, Aggregate] = {"median": "run_median"} if is_one else {"median of tasks": "median"}
-        named |= {name: name for name in cast("tuple[Aggregate, ...]", ("iqm", "mean"))}
-        named = {name: other for name, other in named.items() if other != stat}
+        stats: dict[str, Aggregate] = {"median": "run_median"} if is_one else {"median of tasks": "median"}
+        stats |= {name: name for name in cast("tuple[Aggregate, ...]", ("iqm", "mean"))}
+        stats = {name: other for name, other in stats.items() if other != stat}
         lines = []
         for group in self.ranked:
             table = scores[group]
             main = statistics.aggregate(table, stat, **self._intervals)
-            others = {name: statistics.aggregate(table, other, resamples=1).value for name, other in named.items()}
+            others = {name: statistics.aggregate(table, other, resamples=1).value for name, other in stats.items()}
             if is_one:
-                present = table[~np.isnan(table)]
-                others["std"] = float(present.std(ddof=1)) if len(present) > 1 else math.nan
+                valid_scores = table[~np.isnan(table)]
+                others["std"] = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else math.nan
             lines.append(Line(self.groups.labels[group], self._color(group), main, others))
         return lines
 
@@ -266,8 +266,8 @@ class Report:
             return
         scores = {self.groups.labels[group]: self.scores[group] for group in self.drawn}
         profiles = statistics.performance_profiles(scores, name, **self._intervals)
-        seen = f"fraction of runs with more than each value of {name}: a line with its band for each of"
-        yield self._picture("Performance profiles", plots.profiles(profiles, name), seen, profiles)
+        caption = f"fraction of runs with more than each value of {name}: a line with its band for each of"
+        yield self._picture("Performance profiles", plots.profiles(profiles, name), caption, profiles)
         rows = {self.groups.labels[group]: self._mains[group] for group in self.ranked if group in self.drawn}
         figure = plots.intervals(rows, f"{name} ({stat_label})", labels=labels)
         yield self._picture("Figures and intervals", figure, f"{name}: a point with its interval for each of", rows)
@@ -284,9 +284,9 @@ class Report:
         }
         return bands, x
 
-    def _picture(self, title: str, figure: Figure, seen: str, labels: Mapping[str, Any]) -> Picture:
+    def _picture(self, title: str, figure: Figure, caption: str, labels: Mapping[str, Any]) -> Picture:
         name = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in title.lower())
-        return Picture(title, Markup(plots.inline(figure, name)), f"{seen} {', '.join(labels)}")  # noqa: S704 - escaped
+        return Picture(title, Markup(plots.inline(figure, name)), f"{caption} {', '.join(labels)}")  # noqa: S704 - escaped
 
     def sensitivities(self) -> Iterator[Picture]:
         """Yield a sensitivity plot of each parameter that shows more than the comparison of groups."""
@@ -295,17 +295,17 @@ class Report:
         )
         outer = RunGroups.by_config(self.groups.results, self.comparison.by, self.comparison.task)
         keys = {key for groups in outer.values() for key in groups.keys}
-        excluded = {selection.resolve(key, self.groups.results.runs) for key in self.comparison.by} | {task}
-        compared = selection.compared_by(self.groups.results.runs)
-        params = self._distinct(key for key in compared if key in keys - excluded)
+        excluded_keys = {selection.resolve(key, self.groups.results.runs) for key in self.comparison.by} | {task}
+        compared_keys = selection.compared_by(self.groups.results.runs)
+        params = self._distinct(key for key in compared_keys if key in keys - excluded_keys)
         for key in params[:_MOST_SENSITIVITIES]:
             lines = {label: settings for label, groups in outer.items() if (settings := self._settings(groups, key))}
             values = {setting.value for settings in lines.values() for setting in settings}
             is_line = len(values) > _FEW_VALUES and not any(isinstance(value, str | bool) for value in values)
             if len(values) >= _FEW_VALUES and (is_line or len(params) > 1):
                 figure = plots.sensitivity(lines, key, f"{self.scoring.name} ({self.comparison.stat})")
-                seen = f"{self.scoring.name} for each value of {key}: {', '.join(map(str, sorted(values, key=str)))}"
-                yield Picture(key, Markup(plots.inline(figure, f"of-{params.index(key)}")), seen)  # noqa: S704 - escaped
+                caption = f"{self.scoring.name} for each value of {key}: {', '.join(map(str, sorted(values, key=str)))}"
+                yield Picture(key, Markup(plots.inline(figure, f"of-{params.index(key)}")), caption)  # noqa: S704 - escaped
 
     def _distinct(self, keys: Iterable[str]) -> list[str]:
         """Return one parameter of each set that partitions the runs identically, such as a class and its module."""
@@ -333,18 +333,18 @@ class Report:
     def same(self) -> dict[str, Any]:
         """The parameters with the same value in all runs."""
         varying = set(selection.varying(self.groups.results.runs))
-        first = self.groups.results.runs[0].params
-        return {key: redacted(value, key) for key, value in first.items() if key not in varying and not is_seed(key)}
+        params = self.groups.results.runs[0].params
+        return {key: redacted(value, key) for key, value in params.items() if key not in varying and not is_seed(key)}
 
     def within(self) -> dict[str, list[Any]]:
         """Return the parameters that vary within groups, such as the task, with all their values."""
-        differing = self.groups.differences().keys()
-        varying: dict[str, list[Any]] = {}
+        differing_keys = self.groups.differences().keys()
+        values_by_key: dict[str, list[Any]] = {}
         for key in selection.varying(self.groups.results.runs):
-            if key not in differing:
+            if key not in differing_keys:
                 values = {selection.identity(value): value for value in self._values(key)}
-                varying[key] = redacted(list(values.values()), key)
-        return varying
+                values_by_key[key] = redacted(list(values.values()), key)
+        return values_by_key
 
     def _values(self, key: str) -> Iterator[Any]:
         for run in self.groups.results.runs:
@@ -398,8 +398,8 @@ def _commit(provenance: Provenance) -> tuple[str, ...]:
     commit = provenance.commit
     if commit is None:
         return "not in a repository", "", "", ""
-    new = f"{len(commit.untracked)} untracked files" if commit.untracked else ""
-    state = ", ".join(filter(None, ("uncommitted changes" if commit.is_dirty else "", new))) or "clean"
+    untracked_text = f"{len(commit.untracked)} untracked files" if commit.untracked else ""
+    state = ", ".join(filter(None, ("uncommitted changes" if commit.is_dirty else "", untracked_text))) or "clean"
     return commit.sha[:12], commit.branch, commit.remote, state
 
 
@@ -419,8 +419,8 @@ def _lasted(run: LoadedRun, times: Floats) -> float | None:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{remainder:02}"
 
 
 def _value(value: Any) -> str:

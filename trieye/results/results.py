@@ -109,8 +109,8 @@ class Results:
             ConfigurationError: The parameter is unknown or ambiguous.
         """
         key = selection.resolve(key, [*self.runs, at])
-        near = [run for run in self.runs if selection.differences(run.params, at.params) <= {key}]
-        return self.only(near).split(key) if near else {}
+        near_runs = [run for run in self.runs if selection.differences(run.params, at.params) <= {key}]
+        return self.only(near_runs).split(key) if near_runs else {}
 
     def find(self, run: LoadedRun, ignore: Sequence[str] = ()) -> LoadedRun | None:
         """Return the first run with the same parameters and seed as `run`, except for ignored parameters.
@@ -118,11 +118,11 @@ class Results:
         Raises:
             ConfigurationError: An ignored parameter is unknown or ambiguous.
         """
-        ignored = {selection.resolve(key, [*self.runs, run]) for key in ignore}
-        for other in self.runs:
-            is_near = selection.differences(other.params, run.params) <= ignored
-            if is_near and ("seed" in ignored or other.seed == run.seed):
-                return other
+        ignored_keys = {selection.resolve(key, [*self.runs, run]) for key in ignore}
+        for candidate in self.runs:
+            is_near = selection.differences(candidate.params, run.params) <= ignored_keys
+            if is_near and ("seed" in ignored_keys or candidate.seed == run.seed):
+                return candidate
         return None
 
     def best(
@@ -153,17 +153,17 @@ class Results:
         if isinstance(is_better, str):
             raise ConfigurationError(f"mode={mode!r}: expected 'max', 'min', or a function of two numbers")
         values = self.values(metric, last=last, steps=steps, reduce=reduce)
-        diverged = self.num_diverged(metric)
-        chosen: int | None = None
+        num_diverged = self.num_diverged(metric)
+        best_index: int | None = None
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else np.nan for row in values]
         numbers = [number for number, mean in enumerate(means) if not np.isnan(mean)]
-        fewest = min((diverged[number] for number in numbers), default=0)
+        fewest = min((num_diverged[number] for number in numbers), default=0)
         for number in numbers:
-            if diverged[number] == fewest and (chosen is None or is_better(means[number], means[chosen])):
-                chosen = number
-        if chosen is None:
+            if num_diverged[number] == fewest and (best_index is None or is_better(means[number], means[best_index])):
+                best_index = number
+        if best_index is None:
             raise ConfigurationError(f"{metric}: no run has a finite value of this metric")
-        return self.only(run for run in self._layout[2][chosen] if run is not None)
+        return self.only(run for run in self._layout[2][best_index] if run is not None)
 
     def told_apart(self, by: Sequence[str]) -> Self:
         """Return the same runs, with configs also distinguished by these keys, such as `app`."""
@@ -192,10 +192,10 @@ class Results:
         selected, or the seeds of its app for a run outside of sweeps.
         """
         if run.sweep in self._cache.sweeps:
-            planned = self._cache.sweeps[run.sweep] if run.planned_seeds is None else run.planned_seeds
-            return set(planned) - self._unselected_seeds.get(run.path, set())
-        near = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
-        return {other.seed for other in near if other.seed is not None}
+            planned_seeds = self._cache.sweeps[run.sweep] if run.planned_seeds is None else run.planned_seeds
+            return set(planned_seeds) - self._unselected_seeds.get(run.path, set())
+        near_runs = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
+        return {other.seed for other in near_runs if other.seed is not None}
 
     @property
     def table(self) -> list[list[LoadedRun | None]]:
@@ -216,20 +216,20 @@ class Results:
         keys = list(dict.fromkeys([*selection.varying(self.runs), *self.by]))
         attributes = selection.identifying(self.runs, keys)
         groups = list(selection.grouped(self.runs, [*keys, *attributes]).values())
-        seeds, split = selection.replicates(groups, self.note)
-        named = [selection.attribute("name", self.runs)] if any(len(rows) > 1 for rows in split) else []
+        seeds, rows_of_groups = selection.replicates(groups, self.note)
+        name_keys = [selection.attribute("name", self.runs)] if any(len(rows) > 1 for rows in rows_of_groups) else []
         num_named = Counter(run.name for run in self.runs)
         configs, table = [], []
-        for runs, rows in zip(groups, split, strict=True):
+        for runs, rows in zip(groups, rows_of_groups, strict=True):
             values = {key: selection.as_key(selection.value_of(runs[0], key)) for key in (*keys, *attributes)}
             for row in rows:
-                present = [run for run in row if run is not None]
-                name = present[0].name if len(rows) > 1 and len(present) == 1 else None
+                present_runs = [run for run in row if run is not None]
+                name = present_runs[0].name if len(rows) > 1 and len(present_runs) == 1 else None
                 if name is not None and num_named[name] > 1:
-                    name = present[0].path
-                configs.append(values | dict.fromkeys(named, name))
+                    name = present_runs[0].path
+                configs.append(values | dict.fromkeys(name_keys, name))
                 table.append(row)
-        return configs, seeds, table, [*attributes, *named]
+        return configs, seeds, table, [*attributes, *name_keys]
 
     # points
 
@@ -256,11 +256,11 @@ class Results:
             ConfigurationError: No run has the metric.
         """
         steps = [aligned.diverged_at(*read) for read in self._read(metric)]
-        diverged = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
-        for path, step in diverged.items():
+        step_by_path = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
+        for path, step in step_by_path.items():
             text = f"diverged: {_named(metric)} is NaN or infinite from step {step} on"
             self.note(path, f"{text}; its finite points count only with include_diverged")
-        return diverged
+        return step_by_path
 
     def num_diverged(self, metric: Metric) -> list[int]:
         """Return the number of diverged runs of each config.
@@ -275,25 +275,25 @@ class Results:
         """Return the points of each run, and the markers of dropped non-finite values."""
         names = [metric] if isinstance(metric, str) else list(metric)
         points_of_runs = self._cache.points(self.runs, [*names, *(f"{NON_FINITE_METRIC}{name}" for name in names)])
-        read = []
+        pairs = []
         for points in points_of_runs:
-            present = [name for name in names if len(points.get(name, NOTHING).steps)]
-            for name in present[1:]:
-                self.note(name, f"not used for runs that also log {present[0]}; a list of metrics names alternatives")
-            markers = [f"{NON_FINITE_METRIC}{name}" for name in present[:1] or names]
-            dropped = next((points[one] for one in markers if len(points.get(one, NOTHING).steps)), NOTHING)
-            read.append((points[present[0]] if present else NOTHING, dropped))
-        if self.runs and not any(len(series.steps) or len(dropped.steps) for series, dropped in read):
-            logged = self.metrics()
-            more = ", ..." if len(logged) > _MAX_SHOWN else ""
-            shown = ", ".join(logged[:_MAX_SHOWN]) + more
-            hint = did_you_mean(names[0], logged)
-            killed = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
+            own_names = [name for name in names if len(points.get(name, NOTHING).steps)]
+            for name in own_names[1:]:
+                self.note(name, f"not used for runs that also log {own_names[0]}; a list of metrics names alternatives")
+            markers = [f"{NON_FINITE_METRIC}{name}" for name in own_names[:1] or names]
+            dropped_points = next((points[one] for one in markers if len(points.get(one, NOTHING).steps)), NOTHING)
+            pairs.append((points[own_names[0]] if own_names else NOTHING, dropped_points))
+        if self.runs and not any(len(series.steps) or len(dropped_points.steps) for series, dropped_points in pairs):
+            metrics = self.metrics()
+            more = ", ..." if len(metrics) > _MAX_SHOWN else ""
+            metrics_text = ", ".join(metrics[:_MAX_SHOWN]) + more
+            hint = did_you_mean(names[0], metrics)
+            close_hint = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
                            for run in self.runs if _needs_closing(run)), "")  # fmt: skip
             raise ConfigurationError(
-                f"{_named(metric)}: no run logged it{hint} (logged metrics: {shown or 'none'}){killed}"
+                f"{_named(metric)}: no run logged it{hint} (logged metrics: {metrics_text or 'none'}){close_hint}"
             )
-        return read
+        return pairs
 
     def curve(
         self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
@@ -355,60 +355,60 @@ class Results:
             raise ConfigurationError(f"steps={steps}: expected 1 or more")
         series, diverged = self.series(metric), self.diverged(metric)
         scores = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
-        counted = {run.path for row in self.table for run in row if run is not None}
-        for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
+        counted_paths = {run.path for row in self.table for run in row if run is not None}
+        for index, (run, one) in enumerate(zip(self.runs, series, strict=True)):
             if run.path in diverged and not include_diverged:
-                scores[number] = np.nan
-            if run.is_ended or run.path not in counted:
+                scores[index] = np.nan
+            if run.is_ended or run.path not in counted_paths:
                 continue
-            rest = f"; `trieye close {run.path}` adds points that only its journal has" if _needs_closing(run) else ""
+            hint = f"; `trieye close {run.path}` adds points that only its journal has" if _needs_closing(run) else ""
             if len(one.steps):
-                reached = f"{run.status}, last {_named(metric)} at step {one.steps.max()}"
+                progress_text = f"{run.status}, last {_named(metric)} at step {one.steps.max()}"
                 counts = "its score includes only points up to this step"
                 text = counts if include_unfinished else "not scored without --include-unfinished"
-                self.note(run.path, f"{reached}: {text}{rest}")
-            elif rest:
-                at = "" if run.step is None else f" at step {run.step}"
-                self.note(run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}")
+                self.note(run.path, f"{progress_text}: {text}{hint}")
+            elif hint:
+                step_text = "" if run.step is None else f" at step {run.step}"
+                self.note(run.path, f"{run.status}{step_text}: its history has no points of {_named(metric)}{hint}")
             if not include_unfinished:
-                scores[number] = np.nan
+                scores[index] = np.nan
         values = np.array(scores, np.float64)
         self._without_infinity(values)
         return self._arranged(values, np.nan)
 
     def _without_infinity(self, values: Floats) -> None:
         """Replace infinite values `[run, ...]`, which have no mean or interval, by NaN in place."""
-        for number in np.unique(np.nonzero(np.isinf(values))[0]).tolist():
-            self.note(self.runs[number].path, "infinite values count as missing")
+        for index in np.unique(np.nonzero(np.isinf(values))[0]).tolist():
+            self.note(self.runs[index].path, "infinite values count as missing")
         values[np.isinf(values)] = np.nan
 
     def _counters(self, x: XAxis) -> list[Series | None]:
         names = COUNTERS.get(x, ())
-        others = [run for run in self.runs if names and run.axis != x]
-        points = dict(zip((run.path for run in others), self._cache.points(others, names), strict=True))
-        first = [next((one for name in names if len((one := points[run.path].get(name, NOTHING)).steps)), None)
+        other_runs = [run for run in self.runs if names and run.axis != x]
+        points = dict(zip((run.path for run in other_runs), self._cache.points(other_runs, names), strict=True))
+        series = [next((one for name in names if len((one := points[run.path].get(name, NOTHING)).steps)), None)
                  if run.path in points else None for run in self.runs]  # fmt: skip
-        return list(first)
+        return list(series)
 
     def _note_axes(self, x: XAxis, xs: Sequence[Floats | None], series: Sequence[Series]) -> None:
         for run, coordinates, one in zip(self.runs, xs, series, strict=True):
             if len(one.steps) and (coordinates is None or np.isnan(coordinates).all()):
                 reason = "its points have no times" if x == "wall_time" else f"it counts {run.axis}, and logs no {x}"
                 self.note(run.path, f"not on the axis {x}: {reason}")
-        counted = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
-        if x == "step" and len(counted) > 1:
-            self.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one as x")
+        counted_axes = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
+        if x == "step" and len(counted_axes) > 1:
+            self.note("x=step", f"the runs count {', '.join(sorted(counted_axes))}; choose one as x")
 
     def _arranged(self, by_run: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Rearrange `[run, ...]` to `[config, seed, ...]`."""
-        numbers = {run.path: number for number, run in enumerate(self.runs)}
+        index_by_path = {run.path: number for number, run in enumerate(self.runs)}
         rows = self.table
-        arranged = np.full((len(rows), len(self.seeds), *by_run.shape[1:]), fill, by_run.dtype)
+        result = np.full((len(rows), len(self.seeds), *by_run.shape[1:]), fill, by_run.dtype)
         for row, runs in enumerate(rows):
             for column, run in enumerate(runs):
                 if run is not None:
-                    arranged[row, column] = by_run[numbers[run.path]]
-        return arranged
+                    result[row, column] = by_run[index_by_path[run.path]]
+        return result
 
     # other packages
 

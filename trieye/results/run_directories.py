@@ -99,17 +99,17 @@ class RunDirectories:
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the runs; for an ended run, from run.json instead of its points."""
         names: set[str] = set()
-        unlisted = []
+        unlisted_runs = []
         for run in runs:
             try:
-                stored = StoredRun.read(Path(run.path))
+                stored_run = StoredRun.read(Path(run.path))
             except ConfigurationError:
-                unlisted.append(run)
+                unlisted_runs.append(run)
                 continue
-            names |= set(stored.metrics)
-            if not stored.metrics or stored.status in {"RUNNING", "LOST"}:
-                unlisted.append(run)
-        return names.union(*(points for points in self.read(unlisted, None).values()))
+            names |= set(stored_run.metrics)
+            if not stored_run.metrics or stored_run.status in {"RUNNING", "LOST"}:
+                unlisted_runs.append(run)
+        return names.union(*(points for points in self.read(unlisted_runs, None).values()))
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of each run except superseded points, keyed by `LoadedRun.path`."""
@@ -124,16 +124,16 @@ class RunDirectories:
     def _read_home(
         self, home: Path, runs: Sequence[LoadedRun], metrics: Collection[str] | None
     ) -> Mapping[str, Points]:
-        settled = [run for run in runs if run.status != _UNSETTLED]
-        if len(settled) < MIN_COMPACTED:
+        ended_runs = [run for run in runs if run.status != _UNSETTLED]
+        if len(ended_runs) < MIN_COMPACTED:
             return dict(self._read_each(runs, metrics))
-        cached = self._read_compacted(home, metrics)
-        stale = [run for run in settled if run.path not in cached]
-        if len(stale) >= MIN_COMPACTED and _num_items(run.path for run in stale) <= MAX_COMPACTED_ITEMS:
-            compacted_points = self._compact(home, stale)
-            cached |= {path: _selected(points, metrics) for path, points in compacted_points.items()}
-        rest = [run for run in runs if run.path not in cached]
-        return cached | dict(self._read_each(rest, metrics))
+        points_by_path = self._read_compacted(home, metrics)
+        stale_runs = [run for run in ended_runs if run.path not in points_by_path]
+        if len(stale_runs) >= MIN_COMPACTED and _num_items(run.path for run in stale_runs) <= MAX_COMPACTED_ITEMS:
+            compacted_points = self._compact(home, stale_runs)
+            points_by_path |= {path: _selected(points, metrics) for path, points in compacted_points.items()}
+        other_runs = [run for run in runs if run.path not in points_by_path]
+        return points_by_path | dict(self._read_each(other_runs, metrics))
 
     def _read_compacted(self, home: Path, metrics: Collection[str] | None) -> dict[str, Points]:
         """Return the cached points of the runs that have not changed since; checks for changes once per home."""
@@ -149,14 +149,14 @@ class RunDirectories:
             return {}
         return {path: points[path] for path in fresh}
 
-    def _compact(self, home: Path, stale: Sequence[LoadedRun]) -> Mapping[str, Points]:
+    def _compact(self, home: Path, stale_runs: Sequence[LoadedRun]) -> Mapping[str, Points]:
         """Return all points of stale runs, and write a cache with these and the up-to-date points of the old cache."""
-        stamps = {run.path: _stamp(run.path) for run in stale}
+        stamps = {run.path: _stamp(run.path) for run in stale_runs}
         num_problems = len(self._problems.texts)
-        read = dict(self._read_each(stale, None))
+        read = dict(self._read_each(stale_runs, None))
         if len(self._problems.texts) > num_problems:  # damaged runs are not cached, so that each load reports them
-            damaged = [path for path in read if any(text.startswith(f"{path}: ") for text in self._problems.texts)]
-            read = {path: points for path, points in read.items() if path not in damaged}
+            broken_paths = [path for path in read if any(text.startswith(f"{path}: ") for text in self._problems.texts)]
+            read = {path: points for path, points in read.items() if path not in broken_paths}
         if len(read) >= MIN_COMPACTED:
             points = self._read_compacted(home, None) | read
             cache, _ = self._files.pop(home)

@@ -151,8 +151,8 @@ def typed(text: str) -> Any:
 
 def seed_in(params: Mapping[str, Any]) -> int | None:
     """Return the seed among parameters: `hydra.seed`, `seed`, else the only key that ends with `.seed`."""
-    own = [params[key] for key in ("hydra.seed", "seed") if key in params]
-    seeds = own[:1] or [value for key, value in params.items() if is_seed(key)]
+    own_seeds = [params[key] for key in ("hydra.seed", "seed") if key in params]
+    seeds = own_seeds[:1] or [value for key, value in params.items() if is_seed(key)]
     is_unique = len(seeds) == 1 and isinstance(seeds[0], int) and not isinstance(seeds[0], bool)
     return int(seeds[0]) if is_unique else None
 

@@ -65,13 +65,13 @@ def write_scores(
     if path.suffix.lower() == ".csv":
         write_table(pa.table(columns | numbers), path)
         return
-    others = [name for name in figures[0] if name != main]
-    header = [*columns, "runs", main, f"{confidence:.0%} CI", *others]
+    other_names = [name for name in figures[0] if name != main]
+    header = [*columns, "runs", main, f"{confidence:.0%} CI", *other_names]
     rows = []
     for row, group, num in zip(values, figures, diverged, strict=True):
         cells = [_shown(row.get(key)) for key in keys]
         cells += [_runs(group[main], num), number(group[main].value), interval(group[main])]
-        rows.append([*cells, *(number(group[name].value) for name in others)])
+        rows.append([*cells, *(number(group[name].value) for name in other_names)])
     _write_text(path, header, rows, len(keys), notes)
 
 
@@ -115,8 +115,8 @@ def write_pairs(
     for (x, y, chance, gap), verdict in zip(pairs, verdicts, strict=True):
         sizes = f"{counts[x]} + {counts[y]}{_runs(gap, 0).removeprefix(str(gap.n))}"
         mark = "*" if is_separate(chance) else ""
-        estimated = [number(chance.value) + mark, interval(chance), number(gap.value), interval(gap)]
-        rows.append([x, y, sizes, *estimated, verdict])
+        estimate_cells = [number(chance.value) + mark, interval(chance), number(gap.value), interval(gap)]
+        rows.append([x, y, sizes, *estimate_cells, verdict])
     _write_text(path, header, rows, 2, notes)
 
 

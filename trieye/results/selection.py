@@ -105,10 +105,10 @@ def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
         raise ConfigurationError(f"{name}: ambiguous, could be {' or '.join(sorted(matches))}; use the full key")
     last_parts = {key.rpartition(".")[2] for key in keys}
     hint = f"; {KEYS[name]}" if name in KEYS else did_you_mean(name, [*keys, *last_parts, *ATTRIBUTES])
-    differing = compared_by(list(runs)) or sorted(keys)
-    more = ", ..." if len(differing) > _MAX_SHOWN else ""
-    shown = ", ".join(differing[:_MAX_SHOWN]) + more
-    raise ConfigurationError(f"{name}: no run has this parameter{hint} (differing parameters: {shown or 'none'})")
+    differing_keys = compared_by(list(runs)) or sorted(keys)
+    more = ", ..." if len(differing_keys) > _MAX_SHOWN else ""
+    keys_text = ", ".join(differing_keys[:_MAX_SHOWN]) + more
+    raise ConfigurationError(f"{name}: no run has this parameter{hint} (differing parameters: {keys_text or 'none'})")
 
 
 def value_of(run: LoadedRun, key: str) -> Any:
@@ -164,9 +164,9 @@ def varying(runs: Sequence[LoadedRun]) -> list[str]:
 
 def compared_by(runs: Sequence[LoadedRun]) -> list[str]:
     """Return the default parameters to compare by: those varied in the sweeps, or else all that differ."""
-    varied = dict.fromkeys(key for run in runs for key in run.varied if not is_seed(key))
-    differing = [key for key in varied if len({identity(value_of(run, key)) for run in runs if run.varied}) > 1]
-    return differing or varying(runs)
+    keys = dict.fromkeys(key for run in runs for key in run.varied if not is_seed(key))
+    differing_keys = [key for key in keys if len({identity(value_of(run, key)) for run in runs if run.varied}) > 1]
+    return differing_keys or varying(runs)
 
 
 def grouped(runs: Iterable[LoadedRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[LoadedRun]]:
@@ -177,17 +177,17 @@ def grouped(runs: Iterable[LoadedRun], keys: Sequence[str]) -> dict[tuple[Any, .
     return groups
 
 
-def unselected_seeds(selected: Iterable[LoadedRun], configs: Iterable[Sequence[LoadedRun]]) -> dict[str, set[int]]:
+def unselected_seeds(selected_runs: Iterable[LoadedRun], configs: Iterable[Sequence[LoadedRun]]) -> dict[str, set[int]]:
     """Return the seeds of the config of each selected run, by path, that are not selected.
 
     Args:
-        selected: The selected runs.
+        selected_runs: The selected runs.
         configs: All runs of each config.
     """
-    paths, seeds = {run.path for run in selected}, dict[str, set[int]]()
+    paths, seeds = {run.path for run in selected_runs}, dict[str, set[int]]()
     for runs in configs:
-        unselected = {run.seed for run in runs if run.path not in paths and run.seed is not None}
-        seeds |= {run.path: unselected for run in runs if run.path in paths}
+        other_seeds = {run.seed for run in runs if run.path not in paths and run.seed is not None}
+        seeds |= {run.path: other_seeds for run in runs if run.path in paths}
     return seeds
 
 
@@ -197,15 +197,15 @@ def identifying(runs: Sequence[LoadedRun], keys: Sequence[str]) -> list[str]:
     Two apps with equal parameters are two programs. Two sweeps may divide the seeds of a config among them; if both
     have the same seed, the config was measured twice.
     """
-    added: list[str] = []
+    attributes: list[str] = []
     apps = [{run.app for run in group} for group in grouped(runs, keys).values()]
     if any(len(names) > 1 for names in apps):
-        added.append(attribute("app", runs))
-    for group in grouped(runs, [*keys, *added]).values():
+        attributes.append(attribute("app", runs))
+    for group in grouped(runs, [*keys, *attributes]).values():
         seeds = {(run.seed, run.sweep) for run in group if run.seed is not None}
         if len({seed for seed, _ in seeds}) < len(seeds):
-            return [*added, attribute("sweep", runs)]
-    return added
+            return [*attributes, attribute("sweep", runs)]
+    return attributes
 
 
 def replicates(
@@ -221,35 +221,35 @@ def replicates(
         groups: The runs of each config.
         note: Called with the path of each dropped run and the reason.
     """
-    split = [_rows(runs, note) for runs in groups]
-    seeds = {seed for rows in split for row in rows for seed in row}
-    for runs, (row, *_) in zip(groups, split, strict=True):
-        free = iter(range(len(seeds) + len(runs)))
+    rows_of_groups = [_rows(runs, note) for runs in groups]
+    seeds = {seed for rows in rows_of_groups for row in rows for seed in row}
+    for runs, (row, *_) in zip(groups, rows_of_groups, strict=True):
+        free_seeds = iter(range(len(seeds) + len(runs)))
         for run in (run for run in runs if run.seed is None):
-            row[next(seed for seed in free if seed not in row)] = run
-    every = sorted({seed for rows in split for row in rows for seed in row})
-    return every, [[[row.get(seed) for seed in every] for row in rows] for rows in split]
+            row[next(seed for seed in free_seeds if seed not in row)] = run
+    all_seeds = sorted({seed for rows in rows_of_groups for row in rows for seed in row})
+    return all_seeds, [[[row.get(seed) for seed in all_seeds] for row in rows] for rows in rows_of_groups]
 
 
 def _rows(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> list[dict[int, LoadedRun]]:
-    main: dict[int, LoadedRun] = {}
-    more: list[dict[int, LoadedRun]] = []
+    main_row: dict[int, LoadedRun] = {}
+    extra_rows: list[dict[int, LoadedRun]] = []
     for run in sorted(runs, key=_precedence)[::-1]:
         if run.seed is None:
             continue
-        first = main.setdefault(run.seed, run)
-        if first is not run and (run.is_named or _are_trials(first, run)):
-            more.append({run.seed: run})
-        elif first is not run:
-            note(run.path, f"{NOT_COUNTED}: {_replaced_by(first, run)}")
-    return [main, *more]
+        counted_run = main_row.setdefault(run.seed, run)
+        if counted_run is not run and (run.is_named or _are_trials(counted_run, run)):
+            extra_rows.append({run.seed: run})
+        elif counted_run is not run:
+            note(run.path, f"{NOT_COUNTED}: {_replaced_by(counted_run, run)}")
+    return [main_row, *extra_rows]
 
 
-def _replaced_by(first: LoadedRun, run: LoadedRun) -> str:
-    if run.is_copy and run.run_id == first.run_id:
-        return f"it is a copy of {first.path}"
-    kind = "newer" if first.is_ended == run.is_ended else "finished"
-    return f"{first.path} is a {kind} run of the same app, config and seed {run.seed}"
+def _replaced_by(counted_run: LoadedRun, run: LoadedRun) -> str:
+    if run.is_copy and run.run_id == counted_run.run_id:
+        return f"it is a copy of {counted_run.path}"
+    kind = "newer" if counted_run.is_ended == run.is_ended else "finished"
+    return f"{counted_run.path} is a {kind} run of the same app, config and seed {run.seed}"
 
 
 def _precedence(run: LoadedRun) -> tuple[bool, bool, float]:

@@ -248,19 +248,19 @@ def performance_profile(
     Raises:
         ConfigurationError: The thresholds are not `[point]`, `of` is unknown, or `aggregate` raises it.
     """
-    at = finite(thresholds, "thresholds")
-    if at.ndim != 1 or np.isnan(at).any():
+    xs = finite(thresholds, "thresholds")
+    if xs.ndim != 1 or np.isnan(xs).any():
         raise ConfigurationError(
-            f"thresholds: the shape is {at.shape}, or a value is NaN; expected a 1-D array of numbers"
+            f"thresholds: the shape is {xs.shape}, or a value is NaN; expected a 1-D array of numbers"
         )
     if of not in {"runs", "task_means"}:
         raise ConfigurationError(f"of={of!r} is unknown; allowed: 'runs', 'task_means'")
     runs = Strata.of(scores)
-    statistic = _runs_above(runs, at) if of == "runs" else _means_above(runs, at)
+    statistic = _runs_above(runs, xs) if of == "runs" else _means_above(runs, xs)
     ends = interval_of(runs, statistic, confidence=confidence, resamples=resamples, seed=seed)
-    value, low, high = (np.broadcast_to(end, at.shape) for end in ends)
-    n, n_missing = np.full(at.size, runs.scores.size), np.full(at.size, runs.num_missing)
-    return Band(at, value, low, high, n, n_missing)
+    value, low, high = (np.broadcast_to(end, xs.shape) for end in ends)
+    n, n_missing = np.full(xs.size, runs.scores.size), np.full(xs.size, runs.num_missing)
+    return Band(xs, value, low, high, n, n_missing)
 
 
 def performance_profiles(scores: Mapping[str, Floats], metric: str, *, confidence: float = 0.95) -> dict[str, Band]:
@@ -274,22 +274,22 @@ def performance_profiles(scores: Mapping[str, Floats], metric: str, *, confidenc
     Raises:
         ConfigurationError: No run has a score.
     """
-    present = np.concatenate([values[~np.isnan(values)] for values in scores.values()])
-    if not present.size:
+    valid_scores = np.concatenate([values[~np.isnan(values)] for values in scores.values()])
+    if not valid_scores.size:
         raise ConfigurationError(f"{metric}: no run has a score")
-    thresholds = np.linspace(present.min() - 0.02 * (np.ptp(present) or 1.0), present.max(), 200)
+    thresholds = np.linspace(valid_scores.min() - 0.02 * (np.ptp(valid_scores) or 1.0), valid_scores.max(), 200)
     return {label: performance_profile(values, thresholds, confidence=confidence) for label, values in scores.items()}
 
 
-def _runs_above(runs: Strata, at: Floats) -> Statistic:
+def _runs_above(runs: Strata, xs: Floats) -> Statistic:
     weights = 1 / (runs.sizes.size * runs.sizes.repeat(runs.sizes))
-    above = (runs.scores[:, np.newaxis] > at) * weights[:, np.newaxis]
-    return lambda counts: counts @ above
+    weights_above = (runs.scores[:, np.newaxis] > xs) * weights[:, np.newaxis]
+    return lambda counts: counts @ weights_above
 
 
-def _means_above(runs: Strata, at: Floats) -> Statistic:
+def _means_above(runs: Strata, xs: Floats) -> Statistic:
     def statistic(counts: Counts) -> Floats:
         means = runs.task_means(counts)
-        return np.stack([(means > threshold).mean(axis=1) for threshold in at], axis=1)
+        return np.stack([(means > threshold).mean(axis=1) for threshold in xs], axis=1)
 
     return statistic

@@ -52,13 +52,13 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
     table.add_column("runs", justify="right", no_wrap=True)
     table.add_column(main.replace("_", " "), justify="right", style="bold", no_wrap=True)
     table.add_column(f"{confidence:.0%} CI", justify="right", no_wrap=True)
-    others = [name for figures in list(rows.values())[:1] for name in figures if name != main]
-    for name in others:
+    other_names = [name for figures in list(rows.values())[:1] for name in figures if name != main]
+    for name in other_names:
         table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for label, figures in rows.items():
-        shown = [number(figures[name].value) for name in others]
+        cells = [number(figures[name].value) for name in other_names]
         figure = figures[main]
-        table.add_row(label, runs(figure), number(figure.value), interval(figure), *shown)
+        table.add_row(label, runs(figure), number(figure.value), interval(figure), *cells)
     _note_coverage(table, [figures[main] for figures in rows.values()])
     return table
 
@@ -86,8 +86,8 @@ def pairs_table(
         table.add_column(name, justify="right", no_wrap=True)
     for x, y, chance, gap in pairs:
         sizes = Text.assemble(f"{counts[x]} + {counts[y]}", runs(gap)[len(str(gap.n)) :])
-        shown = _with_interval(chance) + ("*" if is_separate(chance) else " ")
-        table.add_row(x, y, sizes, shown, _with_interval(gap))
+        chance_text = _with_interval(chance) + ("*" if is_separate(chance) else " ")
+        table.add_row(x, y, sizes, chance_text, _with_interval(gap))
     if any(is_separate(chance) for _, _, chance, _ in pairs):
         table.note(f"* {SEPARATE}")
     if any(1 < counts[label] < FEW for x, y, _, _ in pairs for label in (x, y)):
@@ -131,8 +131,8 @@ def settings_table(
         for setting in settings:
             row: list[Any] = [as_text(setting.value), runs(setting.best), _with_interval(setting.best)]
             if has_others:
-                best = "" if setting.best_config is None else labels[label][setting.best_config]
-                row += [number(setting.mean.value), best]
+                best_label = "" if setting.best_config is None else labels[label][setting.best_config]
+                row += [number(setting.mean.value), best_label]
             table.add_row(*([label, *row] if len(lines) > 1 else row))
     return table
 
