@@ -87,18 +87,18 @@ def _widths(columns: "Sequence[Sequence[str]]", limit: int) -> list[int]:
     limit -= PADDING * len(columns)
     if sum(widths) <= limit:
         return widths
-    for folded in ((), ("superseded",), ("superseded", "started")):
-        for number, (heading, *cells) in enumerate(columns[:-1]):
-            words = " ".join(cells).split() if heading in folded else cells
-            widths[number] = max(map(len, [*heading.split(), *words]))
-        if (rest := limit - sum(widths[:-1])) >= MIN_METRICS_WIDTH:
+    for folded_headings in ((), ("superseded",), ("superseded", "started")):
+        for index, (heading, *cells) in enumerate(columns[:-1]):
+            words = " ".join(cells).split() if heading in folded_headings else cells
+            widths[index] = max(map(len, [*heading.split(), *words]))
+        if (width_left := limit - sum(widths[:-1])) >= MIN_METRICS_WIDTH:
             break
-    return [*widths[:-1], min(widths[-1], max(rest, MIN_METRICS_WIDTH))]
+    return [*widths[:-1], min(widths[-1], max(width_left, MIN_METRICS_WIDTH))]
 
 
 def _cells(row: "AttemptRow") -> tuple[str, ...]:
     more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
-    superseded = _step(row.superseded_first_step), _step(row.superseded_last_step)
+    superseded_steps = _step(row.superseded_first_step), _step(row.superseded_last_step)
     return (
         str(row.number),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started)),
@@ -106,7 +106,7 @@ def _cells(row: "AttemptRow") -> tuple[str, ...]:
         _step(row.first_step),
         _step(row.last_step),
         f"{row.shown:,}",
-        f"{row.superseded:,}" + (f" ({'-'.join(dict.fromkeys(superseded))})" if row.superseded else ""),
+        f"{row.superseded:,}" + (f" ({'-'.join(dict.fromkeys(superseded_steps))})" if row.superseded else ""),
         ", ".join(row.metrics[:MAX_METRICS]) + more,
     )
 

@@ -35,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
     from trieye.runs import checkpoints
 
     with Terminal(stderr=True).status(f"reading {Path(options.run_name).name}"):
-        saved = checkpoints(options.run_name, root=options.root, checksums=options.verify)
+        files = checkpoints(options.run_name, root=options.root, checksums=options.verify)
     if options.json:
-        print_json("checkpoints", saved)
+        print_json("checkpoints", files)
     else:
-        Terminal().print(render_saved(saved))
-    return EXIT_DAMAGED if any(row.is_broken for row in [*saved.checkpoints, *saved.buffers, *saved.crashes]) else 0
+        Terminal().print(render_saved(files))
+    return EXIT_DAMAGED if any(row.is_broken for row in [*files.checkpoints, *files.buffers, *files.crashes]) else 0

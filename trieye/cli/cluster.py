@@ -118,7 +118,7 @@ def _table(nodes: "list[Node]") -> "TextTable":
         if node.error is not None or not node.is_alive:
             table.add_row(node.node_id[:8], node.host, state, resources)
             continue
-        free = min((free for free, _ in node.disks.values()), default=0)
+        free_bytes = min((free_bytes for free_bytes, _ in node.disks.values()), default=0)
         table.add_row(
             node.node_id[:8],
             node.host,
@@ -128,10 +128,10 @@ def _table(nodes: "list[Node]") -> "TextTable":
             "missing" if node.import_error else node.versions.get("trieye") or "not installed",
             f"{node.latency_s * 1000:.1f} ms",
             f"{node.offset_s * 1000:+.1f} ms",
-            f"{free / 1e9:.0f} GB",
+            f"{free_bytes / 1e9:.0f} GB",
         )
     return table
 
 
-def _resource(name: str, number: float) -> str:
-    return f"{number / 1e9:.0f} GB" if name == "memory" else f"{number:g} {name}"
+def _resource(name: str, amount: float) -> str:
+    return f"{amount / 1e9:.0f} GB" if name == "memory" else f"{amount:g} {name}"

@@ -26,12 +26,12 @@ def confirm(command: Sequence[str], directory: Path | str, *, origin: str, is_si
     from trieye.snapshot.signing import key_source
 
     line = f"cd {shlex.quote(str(directory))} && {shlex.join(command)}"
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)  # escape codes could hide parts
+    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)  # escape codes could hide parts
     print(
         f"{origin} stores this command, which your key ({key_source()}) has not signed for this directory:",
         file=sys.stderr,
     )
-    print(f"  {shown}", file=sys.stderr, flush=True)
+    print(f"  {text}", file=sys.stderr, flush=True)
     if not sys.stdin.isatty():
         raise ConfigurationError(f"{origin}: nothing was started; check the command above and add --yes to run it")
     if input("run it? [y/N] ").strip().lower() not in {"y", "yes"}:

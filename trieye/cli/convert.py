@@ -40,19 +40,19 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.run_name)
     if not path.is_file():
         path = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
-    converted, skipped = [], []
+    conversions, left_out = [], []
     for file in convert(path, allow_pickle=options.allow_pickle or None, output=options.output):
         if file.target is None:
-            skipped.append(file)
+            left_out.append(file)
         else:
-            converted.append(file)
+            conversions.append(file)
             if not options.json:
                 print(f"{file.path} -> {file.target}")
     if options.json:
-        converted_files = [{"path": file.path, "checkpoint": file.target} for file in converted]
-        skipped_files = [{"path": file.path, "reason": file.reason} for file in skipped]
+        converted_files = [{"path": file.path, "checkpoint": file.target} for file in conversions]
+        skipped_files = [{"path": file.path, "reason": file.reason} for file in left_out]
         print_json("convert", {"converted": converted_files, "left_out": skipped_files})
-        return EXIT_FAILED if skipped else 0
-    for file in skipped:
+        return EXIT_FAILED if left_out else 0
+    for file in left_out:
         print(f"skipped: {file.path}: {file.reason}", file=sys.stderr)
-    return EXIT_FAILED if skipped else 0
+    return EXIT_FAILED if left_out else 0

@@ -35,8 +35,8 @@ def show_delivery(
         )
     for warning in delivery.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    for sink, missing in delivery.missing.items():
-        print(f"error: {sink}: {missing}", file=sys.stderr)
+    for sink, missing_text in delivery.missing.items():
+        print(f"error: {sink}: {missing_text}", file=sys.stderr)
     if delivery.missing:
         print("`trieye close` continues the delivery", file=sys.stderr)
     name = delivery.run_dir.name

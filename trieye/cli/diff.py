@@ -34,19 +34,19 @@ def run(options: argparse.Namespace) -> int:
     from trieye.runs import diff
 
     comparison = diff(*options.run_names, root=options.root)
-    both = comparison.first, comparison.second
+    stored_runs = comparison.first, comparison.second
     if options.json:
-        forks = [run.record.forked_from for run in both]
+        forks = [run.record.forked_from for run in stored_runs]
         runs = [
             {"run": str(run), "run_dir": run.run_dir, "forked_from": None if fork is None else fork.model_dump()}
-            for run, fork in zip(both, forks, strict=True)
+            for run, fork in zip(stored_runs, forks, strict=True)
         ]
         print_json("diff", {"runs": runs, **comparison.divergence.parts(), "metrics": comparison.metrics})
         return 0
     console = Terminal()
     for table in _tables(comparison):
         console.print(table)
-    for run in both:
+    for run in stored_runs:
         if run.record.forked_from is not None:
             console.print(f"{run} was forked from {run.record.forked_from.line}")
         if run.provenance is None:

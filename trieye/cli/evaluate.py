@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> int:
 
     roots = roots_of(options.root)
     run_dir = run_directory(options.run_name, root=options.root) if options.run_name else _newest(roots)
-    which = reference_of(options.checkpoint, option="--checkpoint").which
+    checkpoint = reference_of(options.checkpoint, option="--checkpoint").which
     add_working_directory()
     with Terminal(stderr=True).status(f"evaluating {run_dir.name}"):
         from trieye.training.launch import evaluate
 
-        report = evaluate(run_dir, which, episodes=options.episodes, video=options.video, device=options.device)
+        report = evaluate(run_dir, checkpoint, episodes=options.episodes, video=options.video, device=options.device)
     if options.json:
         print_json("evaluate", report)
     else:
@@ -71,9 +71,9 @@ def _newest(roots: Sequence[Path]) -> Path:
 
     directories = [path for root in roots for path in root.glob(f"*/*/*/{CHECKPOINTS}")]
     if not directories:
-        searched = ", ".join(map(str, roots)) or "this project"
+        searched_roots = ", ".join(map(str, roots)) or "this project"
         raise ConfigurationError(
-            f"no run in {searched} has a checkpoint; pass a run, or the directory of all apps as --root"
+            f"no run in {searched_roots} has a checkpoint; pass a run, or the directory of all apps as --root"
         )
     return max(directories, key=lambda path: path.stat().st_mtime).parent.resolve()
 

@@ -43,23 +43,23 @@ def run(options: argparse.Namespace) -> int:
     from trieye.integrations.importing import import_run, runs_at
     from trieye.results.runs import Problems
 
-    problems, imported = Problems(), list[dict[str, Any]]()
+    problems, imported_runs = Problems(), list[dict[str, Any]]()
     foreign_runs = runs_at(options.kind, options.path, problems)
-    for number, foreign_run in enumerate(foreign_runs, 1):
+    for index, foreign_run in enumerate(foreign_runs, 1):
         try:
             result = import_run(foreign_run, root=options.root, app=options.app)
         except TrieyeError as error:
             problems.leave_out(foreign_run.path, error)
             continue
-        imported.append({"path": foreign_run.path, "run_dir": result.directory, **result._asdict()})
-        del imported[-1]["directory"]
+        imported_runs.append({"path": foreign_run.path, "run_dir": result.directory, **result._asdict()})
+        del imported_runs[-1]["directory"]
         summary = f"{result.num_metrics} metrics, {result.num_points:,} points" if result.is_new else "already imported"
         if result.is_new and result.num_left_out:
             summary += f", {result.num_left_out:,} NaN or infinite values skipped"
         if not options.json:
-            print(f"[{number}/{len(foreign_runs)}] {foreign_run.path} -> {result.directory}: {summary}", flush=True)
+            print(f"[{index}/{len(foreign_runs)}] {foreign_run.path} -> {result.directory}: {summary}", flush=True)
     if options.json:
-        print_json("import", {"runs": imported, "problems": list(problems.texts)})
+        print_json("import", {"runs": imported_runs, "problems": list(problems.texts)})
         return EXIT_FAILED if problems.num_left_out else 0
     for text in problems.texts:
         print(f"note: {text}", file=sys.stderr)

@@ -43,44 +43,44 @@ def run(options: argparse.Namespace) -> int:
     from trieye.process.terminal import Terminal
     from trieye.runs import get, points
 
-    stored = get(options.run_name, root=options.root)
+    stored_run = get(options.run_name, root=options.root)
     patterns = options.metric or (["*"] if options.csv else [])
-    selected = points(stored, patterns, since=options.since) if patterns else None
-    if patterns and stored.status == "LOST":
-        print(f"{stored} was killed: `trieye close {stored}` stores its newest points", file=sys.stderr)
+    points_by_name = points(stored_run, patterns, since=options.since) if patterns else None
+    if patterns and stored_run.status == "LOST":
+        print(f"{stored_run} was killed: `trieye close {stored_run}` stores its newest points", file=sys.stderr)
     if options.json:
-        print_json("metrics", _document(stored, selected))
+        print_json("metrics", _document(stored_run, points_by_name))
     elif options.csv:
-        _print_csv(selected or {})
-    elif selected is None:
-        Terminal().print(_summary(stored))
+        _print_csv(points_by_name or {})
+    elif points_by_name is None:
+        Terminal().print(_summary(stored_run))
     else:
-        for name, series in selected.items():
+        for name, series in points_by_name.items():
             Terminal().print(_table(name, series))
     return 0
 
 
-def _document(stored: "StoredRun", selected: "Mapping[str, MetricPoints] | None") -> dict[str, Any]:
-    metrics = stored.metrics if selected is None else {name: stored.metrics.get(name) for name in selected}
-    return {"run": str(stored), "run_dir": stored.run_dir, "summary": metrics, "points": selected or {}}
+def _document(stored_run: "StoredRun", series: "Mapping[str, MetricPoints] | None") -> dict[str, Any]:
+    metrics = stored_run.metrics if series is None else {name: stored_run.metrics.get(name) for name in series}
+    return {"run": str(stored_run), "run_dir": stored_run.run_dir, "summary": metrics, "points": series or {}}
 
 
-def _print_csv(selected: "Mapping[str, MetricPoints]") -> None:
+def _print_csv(points_by_name: "Mapping[str, MetricPoints]") -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(["metric", "step", "value", "time", "count"])
-    for name, series in selected.items():
+    for name, series in points_by_name.items():
         columns = (series.steps, series.values, series.times, series.counts)
         writer.writerows((name, *row) for row in zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _summary(stored: "StoredRun") -> Any:
+def _summary(stored_run: "StoredRun") -> Any:
     from trieye.process.terminal import TextTable
 
-    table = TextTable("metric", right=("last", "min", "max", "step"), title=str(stored), is_ruled=False)
-    for name, summary in stored.metrics.items():
+    table = TextTable("metric", right=("last", "min", "max", "step"), title=str(stored_run), is_ruled=False)
+    for name, summary in stored_run.metrics.items():
         values = [summary.get(key) for key in ("last", "min", "max")]
         table.add_row(name, *map(_number, values), f"{summary['step']:,.0f}")
-    if not stored.metrics:
+    if not stored_run.metrics:
         table.note("no metrics yet")
     return table
 
@@ -96,9 +96,9 @@ def _table(name: str, series: "MetricPoints") -> Any:
 
     table = TextTable(right=("step", "value", "events", "time"), title=name, is_ruled=False)
     columns = (series.steps, series.values, series.counts, series.times)
-    for step, value, count, at in zip(*(column[-MAX_POINTS:].tolist() for column in columns), strict=True):
+    for step, value, count, stamp in zip(*(column[-MAX_POINTS:].tolist() for column in columns), strict=True):
         table.add_row(
-            f"{step:,}", f"{value:.6g}", f"{count:,}", f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+            f"{step:,}", f"{value:.6g}", f"{count:,}", f"{datetime.fromtimestamp(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
         )
     if len(series) > MAX_POINTS:
         table.note(f"{len(series) - MAX_POINTS:,} earlier points: --csv or --json prints all")

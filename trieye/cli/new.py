@@ -184,12 +184,12 @@ def _answer(question: TemplateQuestion, answers: dict[str, str]) -> str:
     choices = f" ({', '.join(question.choices)})" if len(question.choices) > 1 else ""
     while True:
         try:
-            typed = input(f"{question.text}{choices} [{default}]: ").strip() or default
+            answer = input(f"{question.text}{choices} [{default}]: ").strip() or default
         except EOFError:  # Ctrl-D
             print(file=sys.stderr)
             raise KeyboardInterrupt from None
-        if not (complaint := complaint_about(question.name, typed)):
-            return typed
+        if not (complaint := complaint_about(question.name, answer)):
+            return answer
         print(f"  {complaint}", file=sys.stderr)
 
 
@@ -203,8 +203,8 @@ def _check_target(project: Path, *, overwrite: bool) -> None:
     """Check that the project folder does not exist and that no file blocks its path."""
     is_folder = project.is_dir()
     if project.exists() and not (overwrite and is_folder):
-        kind, advice = ("folder", ", or --overwrite to write into it") if is_folder else ("file", "")
-        raise ConfigurationError(f"{kind} {str(project)!r} already exists; choose another name or -o DIR{advice}")
+        noun, advice = ("folder", ", or --overwrite to write into it") if is_folder else ("file", "")
+        raise ConfigurationError(f"{noun} {str(project)!r} already exists; choose another name or -o DIR{advice}")
     ancestor = next(parent for parent in project.absolute().parents if parent.exists())
     if not ancestor.is_dir():
         raise ConfigurationError(f"cannot create {str(project)!r}: {str(ancestor)!r} is a file; choose another -o DIR")

@@ -177,10 +177,10 @@ def _mlflow_pages(selection: PageSelection, runs: Sequence[ShownRun], notes: lis
             path = database_of(run.tracking_uri)
             stores.setdefault(run.tracking_uri if path is None else f"sqlite:///{path}", []).append(run)
     if len(stores) > MAX_STORES:
-        first = ", ".join(redacted_text(uri) for uri in list(stores)[:_SHOWN])
+        first_uris = ", ".join(redacted_text(uri) for uri in list(stores)[:_SHOWN])
         raise ConfigurationError(
             f"{selection}: its runs are in {len(stores)} MLflow stores, and each store needs a server (at most "
-            f"{MAX_STORES}); select fewer runs, such as one app, or use --only tensorboard ({first}, ...)"
+            f"{MAX_STORES}); select fewer runs, such as one app, or use --only tensorboard ({first_uris}, ...)"
         )
     if not stores:
         notes.append("no MLflow page: the MLflow sink was disabled")
@@ -260,16 +260,16 @@ def _report_pages(selection: PageSelection, notes: list[str]) -> Iterator[Page]:
 
 def _link(runs: Sequence[ShownRun], logdir: Path, *, has_one_app: bool) -> None:
     """Make `logdir` contain exactly one link to the event directory of each run; TensorBoard rescans it."""
-    wanted: dict[Path, Path] = {}
-    for shown in runs:
-        link = logdir / ("" if has_one_app else shown.run.app) / shown.run.name
-        while link in wanted:  # a run of the same name below another root
+    targets: dict[Path, Path] = {}
+    for run in runs:
+        link = logdir / ("" if has_one_app else run.run.app) / run.run.name
+        while link in targets:  # a run of the same name below another root
             link = link.with_name(f"{link.name}+")
-        if shown.is_in_tensorboard:
-            wanted[link] = shown.event_dir
-    for link in [path for path in logdir.glob("**/*") if path.is_symlink() and wanted.get(path) != path.readlink()]:
+        if run.is_in_tensorboard:
+            targets[link] = run.event_dir
+    for link in [path for path in logdir.glob("**/*") if path.is_symlink() and targets.get(path) != path.readlink()]:
         link.unlink()
-    for link, event_dir in wanted.items():
+    for link, event_dir in targets.items():
         if not link.is_symlink():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(event_dir)

@@ -39,7 +39,7 @@ def carry_out(
         TrieyeError: MLflow or a mirror does not answer; that run and all later ones are not deleted.
     """
     rows = [{**_row(removal), "objective": _objective(removal.run_dir, options)} for removal in removals]
-    others = [
+    retained_rows = [
         {"run_dir": path, "objective": _objective(path, options), "reason": why}
         for path, why in (retained or {}).items()
     ]
@@ -47,7 +47,7 @@ def carry_out(
     if options.json:
         if removals and not (options.dry_run or options.yes):
             raise ConfigurationError("--json: add --yes to delete the runs, or --dry-run to list them")
-    elif not _is_confirmed(rows, [*_sweeps(removals), *_grouped(others), *notes], options):
+    elif not _is_confirmed(rows, [*_sweeps(removals), *_grouped(retained_rows), *notes], options):
         return 0 if options.dry_run or not removals else EXIT_REFUSED
     for removal in () if options.dry_run else removals:
         removal.delete()
@@ -55,7 +55,7 @@ def carry_out(
             print(f"deleted {removal.name}")
     if options.json:
         document = {"runs": rows, "notes": notes, "is_dry_run": options.dry_run}
-        print_json(schema, document if retained is None else {**document, "retained": others})
+        print_json(schema, document if retained is None else {**document, "retained": retained_rows})
     elif any(removal.owns_mlflow_run for removal in removals):
         print(
             "MLflow runs were moved to its trash: `mlflow runs restore` restores a run, `mlflow gc` empties the trash"
@@ -91,10 +91,10 @@ def _objective(run_dir: Path, options: argparse.Namespace) -> float | None:
     return None
 
 
-def _grouped(retained: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _grouped(retained_rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each reason to keep runs."""
-    for why in dict.fromkeys(row["reason"] for row in retained):
-        rows = [row for row in retained if row["reason"] == why]
+    for why in dict.fromkeys(row["reason"] for row in retained_rows):
+        rows = [row for row in retained_rows if row["reason"] == why]
         names = [f"{row['run_dir'].parents[1].name}/{row['run_dir'].name}{_rating(row)}" for row in rows]
         yield f"keeping {', '.join(names)}: {why}"
 
@@ -113,7 +113,7 @@ def _rating(row: Mapping[str, Any]) -> str:
 
 def _row(removal: Removal) -> dict[str, Any]:
     record, config = removal.record, removal.config
-    owned = removal.owns_mlflow_run and record is not None and config is not None
+    owns_run = removal.owns_mlflow_run and record is not None and config is not None
     return {
         "run_dir": removal.run_dir,
         "name": removal.name,
@@ -121,8 +121,8 @@ def _row(removal: Removal) -> dict[str, Any]:
         "last_used": removal.last_used,
         "size_bytes": removal.size_bytes,
         "mirrored_bytes": removal.mirrored_bytes,
-        "mlflow_run_id": record.mlflow_run_id if owned and record else None,
-        "mlflow": redacted_text(config.persistence.MLFLOW_TRACKING_URI) if owned and config else None,
+        "mlflow_run_id": record.mlflow_run_id if owns_run and record else None,
+        "mlflow": redacted_text(config.persistence.MLFLOW_TRACKING_URI) if owns_run and config else None,
     }
 
 

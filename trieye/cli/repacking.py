@@ -23,18 +23,18 @@ def repack(directory: Path) -> Path:
     Raises:
         PackageNotFoundError: The distribution `trieye` is not installed.
     """
-    installed = metadata.distribution("trieye")
-    stem = f"trieye-{installed.version}"
+    distribution = metadata.distribution("trieye")
+    stem = f"trieye-{distribution.version}"
     files = dict(_modules())
     for name in _METADATA:
-        if (text := installed.read_text(name)) is not None:
+        if (text := distribution.read_text(name)) is not None:
             files[f"{stem}.dist-info/{name}"] = text.encode()
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
-    own = f"{stem}.dist-info/RECORD"
+    record_path = f"{stem}.dist-info/RECORD"
     directory.mkdir(parents=True, exist_ok=True)
     wheel = directory / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in {**files, own: f"{record}{own},,\n".encode()}.items():
+        for name, content in {**files, record_path: f"{record}{record_path},,\n".encode()}.items():
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
     return wheel
 
@@ -42,8 +42,8 @@ def repack(directory: Path) -> Path:
 def _modules() -> Iterator[tuple[str, bytes]]:
     """Yield the path in the wheel and the content of each file, in order."""
     package = Path(trieye.__file__).parent
-    for top in (package, package.parent / "hydra_plugins" / "trieye"):
-        for folder, folders, names in os.walk(top, followlinks=True):
+    for root in (package, package.parent / "hydra_plugins" / "trieye"):
+        for folder, folders, names in os.walk(root, followlinks=True):
             folders[:] = sorted(name for name in folders if name != "__pycache__" and _is_own(Path(folder, name)))
             for path in sorted(Path(folder) / name for name in names):
                 yield path.relative_to(package.parent).as_posix(), path.read_bytes()

@@ -59,12 +59,12 @@ def _show_divergence(plan: RestartPlan, overrides: Sequence[str]) -> None:
     """Print the differences from the stored run to stderr, and mark differences requested by overrides."""
     console, keys, source = Terminal(stderr=True), [key_of(word) for word in overrides], plan.source
     parts = plan.divergence.parts()
-    for old, new in plan.program.renamed.items():
-        console.print(Text(f"override: {old} was renamed to {new}", "yellow"))
+    for old_key, new_key in plan.program.renamed.items():
+        console.print(Text(f"override: {old_key} was renamed to {new_key}", "yellow"))
     for part, differences in parts.items():
-        for key, before, now in islice(lines_of(differences), _MAX_SHOWN):
+        for key, old_value, new_value in islice(lines_of(differences), _MAX_SHOWN):
             is_override = part == "config" and any(f"{key}.".startswith(f"{name.replace('/', '.')}.") for name in keys)
-            line = f"{part}: {key}: {before} -> {now}{'  (override)' if is_override else ''}"
+            line = f"{part}: {key}: {old_value} -> {new_value}{'  (override)' if is_override else ''}"
             console.print(Text(line, "" if is_override else "yellow"))
         if len(differences) > _MAX_SHOWN:
             console.print(Text(f"{part}: {len(differences) - _MAX_SHOWN} more differences", "yellow"))
@@ -82,11 +82,11 @@ def _show_divergence(plan: RestartPlan, overrides: Sequence[str]) -> None:
 def lines_of(differences: Differences) -> Iterator[tuple[str, str, str]]:
     """Yield (key, first, second) of each difference; long values are cut to an excerpt around the first difference."""
     for key, pair in sorted(differences.items()):
-        first, second = ("none" if value is None else str(value) for value in pair)
-        shorter = min(len(first), len(second))
-        common = next((index for index in range(shorter) if first[index] != second[index]), shorter)
-        begin = max(common - _CONTEXT, 0) if max(len(first), len(second)) > _MAX_VALUE else 0
-        yield key, _excerpt(first, begin), _excerpt(second, begin)
+        first_text, second_text = ("none" if value is None else str(value) for value in pair)
+        length = min(len(first_text), len(second_text))
+        num_common = next((index for index in range(length) if first_text[index] != second_text[index]), length)
+        begin = max(num_common - _CONTEXT, 0) if max(len(first_text), len(second_text)) > _MAX_VALUE else 0
+        yield key, _excerpt(first_text, begin), _excerpt(second_text, begin)
 
 
 def _excerpt(text: str, begin: int) -> str:

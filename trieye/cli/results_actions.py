@@ -43,32 +43,32 @@ def table(options: argparse.Namespace) -> int:
     figures = [{name: statistics.aggregate(group, name, **selected.intervals) for name in names} for group in scores]
     penalties = groups.penalties(selected.scoring)
     mode = selected.figure_mode
-    ranked = sorted(
+    ranked_rows = sorted(
         range(len(figures)), key=lambda row: (penalties[row], _rank(figures[row][selected.stat].value, mode))
     )
     if options.json:
-        diverged = groups.diverged(selected.scoring)
+        num_diverged = groups.diverged(selected.scoring)
         rows = [
-            {"label": groups.labels[row], "values": groups.values[row], "diverged": diverged[row], **figures[row]}
-            for row in ranked
+            {"label": groups.labels[row], "values": groups.values[row], "diverged": num_diverged[row], **figures[row]}
+            for row in ranked_rows
         ]
         selected.print_json({"groups": rows})
         return 0
     labels = groups.marked(selected.scoring).labels
-    shown = {labels[row]: {**figures[row], "std": _spread(scores[row])} for row in ranked}
-    printed = tables.scores_table(shown, selected.stat, title=selected.title, confidence=options.confidence)
-    selected.console.print(printed)
+    shown_rows = {labels[row]: {**figures[row], "std": _spread(scores[row])} for row in ranked_rows}
+    text_table = tables.scores_table(shown_rows, selected.stat, title=selected.title, confidence=options.confidence)
+    selected.console.print(text_table)
     if is_table:
-        values = [groups.values[row] or {"": groups.labels[row]} for row in ranked]
-        diverged = [groups.diverged(selected.scoring)[row] for row in ranked]
-        written = list(shown.values())
-        extra = {"notes": _notes_of(printed), **selected.intervals}
-        score_files.write_scores(values, written, diverged, selected.stat, options.output, **extra)
+        values = [groups.values[row] or {"": groups.labels[row]} for row in ranked_rows]
+        num_diverged = [groups.diverged(selected.scoring)[row] for row in ranked_rows]
+        row_figures = list(shown_rows.values())
+        kwargs = {"notes": _notes_of(text_table), **selected.intervals}
+        score_files.write_scores(values, row_figures, num_diverged, selected.stat, options.output, **kwargs)
         print(f"written to {options.output}")
     elif options.output is not None:
         from trieye.results import plots
 
-        main_figures = {label: group[selected.stat] for label, group in shown.items()}
+        main_figures = {label: group[selected.stat] for label, group in shown_rows.items()}
         _save(
             plots.intervals(main_figures, f"{selected.scoring.name} ({selected.stat})", labels=labels), options.output
         )
@@ -105,9 +105,9 @@ def curve(options: argparse.Namespace) -> int:
     axes = {run.axis for run in selected.results}
     x = axes.pop() if options.x == "step" and len(axes) == 1 else options.x
     if options.json:
-        shown = zip(groups.labels, groups.diverged(selected.scoring), bands.values(), strict=True)
+        curve_rows = zip(groups.labels, groups.diverged(selected.scoring), bands.values(), strict=True)
         selected.print_json(
-            {"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in shown]}
+            {"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in curve_rows]}
         )
         return 0
     if options.output is not None:
@@ -133,19 +133,19 @@ def compare(options: argparse.Namespace) -> int:
     is_table = _is_table(options.output)
     selected = RunSelection(options)
     by = ["place"] if len(options.sources) > 1 and not options.by else selected.by
-    groups, excluded = selected.groups(by=by), selected.excluded(by)
+    groups, reason = selected.groups(by=by), selected.excluded(by)
     if len(groups.labels) == 1:
         raise ConfigurationError(
-            f"only one group to compare ({groups.labels[0]}); " + (excluded or "choose the keys to group by with --by")
+            f"only one group to compare ({groups.labels[0]}); " + (reason or "choose the keys to group by with --by")
         )
-    if excluded:
-        selected.results.note("fewer groups", excluded)
+    if reason:
+        selected.results.note("fewer groups", reason)
     scores = groups.scores(selected.scoring)
     if not options.json:
         groups = groups.marked(selected.scoring)
-    numbers = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
+    indices = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
     penalties, pairs, verdicts = groups.penalties(selected.scoring), [], []
-    for x, y in numbers[: None if options.json or is_table else _MOST_PAIRS]:
+    for x, y in indices[: None if options.json or is_table else _MOST_PAIRS]:
         sides = (scores[x], scores[y]) if selected.mode == "max" else (-scores[x], -scores[y])
         chance = statistics.probability_of_improvement(*sides, **selected.intervals)
         gap = statistics.difference(scores[x], scores[y], selected.stat, **selected.intervals)
@@ -159,17 +159,17 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     by_label = dict(zip(groups.labels, scores, strict=True))
     counts = {label: int(np.isfinite(values).sum()) for label, values in by_label.items()}
-    shown = pairs[:_MOST_PAIRS]
-    printed = tables.pairs_table(shown, counts, selected.stat, title=_title_with_direction(selected))
-    selected.console.print(printed)
-    _print_verdicts(selected, shown, counts, verdicts[:_MOST_PAIRS])
-    if len(numbers) > len(shown):
-        selected.console.print(f"{len(numbers) - len(shown)} more pairs; --json and -o pairs.csv list all")
+    shown_pairs = pairs[:_MOST_PAIRS]
+    text_table = tables.pairs_table(shown_pairs, counts, selected.stat, title=_title_with_direction(selected))
+    selected.console.print(text_table)
+    _print_verdicts(selected, shown_pairs, counts, verdicts[:_MOST_PAIRS])
+    if len(indices) > len(shown_pairs):
+        selected.console.print(f"{len(indices) - len(shown_pairs)} more pairs; --json and -o pairs.csv list all")
     if len(groups.labels) <= _MOST_COLUMNS and (differences := groups.differences()):
         selected.console.print(tables.differences_table(differences, groups.labels))
     if is_table:
-        extra = {"notes": _notes_of(printed), **selected.intervals}
-        score_files.write_pairs(pairs, counts, [word for word, _ in verdicts], selected.stat, options.output, **extra)
+        kwargs = {"notes": _notes_of(text_table), **selected.intervals}
+        score_files.write_pairs(pairs, counts, [word for word, _ in verdicts], selected.stat, options.output, **kwargs)
         print(f"written to {options.output}")
     elif options.output is not None:
         from trieye.results import plots
@@ -181,9 +181,9 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _title_with_direction(selected: RunSelection) -> str:
-    better = "higher" if selected.mode == "max" else "lower"
+    direction = "higher" if selected.mode == "max" else "lower"
     gap_is_lower = ", with a lower optimality gap" if selected.stat == "optimality_gap" else ""
-    return f"{selected.title}; {better} is better{gap_is_lower}"
+    return f"{selected.title}; {direction} is better{gap_is_lower}"
 
 
 def _notes_of(table: TextTable) -> list[str]:
@@ -240,14 +240,14 @@ def importance(options: argparse.Namespace) -> int:
     if options.json:
         selected.print_json({"keys": shares, "num_configs": int(np.isfinite(figures).sum())})
         return 0
-    shown = importance_rows({f"{selected.scoring.name} ({selected.stat})": shares})
-    if shown is None:
+    text_table = importance_rows({f"{selected.scoring.name} ({selected.stat})": shares})
+    if text_table is None:
         raise ConfigurationError(
             f"importance needs two or more varying keys and {MIN_JOBS} configs with different scores; "
             f"{np.isfinite(figures).sum()} of {len(figures)} configs have a score, and "
             f"{len(shares)} keys vary ({', '.join(one.key for one in shares) or 'none'})"
         )
-    selected.console.print(shown)
+    selected.console.print(text_table)
     if options.output is not None:
         from trieye.results import plots
 
@@ -294,8 +294,8 @@ def select(options: argparse.Namespace) -> int:
     for name, (groups, choice) in selections.items():
         title = f"{name}: {selected.title}" if name else selected.title
         labels = groups.marked(selected.scoring).labels
-        shown = tables.selection_table(choice, labels, selected.stat, title=title, most=_MOST_CONFIGS)
-        selected.console.print(shown)
+        text_table = tables.selection_table(choice, labels, selected.stat, title=title, most=_MOST_CONFIGS)
+        selected.console.print(text_table)
     selected.print_notes()
     if options.rerun is None:
         bias = "the score of the selected config is optimistic; --rerun N measures it with fresh seeds"
@@ -373,9 +373,9 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _spread(scores: Floats) -> statistics.Estimate:
-    present = scores[~np.isnan(scores)]
-    value = float(present.std(ddof=1)) if len(present) > 1 else np.nan
-    return statistics.Estimate(value, None, None, len(present), 0)
+    valid_scores = scores[~np.isnan(scores)]
+    value = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else np.nan
+    return statistics.Estimate(value, None, None, len(valid_scores), 0)
 
 
 def _rank(value: float, mode: Mode) -> float:

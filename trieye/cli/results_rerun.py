@@ -44,12 +44,12 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
         grid = record.the_grid()
         seeds += seeds_of(grid)
         jobs = [grid[run.job] for run in configs.values() if run.job is not None]
-    first = max(seeds, default=-1) + 1
-    fresh = range(first, first + selected.options.rerun)
-    rerun_record = _record(record, jobs, fresh)
+    first_seed = max(seeds, default=-1) + 1
+    fresh_seeds = range(first_seed, first_seed + selected.options.rerun)
+    rerun_record = _record(record, jobs, fresh_seeds)
     directory = sweep.with_name(f"{sweep.name}_rerun_{rerun_record.the_grid().fingerprint[:8]}")
     names = ", ".join(selections[name][0].labels[row] for name, row in configs)
-    seed_text = f"seeds {fresh[0]} to {fresh[-1]}" if len(fresh) > 1 else f"seed {fresh[0]}"
+    seed_text = f"seeds {fresh_seeds[0]} to {fresh_seeds[-1]}" if len(fresh_seeds) > 1 else f"seed {fresh_seeds[0]}"
     print(f"rerun with {seed_text}: {names}\nsweep directory: {directory}")
     if not selected.options.dry_run:
         confirm(
@@ -76,16 +76,16 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
 
 def _first(groups: RunGroups, row: int) -> LoadedRun:
     """Return a run of the group in this row."""
-    number = next(number for number in groups.rows[row] if number is not None)
-    return next(run for run in groups.results.table[number] if run is not None)
+    config_index = next(config_index for config_index in groups.rows[row] if config_index is not None)
+    return next(run for run in groups.results.table[config_index] if run is not None)
 
 
 def _sweep_of(runs: Sequence[LoadedRun]) -> Path:
     sweeps = {run.sweep for run in runs if run.job is not None}
     if len(sweeps) != 1 or any(run.job is None for run in runs):
-        shown = ", ".join(sorted(sweeps)) or "no sweep"
+        names = ", ".join(sorted(sweeps)) or "no sweep"
         raise ConfigurationError(
-            f"--rerun: the selected runs belong to {shown}; --rerun needs runs of one sweep to start its program: pass "
+            f"--rerun: the selected runs belong to {names}; --rerun needs runs of one sweep to start its program: pass "
             "one sweep directory, or use `trieye rerun RUN seed=...`"
         )
     return Path(sweeps.pop())
@@ -132,19 +132,19 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
                 columns.setdefault(key, []).append(value)
     if any(len(values) != len(jobs) for values in columns.values()):
         raise ConfigurationError("--rerun: the configs have different keys; rerun them one by one, selected by --where")
-    zipped = [key for key, values in columns.items() if len(set(values)) > 1]
-    words = [f"{key}={','.join(values) if key in zipped else values[0]}" for key, values in columns.items()]
+    zipped_keys = [key for key, values in columns.items() if len(set(values)) > 1]
+    words = [f"{key}={','.join(values) if key in zipped_keys else values[0]}" for key, values in columns.items()]
     words.append(f"{seed_key}={','.join(map(str, seeds))}")
-    options: dict[str, Any] = {"zip": [[bare(key) for key in zipped]]} if len(zipped) > 1 else {}
-    own = [word for word in record.own if word.startswith(_MODE) or not word.lstrip("+").startswith(_OF_THE_GRID)]
-    if not any(word.startswith("hydra/sweeper=") for word in own):
-        own.insert(0, "hydra/sweeper=trieye")
+    options: dict[str, Any] = {"zip": [[bare(key) for key in zipped_keys]]} if len(zipped_keys) > 1 else {}
+    own_words = [word for word in record.own if word.startswith(_MODE) or not word.lstrip("+").startswith(_OF_THE_GRID)]
+    if not any(word.startswith("hydra/sweeper=") for word in own_words):
+        own_words.insert(0, "hydra/sweeper=trieye")
     if record.is_search:  # its options may come from a config file
-        own += ["hydra.sweeper.kind=grid", "hydra.sweeper.pruner=none"]
-    own += [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in options.items()]
+        own_words += ["hydra.sweeper.kind=grid", "hydra.sweeper.pruner=none"]
+    own_words += [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in options.items()]
     grid: Grid = grid_of(words, SweeperConfig.model_validate(options))
     new_record = SweepRecord(
-        program=record.program, working_dir=record.working_dir, spec=words, own=own, mode=record.mode
+        program=record.program, working_dir=record.working_dir, spec=words, own=own_words, mode=record.mode
     )
     new_record.set_grid(grid)
     return new_record
@@ -157,7 +157,7 @@ def _show(
     directory: Path,
 ) -> None:
     """Show the scores of both stages separately, because the selection biases the scores of the first stage."""
-    fresh = load(directory)
+    fresh_runs = load(directory)
     scoring: ScoreDefinition = selected.scoring
     stat = selected.stat
     rows: dict[str, dict[str, statistics.Estimate]] = {}
@@ -165,11 +165,11 @@ def _show(
         groups, selection = selections[name]
         label = groups.labels[row]
         rows[f"{label}, selection seeds"] = {stat: selection.estimates[row]}
-        same = fresh.only(other for other in fresh if not differences(other.params, run.params))
-        if len(same):
-            (scores,) = RunGroups.of(same, ["place"], selected.options.task).scores(scoring)
+        same_runs = fresh_runs.only(other for other in fresh_runs if not differences(other.params, run.params))
+        if len(same_runs):
+            (scores,) = RunGroups.of(same_runs, ["place"], selected.options.task).scores(scoring)
             rows[f"{label}, fresh seeds"] = {stat: statistics.aggregate(scores, stat, **selected.intervals)}
     table = tables.scores_table(rows, stat, title=selected.title, confidence=selected.options.confidence)
     selected.console.print(table)
-    for text in fresh.problems:
+    for text in fresh_runs.problems:
         selected.console.print(text, style="yellow")

@@ -124,11 +124,11 @@ class RunSelection:
         """Return a message that names the groups of which --where excludes every run; empty if there is none."""
         if not self.options.where:
             return ""
-        before = RunGroups.of(self.all_runs, by, self.options.task)
-        labels = before.labels_without(self.results.runs)
+        all_groups = RunGroups.of(self.all_runs, by, self.options.task)
+        labels = all_groups.labels_without(self.results.runs)
         more = ", ..." if len(labels) > _MOST_PROBLEMS else ""
-        where = " ".join(f"--where {condition}" for condition in self.options.where)
-        return f"{where} excludes all runs of {', '.join(labels[:_MOST_PROBLEMS])}{more}" if labels else ""
+        conditions = " ".join(f"--where {condition}" for condition in self.options.where)
+        return f"{conditions} excludes all runs of {', '.join(labels[:_MOST_PROBLEMS])}{more}" if labels else ""
 
     def _note_unequal_budgets(self, groups: RunGroups) -> None:
         """Note groups of one task that trained for different numbers of steps."""

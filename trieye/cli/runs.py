@@ -109,7 +109,7 @@ def _row(run: "StoredRun") -> dict[str, Any]:
     row = asdict(run)
     del row["metrics"]
     keys = {"metric": "name", "mode": "mode", "best": "best", "diverged": "diverged"}
-    row["objective"] = {shown: row.pop(key) for key, shown in keys.items()}
+    row["objective"] = {name: row.pop(key) for key, name in keys.items()}
     return {**row, "size_bytes": run.size_bytes, "age_s": time.time() - run.created}
 
 
@@ -132,20 +132,20 @@ def _show_skipped(skipped: "Sequence[Skipped]") -> None:
     from trieye.runs.finding import is_run_leftover
 
     without_record: dict[tuple[bool, Path], list[str]] = {}
-    others = []
+    lines = []
     for entry in skipped:
         if is_run_leftover(entry.directory):
             without_record.setdefault((entry.is_starting, entry.directory.parent), []).append(entry.directory.name)
         else:
-            others.append(f"skipped: {entry.directory}: {entry.reason}")
+            lines.append(f"skipped: {entry.directory}: {entry.reason}")
     for (is_starting, runs), names in without_record.items():
         more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
-        what = "starting" if is_starting else "left by an interrupted start (`trieye rm NAME` deletes it)"
-        print(f"{what}: {', '.join(names[:MAX_SKIPPED])}{more} in {runs}", file=sys.stderr)
-    for line in others[:MAX_SKIPPED]:
+        reason = "starting" if is_starting else "left by an interrupted start (`trieye rm NAME` deletes it)"
+        print(f"{reason}: {', '.join(names[:MAX_SKIPPED])}{more} in {runs}", file=sys.stderr)
+    for line in lines[:MAX_SKIPPED]:
         print(line, file=sys.stderr)
-    if others[MAX_SKIPPED:]:
-        print(f"skipped: {len(others) - MAX_SKIPPED} more directories that are not runs", file=sys.stderr)
+    if lines[MAX_SKIPPED:]:
+        print(f"skipped: {len(lines) - MAX_SKIPPED} more directories that are not runs", file=sys.stderr)
 
 
 def _lines(runs: "Sequence[StoredRun]") -> "Text":
@@ -160,13 +160,13 @@ def _lines(runs: "Sequence[StoredRun]") -> "Text":
     now, common_metric = time.time(), str(next(iter(metrics))) if len(metrics) == 1 else None
     rows = [("run", "status", "step", common_metric or "objective", "took", "age", "size")]
     for run in runs:
-        best = "" if run.best is None else f"{run.best:.6g}" + (" (diverged)" if run.diverged else "")
+        best_text = "" if run.best is None else f"{run.best:.6g}" + (" (diverged)" if run.diverged else "")
         rows.append(
             (
                 run.name if len(apps) == 1 else f"{run.app}/{run.name}",
                 run.status,
                 "" if run.step is None else f"{run.step:,}",
-                best if common_metric or not best else f"{best} {run.metric}",
+                best_text if common_metric or not best_text else f"{best_text} {run.metric}",
                 duration(run.took_s),
                 duration(now - run.created),
                 decimal(run.size_bytes),
@@ -175,11 +175,11 @@ def _lines(runs: "Sequence[StoredRun]") -> "Text":
     lines = [[visible(cell, keep="") for cell in row] for row in rows]
     widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
     text = Text()
-    for number, (name, status, *rest) in enumerate(lines):
-        style = "" if number else "bold"
+    for index, (name, status, *end_cells) in enumerate(lines):
+        style = "" if index else "bold"
         text.append(f"{set_cell_size(name, widths[0])}  ", style)
-        text.append(f"{status:<{widths[1]}}", RUN_COLORS[status] if number else style)
-        cells = (f"  {' ' * (width - cell_len(cell))}{cell}" for cell, width in zip(rest, widths[2:], strict=True))
+        text.append(f"{status:<{widths[1]}}", RUN_COLORS[status] if index else style)
+        cells = (f"  {' ' * (width - cell_len(cell))}{cell}" for cell, width in zip(end_cells, widths[2:], strict=True))
         text.append("".join(cells), style)
-        text.append("\n" if number < len(runs) else "")
+        text.append("\n" if index < len(runs) else "")
     return text

@@ -143,25 +143,25 @@ def _plan(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--seeds {options.seeds}: must be at least 1")
     program, overrides = _program(options.words)
     words, hydra_words, descriptions = _split(overrides, options.seeds)
-    sweeper = _sweeper_options(options)
-    own = [f"hydra.sweeper.{key}={typed(value)}" for key, value in sweeper.items() if value]
+    sweeper_options = _sweeper_options(options)
+    option_words = [f"hydra.sweeper.{key}={typed(value)}" for key, value in sweeper_options.items() if value]
     record = SweepRecord(
         program=program,
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in words],
-        own=["hydra/sweeper=trieye", "hydra/launcher=trieye", *own, *hydra_words],
+        own=["hydra/sweeper=trieye", "hydra/launcher=trieye", *option_words, *hydra_words],
     ).sign()
-    grid = grid_of(words, SweeperConfig.model_validate(sweeper))
+    grid = grid_of(words, SweeperConfig.model_validate(sweeper_options))
     with nullcontext() if options.output is None else lock_in(options.output):
-        if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
-            before = before.at(options.output)
-            record.extend(before, options.output)
-            grid = before.going_on(grid, words, options.output)
+        if options.output is not None and (old_record := SweepRecord.read(options.output)) is not None:
+            old_record = old_record.at(options.output)
+            record.extend(old_record, options.output)
+            grid = old_record.going_on(grid, words, options.output)
         record.set_grid(grid)
-        saving = _saving(descriptions, grid)
+        saving_description = _saving(descriptions, grid)
         if options.output is not None:
-            if saving is not None:
-                saving.write_save_paths(options.output, grid)
+            if saving_description is not None:
+                saving_description.write_save_paths(options.output, grid)
             record.write(options.output)
     if options.json:
         experiments = [{"path": description.path, "name": description.name} for description in descriptions]
@@ -172,7 +172,7 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     plan_table(grid)
     for description in descriptions:
-        print(f"{description.path}: experiment {description.name}{_saved_to(description, saving)}")
+        print(f"{description.path}: experiment {description.name}{_saved_to(description, saving_description)}")
     if options.output is not None:
         command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
         print(f"written to {options.output}; {command}")
@@ -189,8 +189,8 @@ def _sweeper_options(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _saved_to(description: "Description", saving: "Description | None") -> str:
-    if saving is not None:
+def _saved_to(description: "Description", saving_description: "Description | None") -> str:
+    if saving_description is not None:
         return f"; Hydra's output directory of job 0 is {description.save_path(0)}"
     is_ignored = description.save_pattern is not None
     return "; save_path is ignored, because the sweep has keys that are not in this description" if is_ignored else ""
@@ -206,30 +206,30 @@ def _saving(descriptions: "Sequence[Description]", grid: "Grid") -> "Description
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the command of the program, empty if the first word is not a program, and the other words."""
-    first, *rest = words
-    if "=" in first or first.startswith("~") or first.endswith(".json"):
+    program, *arguments = words
+    if "=" in program or program.startswith("~") or program.endswith(".json"):
         return [], list(words)
     from trieye.config.base import did_you_mean
 
-    if not rest:
-        raise ConfigurationError(f"{first}: no varying keys; add KEY=VALUES, such as 'seed=range(0,5)'")
-    if first.endswith(".py"):
-        if not Path(first).is_file():
-            hint = did_you_mean(Path(first).name, [path.name for path in Path(first).parent.glob("*.py")])
-            raise ConfigurationError(f"{first}: no such file{hint}")
-        return [sys.executable, first], rest
-    if not _is_module(first):
+    if not arguments:
+        raise ConfigurationError(f"{program}: no varying keys; add KEY=VALUES, such as 'seed=range(0,5)'")
+    if program.endswith(".py"):
+        if not Path(program).is_file():
+            hint = did_you_mean(Path(program).name, [path.name for path in Path(program).parent.glob("*.py")])
+            raise ConfigurationError(f"{program}: no such file{hint}")
+        return [sys.executable, program], arguments
+    if not _is_module(program):
         raise ConfigurationError(
-            f"{first}: no such module in the working directory; pass a module, such as my_agent.train, or a .py file"
+            f"{program}: no such module in the working directory; pass a module, such as my_agent.train, or a .py file"
         )
-    return [sys.executable, "-m", first], rest
+    return [sys.executable, "-m", program], arguments
 
 
 def _is_module(name: str) -> bool:
     """Return whether `python -m name` would find a module, without importing its parent packages."""
-    qualified_name, *rest = name.split(".")
+    qualified_name, *parts = name.split(".")
     spec = PathFinder.find_spec(qualified_name, [str(Path.cwd())]) or find_spec(qualified_name)
-    for part in rest:
+    for part in parts:
         if spec is None:
             break
         qualified_name = f"{qualified_name}.{part}"
@@ -241,20 +241,20 @@ def _split(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[st
     """Return the program's overrides (descriptions expanded in place), Hydra's own overrides, and the descriptions."""
     from trieye.sweeps.descriptions import Description
 
-    spec: list[str] = []
-    own: list[str] = []
+    task_words: list[str] = []
+    hydra_words: list[str] = []
     descriptions: list[Description] = []
     for word in words:
         if word.endswith(".json") and "=" not in word:
             descriptions.append(Description.read(Path(word), runs=seeds or 1))
-            spec += descriptions[-1].words
+            task_words += descriptions[-1].words
         elif word.lstrip("+").startswith(("hydra.sweep", "hydra/sweep", "hydra.mode")):
             raise ConfigurationError(f"{word}: a plan does not accept this key; use --seeds, --zip, --exclude and -o")
         elif word.lstrip("+").startswith(("hydra.", "hydra/")):
-            own.append(word)
+            hydra_words.append(word)
         else:
-            spec.append(word)
-    return spec, own, descriptions
+            task_words.append(word)
+    return task_words, hydra_words, descriptions
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -302,38 +302,38 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"--{name} {value}: must be at least 1")
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
-    one_by_one = options.max_concurrent == 1
+    is_sequential = options.max_concurrent == 1
     if any(word.lstrip("+").startswith("hydra.launcher.timeout_min=") for word in record.own):
-        one_by_one = False  # a job with a time limit needs its own process
-    where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.max_concurrent}"
-    return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
+        is_sequential = False  # a job with a time limit needs its own process
+    pool_word = "hydra.launcher.isolate=none" if is_sequential else f"hydra.launcher.num_jobs={options.max_concurrent}"
+    return _start(options, record, directory, pool_word, "hydra.launcher.is_part=true", only=indices)
 
 
 def _relaunch(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
-    launcher = [word for word in options.words if word.startswith(_LAUNCHER)]
-    others = [word for word in options.words if word not in launcher]
-    refused = [word for word in others if "=" in word and not Path(word).exists()] or others[1:]
-    if refused:
+    launcher_words = [word for word in options.words if word.startswith(_LAUNCHER)]
+    other_words = [word for word in options.words if word not in launcher_words]
+    refused_words = [word for word in other_words if "=" in word and not Path(word).exists()] or other_words[1:]
+    if refused_words:
         raise ConfigurationError(
-            f"{refused[0]}: expected one sweep directory, and overrides of {_LAUNCHER}*; to "
+            f"{refused_words[0]}: expected one sweep directory, and overrides of {_LAUNCHER}*; to "
             "change or extend the sweep, repeat its command with hydra.sweep.dir=DIRECTORY"
         )
-    options.dir = Path(others[0]) if others else None
-    _check_launcher(launcher)
+    options.dir = Path(other_words[0]) if other_words else None
+    _check_launcher(launcher_words)
     directory, record, jobs = _unfinished(options)
-    only = [job.index for job in jobs]
+    indices = [job.index for job in jobs]
     if not jobs or options.dry_run:
-        command = command_of(record, directory, *launcher, only=only) if jobs else None
+        command = command_of(record, directory, *launcher_words, only=indices) if jobs else None
         if options.json:
-            document = {"sweep": directory, "jobs": only, "command": command, "is_dry_run": options.dry_run}
+            document = {"sweep": directory, "jobs": indices, "command": command, "is_dry_run": options.dry_run}
             print_json("sweep.relaunch", document)
         elif command is not None:
             print_jobs(jobs)
             print(f"{counted(len(jobs), 'job')}; the command: {shlex.join(command)}")
         return 0
-    return _start(options, record, directory, *launcher, only=only)
+    return _start(options, record, directory, *launcher_words, only=indices)
 
 
 def _check_launcher(words: Sequence[str]) -> None:
@@ -378,11 +378,11 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     all_jobs = status_of(directory)
     jobs = [job for job in all_jobs if job.how in states or (job.how in _BUSY and "incomplete" in states)]
     if not jobs:
-        named = " or ".join(filter(None, (", ".join(states[:-1]), states[-1])))
-        print(f"no jobs to run: no job of {directory} is {named}", file=out)
-    removed = [job.index for job in all_jobs if job.how == "removed" and job not in jobs]
-    if removed:
-        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed reruns these jobs", file=out)
+        states_text = " or ".join(filter(None, (", ".join(states[:-1]), states[-1])))
+        print(f"no jobs to run: no job of {directory} is {states_text}", file=out)
+    indices = [job.index for job in all_jobs if job.how == "removed" and job not in jobs]
+    if indices:
+        print(f"the runs of {len(indices)} completed jobs were deleted; --only removed reruns these jobs", file=out)
     return directory, record, jobs
 
 
@@ -390,11 +390,11 @@ def _record_at(directory: Path) -> "SweepRecord":
     """Return the record of a sweep; print its project directory if sweep and project were moved or copied."""
     from trieye.sweeps.record import SweepRecord
 
-    recorded = SweepRecord.of(directory)
-    record = recorded.at(directory)
-    if record.working_dir != recorded.working_dir:
+    stored_record = SweepRecord.of(directory)
+    record = stored_record.at(directory)
+    if record.working_dir != stored_record.working_dir:
         print(
-            f"sweep moved or copied here from {recorded.directory}; running its program in {record.working_dir}",
+            f"sweep moved or copied here from {stored_record.directory}; running its program in {record.working_dir}",
             file=sys.stderr,
         )
     return record

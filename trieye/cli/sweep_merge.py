@@ -32,25 +32,25 @@ def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -
     from trieye.sweeps.status import status_of
     from trieye.sweeps.tracking import show_in_mlflow
 
-    mirror = _mirror(options.mirror, record)
-    failed: dict[int, str] = {}
+    mirror_url = _mirror(options.mirror, record)
+    errors: dict[int, str] = {}
     with RunLock(directory / LOCK):
-        started = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
-        for job in started:
+        started_jobs = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
+        for job in started_jobs:
             try:
-                run_dir, is_new = _fetch(directory / str(job.index) / RUN, mirror, options.root.resolve())
-                if is_new and (missing := _deliver(run_dir, options.timeout)):
-                    failed[job.index] = "; ".join(f"{sink}: {reason}" for sink, reason in missing.items())
+                run_dir, is_new = _fetch(directory / str(job.index) / RUN, mirror_url, options.root.resolve())
+                if is_new and (missing_by_sink := _deliver(run_dir, options.timeout)):
+                    errors[job.index] = "; ".join(f"{sink}: {reason}" for sink, reason in missing_by_sink.items())
             except (TrieyeError, OSError) as error:
-                failed[job.index] = str(error)
+                errors[job.index] = str(error)
         show_in_mlflow(directory, record)
     if options.json:
-        print_json("sweep.merge", {"sweep": directory, "num_runs": len(started), "failed": failed})
+        print_json("sweep.merge", {"sweep": directory, "num_runs": len(started_jobs), "failed": errors})
     else:
-        for index, reason in failed.items():
+        for index, reason in errors.items():
             print(f"job {index}: {reason}")
-        print(f"{len(started) - len(failed)} of {len(started)} runs are in {options.root}")
-    return 1 if failed else 0
+        print(f"{len(started_jobs) - len(errors)} of {len(started_jobs)} runs are in {options.root}")
+    return 1 if errors else 0
 
 
 def _mirror(option: str | None, record: "SweepRecord") -> str:
@@ -69,12 +69,12 @@ def _mirror(option: str | None, record: "SweepRecord") -> str:
         raise ConfigurationError(f"--mirror {url}: {error}") from error
 
 
-def _fetch(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
+def _fetch(link: Path, mirror_url: str, root: Path) -> tuple[Path, bool]:
     """Copy the run of a job from the mirror unless the local copy is up to date.
 
     Args:
         link: Link of the job to its run.
-        mirror: URL of the mirror.
+        mirror_url: URL of the mirror.
         root: Directory of all apps.
 
     Returns:
@@ -103,25 +103,25 @@ def _fetch(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
         app_name=app, run_name=name, persistence={"root_data_dir": str(root), "runs_dir_name": runs}
     ).persistence
     paths = RunFiles(persistence)
-    run_dir, local = paths.run_base_dir, LocalRun(paths)
-    newest = whole_states(MirrorStore(mirror, app, name).list(STATES))
-    if not newest:
-        raise ConfigurationError(f"run {name!r} is not in {mirror}; check that its job had {_MIRROR}={mirror}")
-    if not local.is_lost():
-        generation = local.record().generation
+    run_dir, local_run = paths.run_base_dir, LocalRun(paths)
+    newest_states = whole_states(MirrorStore(mirror_url, app, name).list(STATES))
+    if not newest_states:
+        raise ConfigurationError(f"run {name!r} is not in {mirror_url}; check that its job had {_MIRROR}={mirror_url}")
+    if not local_run.is_lost():
+        generation = local_run.record().generation
         if not generation and origin == run_dir:
             return run_dir, False  # this machine ran the job
         if not generation:
             raise ConfigurationError(f"{run_dir} is a run that was not copied from a mirror; choose another --root")
-        if generation >= newest[0][0]:
+        if generation >= newest_states[0][0]:
             return run_dir, False
         with RunLock(paths.lock_path), RunLock(paths.hub_lock_path):
-            if local.record().generation >= newest[0][0]:  # it was alive, and has uploaded this state itself
+            if local_run.record().generation >= newest_states[0][0]:  # it was alive, and has uploaded this state itself
                 return run_dir, False
             remove(run_dir)
     paths.create_run_directories()
     with RunLock(paths.lock_path):
-        restore_run(paths, mirror)
+        restore_run(paths, mirror_url)
     relink(link, run_dir)
     return run_dir, True
 

@@ -53,8 +53,8 @@ def print_status(options: argparse.Namespace) -> int:
         summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
         console.print(Text(f"{counted(len(jobs), 'job')}: ").append_text(Text(", ").join(summary)))
         if optimal:
-            several = "s" if len(optimal) > 1 else ""
-            console.print(f"Pareto-optimal ({', '.join(modes)}): job{several} {', '.join(map(str, optimal))}")
+            plural = "s" if len(optimal) > 1 else ""
+            console.print(f"Pareto-optimal ({', '.join(modes)}): job{plural} {', '.join(map(str, optimal))}")
         if counts.keys() & set(UNFINISHED):
             console.print(_advice(record, directory))
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
@@ -134,11 +134,11 @@ def _table(jobs: "Sequence[JobStatus]", notes: dict[int, str]) -> "TextTable":
     records = [job.record for job in jobs if job.record is not None]
     hosts = ["host"] if any(record.host != platform.node() for record in records) else []
     steps = ["step"] if any(record.step is not None for record in records) else []  # of runs of trieye
-    last = [""] if notes else []
+    note_column = [""] if notes else []
     table = TextTable()
     widths = {"state": max((len(job.how) for job in jobs), default=0)}
     widths["host"] = max((len(record.host) for record in records), default=0)
-    for name in ("job", "state", *headings(keys), *steps, "objective", "attempt", "time", *hosts, *last):
+    for name in ("job", "state", *headings(keys), *steps, "objective", "attempt", "time", *hosts, *note_column):
         side: Any = "left" if name in ("state", "host", "") else "right"
         table.add_column(name, justify=side, min_width=widths.get(name))
     for job in jobs:

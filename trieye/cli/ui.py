@@ -136,11 +136,11 @@ def _has_browser() -> bool:
 
 def _serve(servers: "LocalServers", refreshes: Sequence[Callable[[], object]]) -> None:
     """Refresh the pages regularly until a server stops."""
-    refreshed = time.monotonic()
+    refreshed_at = time.monotonic()
     while True:
         time.sleep(CHECK_EVERY_S)
         servers.check()
-        if time.monotonic() - refreshed >= REFRESH_EVERY_S:
+        if time.monotonic() - refreshed_at >= REFRESH_EVERY_S:
             for refresh in refreshes:
                 refresh()
-            refreshed = time.monotonic()
+            refreshed_at = time.monotonic()

@@ -61,26 +61,26 @@ class RunView:
         return self.statuses[-1][1] if self.statuses else {}
 
 
-def read_view(run_dir: Path, before: RunView | None) -> RunView:
+def read_view(run_dir: Path, last_view: RunView | None) -> RunView:
     """Read the current state of a run.
 
     Args:
         run_dir: Directory of the run.
-        before: The previous view, whose statuses are the basis of rates; None for the first view.
+        last_view: The previous view, whose statuses are the basis of rates; None for the first view.
 
     Raises:
         ConfigurationError: The run no longer exists.
         SerializationError: Its run.json is damaged.
     """
     run = StoredRun.read(run_dir)
-    problem, status = None, {} if before is None else before.status
+    problem, status = None, {} if last_view is None else last_view.status
     try:
         status = read_status(run_dir) if run.is_alive else last_status(run_dir)
     except JournalError as error:  # the journal is being repaired, or belongs to another run
         problem = str(error)
     now = time.monotonic()
-    earlier = () if before is None else before.statuses
-    statuses = [(seconds, published) for seconds, published in earlier if now - seconds <= RATES_OVER_S]
+    old_statuses = () if last_view is None else last_view.statuses
+    statuses = [(seconds, published) for seconds, published in old_statuses if now - seconds <= RATES_OVER_S]
     return RunView(
         run=run,
         statuses=(*statuses, (now, status)) if status else (),
@@ -123,8 +123,8 @@ def render_run(view: RunView, console: Terminal | None = None) -> RenderableType
     max_metrics = None
     if console is not None:
         # two heading lines of the metrics, one note below them, and the cursor line
-        used = len(console.render_lines(Group(*parts))) + 4
-        max_metrics = max(console.height - used, MIN_METRICS)
+        num_used_lines = len(console.render_lines(Group(*parts))) + 4
+        max_metrics = max(console.height - num_used_lines, MIN_METRICS)
     return Group(*parts, _metrics(view, max_metrics))
 
 
@@ -132,18 +132,18 @@ def _headline(view: RunView) -> Text:
     record = view.run.record
     color = RUN_COLORS[record.status]
     text = Text.assemble((f"{record.app_name}/{record.run_name}", "bold"), "  ", (record.status, color))
-    now, seen = time.time(), max(view.status.get("time", 0.0), record.started)
-    until = record.ended or (now if view.run.is_alive else seen)
-    text.append(f"  attempt {record.attempt}, for {duration(until - record.started)}")
+    now, last_seen = time.time(), max(view.status.get("time", 0.0), record.started)
+    end = record.ended or (now if view.run.is_alive else last_seen)
+    text.append(f"  attempt {record.attempt}, for {duration(end - record.started)}")
     if view.run.is_alive and "pid" in view.status:
         text.append(f", process {view.status['pid']}")
-    ago = duration(now - seen)
+    ago = duration(now - last_seen)
     if view.problem is not None:
         text.append(f"\n{view.problem}", "red")
     elif record.status == "RUNNING" and not view.run.is_alive:
         advice = "restart the run, or finish it with `trieye close`"
         text.append(f"\nthe process of the run is gone, last status {ago} ago: {advice}", "red")
-    elif record.status == "RUNNING" and now - seen > STALE_AFTER_S:
+    elif record.status == "RUNNING" and now - last_seen > STALE_AFTER_S:
         text.append(f"\nno new status for {ago}", "yellow")
     if record.forked_from is not None:
         text.append(f"\nforked from {record.forked_from.line}", "dim")
@@ -162,8 +162,8 @@ def _facts(view: RunView) -> Iterator[Text]:
         facts.append(f"checkpoint step {newest.step:,}, {duration(time.time() - newest.created)} ago")
     yield Text(" · ".join(facts))
     losses = {"late": status["late"], **{f"dropped ({reason})": count for reason, count in status["dropped"].items()}}
-    if shown := [f"{label} {count:,}" for label, count in losses.items() if count]:
-        yield Text(" · ".join(shown), "yellow")
+    if loss_texts := [f"{label} {count:,}" for label, count in losses.items() if count]:
+        yield Text(" · ".join(loss_texts), "yellow")
     for problem in (status["journal_error"], *status["journal_damage"]):
         if problem:
             yield Text(problem, "red")
@@ -174,17 +174,17 @@ def _facts(view: RunView) -> Iterator[Text]:
 
 def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
     """Yield lines on the explorers of a training; none if it has no explorers."""
-    last = {name: seen["last"] for name, seen in metrics.items() if seen["last"] is not None}
-    if "explorer/alive" not in last:
+    values = {name: metric["last"] for name, metric in metrics.items() if metric["last"] is not None}
+    if "explorer/alive" not in values:
         return
     words = {"explorer/alive": "explorers alive", "sync/version": "version", "sync/publish_ms": "ms to publish"}
     words |= {"replay/staleness_mean": "staleness mean", "replay/staleness_max": "max"}
-    text = Text(" · ".join(f"{word} {_number(last[name])}" for name, word in words.items() if name in last))
+    text = Text(" · ".join(f"{word} {_number(values[name])}" for name, word in words.items() if name in values))
     for name, word in {"explorer/restarts": "restarts", "explorer/lost_fragments": "fragments lost"}.items():
-        if name in last:
-            text.append(f" · {word} {_number(last[name])}", "yellow" if last[name] else "")
+        if name in values:
+            text.append(f" · {word} {_number(values[name])}", "yellow" if values[name] else "")
     yield text
-    lags = {int(match[1]): lag for name, lag in last.items() if (match := _LAG.fullmatch(name))}
+    lags = {int(match[1]): lag for name, lag in values.items() if (match := _LAG.fullmatch(name))}
     if lags:
         yield Text("lag " + ", ".join(f"{index}: {_number(lags[index])}" for index in sorted(lags)))
 
@@ -193,19 +193,19 @@ def _rate(view: RunView, key: str) -> str:
     """Return the rate per second of a counter; empty for ended runs and for the first view."""
     if not view.run.is_alive or len(view.statuses) == 1:
         return ""
-    (then, first), (now, last) = view.statuses[0], view.statuses[-1]
-    return f" ({max(last[key] - first[key], 0) / (now - then):,.0f}/s)"
+    (start, old_status), (end, new_status) = view.statuses[0], view.statuses[-1]
+    return f" ({max(new_status[key] - old_status[key], 0) / (end - start):,.0f}/s)"
 
 
-def _mirror(mirror: Mapping[str, Any]) -> Text:
-    facts = [f"mirror {mirror['url']}: {mirror['committed'] or 'no checkpoint yet'}"]
-    if mirror["mirrored_at"] is not None:
-        facts.append(f"journal as of {duration(time.time() - mirror['mirrored_at'])} ago")
-    if mirror["pending"]:
-        facts.append(f"{mirror['pending']:,} to upload")
+def _mirror(mirror_status: Mapping[str, Any]) -> Text:
+    facts = [f"mirror {mirror_status['url']}: {mirror_status['committed'] or 'no checkpoint yet'}"]
+    if mirror_status["mirrored_at"] is not None:
+        facts.append(f"journal as of {duration(time.time() - mirror_status['mirrored_at'])} ago")
+    if mirror_status["pending"]:
+        facts.append(f"{mirror_status['pending']:,} to upload")
     text = Text(" · ".join(facts))
-    if mirror["error"]:
-        error = mirror["error"].removeprefix(f"the mirror {mirror['url']} ")
+    if mirror_status["error"]:
+        error = mirror_status["error"].removeprefix(f"the mirror {mirror_status['url']} ")
         text.append(f" · {_short(error)}", "red")
     return text
 
@@ -226,29 +226,29 @@ def _sinks_of_run(view: RunView) -> RenderableType:
 def _metrics(view: RunView, max_metrics: int | None) -> RenderableType:
     published = view.status.get("metrics", {})
     prefixes = ("explorer/", "sync/") if "explorer/alive" in published else ()  # shown on separate lines
-    metrics = {name: seen for name, seen in published.items() if not name.startswith(prefixes)}
+    metrics = {name: summary for name, summary in published.items() if not name.startswith(prefixes)}
     table = _table("metric", right=("last", "min", "max", "step"))
     table.columns[0].no_wrap = True
-    shown = list(metrics.items())[:max_metrics]
-    for name, seen in shown:
-        table.add_row(name, *(_number(seen[key]) for key in ("last", "min", "max")), f"{seen['step']:,}")
-    if len(shown) < len(metrics):
-        table.note(f"{len(metrics) - len(shown)} more metrics")
+    shown_items = list(metrics.items())[:max_metrics]
+    for name, summary in shown_items:
+        table.add_row(name, *(_number(summary[key]) for key in ("last", "min", "max")), f"{summary['step']:,}")
+    if len(shown_items) < len(metrics):
+        table.note(f"{len(metrics) - len(shown_items)} more metrics")
     return table if metrics else Text("no metrics yet", "dim")
 
 
-def render_saved(saved: SavedFiles) -> RenderableType:
+def render_saved(files: SavedFiles) -> RenderableType:
     """Render the checkpoints of a run, newest last, and their size on disk."""
-    run_dir, disk_bytes, checkpoints, buffers = saved.run_dir, saved.disk_bytes, saved.checkpoints, saved.buffers
+    run_dir, disk_bytes, checkpoints, buffers = files.run_dir, files.disk_bytes, files.checkpoints, files.buffers
     lines: list[RenderableType] = [Text(str(run_dir), "bold"), Text()]
     lines.append(_states("checkpoint", checkpoints) if checkpoints else Text("no checkpoints"))
     if buffers:
         lines += [Text(), _states("buffer", buffers)]
-    if saved.crashes:
-        lines += [Text(), _states("at an error", saved.crashes)]
-        reference = f"{run_dir.name}:{saved.crashes[-1].name}"
+    if files.crashes:
+        lines += [Text(), _states("at an error", files.crashes)]
+        reference = f"{run_dir.name}:{files.crashes[-1].name}"
         lines.append(Text(f"start another run from it: persistence.load_checkpoint_path={reference}"))
-    rows = [*checkpoints, *buffers, *saved.crashes]
+    rows = [*checkpoints, *buffers, *files.crashes]
     lines += [Text(problem, "red") for row in rows if row.state != "set aside" for problem in row.problems]
     lines += [
         Text(f"{row.name}: replay rows {', '.join(row.lost_rows)} are lost; everything else is intact", "yellow")
@@ -258,16 +258,16 @@ def render_saved(saved: SavedFiles) -> RenderableType:
     if any(row.state == "0.1.5" for row in rows):
         lines.append(Text(f"trieye 0.1.5 checkpoints: convert them with `trieye convert {run_dir}`", "yellow"))
     if rows:
-        unshared = sum(row.size_bytes for row in rows)
-        sharing = f", {decimal(unshared)} without shared parts" if unshared > disk_bytes else ""
-        lines += [Text(), Text(f"{decimal(disk_bytes)} on disk{sharing}")]
+        total_bytes = sum(row.size_bytes for row in rows)
+        sharing_text = f", {decimal(total_bytes)} without shared parts" if total_bytes > disk_bytes else ""
+        lines += [Text(), Text(f"{decimal(disk_bytes)} on disk{sharing_text}")]
     return Group(*lines)
 
 
-def _states(kind: str, rows: list[CheckpointRow]) -> TextTable:
+def _states(noun: str, rows: list[CheckpointRow]) -> TextTable:
     """Return a table without empty columns, to fit 80 characters."""
     columns = {
-        kind: [Text(f"{row.step:,}") for row in rows],
+        noun: [Text(f"{row.step:,}") for row in rows],
         "saved": [Text("" if row.saved is None else _date(row.saved)) for row in rows],
         "objective": [Text("" if row.objective is None else f"{row.objective:.6g}") for row in rows],
         "size": [Text(decimal(row.size_bytes) if row.size_bytes else "") for row in rows],
@@ -276,10 +276,10 @@ def _states(kind: str, rows: list[CheckpointRow]) -> TextTable:
         "state": [Text(row.state, SAVED_COLORS[row.state]) for row in rows],
     }
     table = TextTable(is_ruled=False)
-    shown = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
-    for name in shown:
+    cells_by_heading = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
+    for name in cells_by_heading:
         table.add_column(name, justify="left" if name in {"", "state"} else "right", no_wrap=bool(name))
-    for cells in zip(*shown.values(), strict=True):
+    for cells in zip(*cells_by_heading.values(), strict=True):
         table.add_row(*cells)
     return table
 

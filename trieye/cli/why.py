@@ -36,10 +36,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         _print(diagnosis, Terminal())
         return 0
-    saved = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
+    checkpoint_row = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
     about = {"run": str(stored), "run_dir": stored.run_dir, "status": stored.status, "attempt": stored.attempt}
-    described = {name: getattr(diagnosis, name) for name in ("reason", "error", "output", "output_path", "sinks")}
-    print_json("why", {**about, **described, "checkpoint": saved, "next_steps": diagnosis.next_steps})
+    fields = {name: getattr(diagnosis, name) for name in ("reason", "error", "output", "output_path", "sinks")}
+    print_json("why", {**about, **fields, "checkpoint": checkpoint_row, "next_steps": diagnosis.next_steps})
     return 0
 
 
@@ -48,10 +48,10 @@ def _print(diagnosis: "Diagnosis", console: "Terminal") -> None:
     from trieye.process.terminal import Text
     from trieye.process.text import duration
 
-    stored, checkpoint = diagnosis.run, diagnosis.checkpoint
-    step = "" if stored.step is None else f", step {stored.step:,}"
-    status = (stored.status, RUN_COLORS[stored.status])
-    console.print(Text.assemble((str(stored), "bold"), "  ", status, f"  attempt {stored.attempt}{step}"))
+    stored_run, checkpoint = diagnosis.run, diagnosis.checkpoint
+    step = "" if stored_run.step is None else f", step {stored_run.step:,}"
+    status = (stored_run.status, RUN_COLORS[stored_run.status])
+    console.print(Text.assemble((str(stored_run), "bold"), "  ", status, f"  attempt {stored_run.attempt}{step}"))
     console.print(diagnosis.reason)
     if diagnosis.error is not None:
         console.print(f"\n{diagnosis.error}", style="red")
@@ -64,6 +64,6 @@ def _print(diagnosis: "Diagnosis", console: "Terminal") -> None:
         console.print(f"sink {sink['name']}: {sink['backlog']:,} items to deliver{state}")
     ago = "" if checkpoint is None else f", {duration(time.time() - checkpoint.created)} ago"
     console.print(f"newest checkpoint: {'none' if checkpoint is None else f'step {checkpoint.step:,}{ago}'}")
-    for number, action in enumerate(diagnosis.next_steps):
-        label = "      " if number else "\nnext: "
+    for index, action in enumerate(diagnosis.next_steps):
+        label = "      " if index else "\nnext: "
         console.print(f"{label}{action.command}    # {action.effect}")

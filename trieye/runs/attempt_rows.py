@@ -86,15 +86,15 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
 
 def _openings(run_dir: Path) -> list[Opening]:
     """Return the openings in the journal, and the attempt of run.json if its process died before it wrote there."""
-    stored = read_meta(run_dir / JOURNAL, "attempt")
-    mark = None if stored is None else AttemptMark.from_bytes(stored)
+    mark_bytes = read_meta(run_dir / JOURNAL, "attempt")
+    mark = None if mark_bytes is None else AttemptMark.from_bytes(mark_bytes)
     openings = [] if mark is None else list(mark.all_openings)
     record = None
     with suppress(SerializationError):
         record = RunRecord.read(run_dir / RUN_RECORD)
     if record is not None and record.attempt > (0 if mark is None else mark.number):
-        number = max(record.attempt, openings[-1].number + 1 if openings else 1)
-        openings.append(Opening(number, np.iinfo(np.int64).max, record.started))
+        attempt = max(record.attempt, openings[-1].number + 1 if openings else 1)
+        openings.append(Opening(attempt, np.iinfo(np.int64).max, record.started))
     return openings
 
 

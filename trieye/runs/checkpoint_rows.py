@@ -121,13 +121,11 @@ def rows_in(directory: Path, prefix: str, *, checksums: bool) -> list[Checkpoint
     """
     pattern = re.compile(re.escape(prefix) + r"(\d+)(\.pkl|\.damaged(?:-\d+)?)?")
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
-    named = [(path, match) for path in paths if (match := pattern.fullmatch(path.name))]
-    rows = [
-        saved for path, match in named if (saved := _saved(path, int(match[1]), match[2] or "", checksums=checksums))
-    ]
-    converted = {saved.step for saved in rows if saved.is_usable}
-    shown = [saved for saved in rows if saved.state != "0.1.5" or saved.step not in converted]
-    return sorted(shown, key=lambda saved: (saved.sequence, saved.step))
+    pairs = [(path, match) for path in paths if (match := pattern.fullmatch(path.name))]
+    rows = [row for path, match in pairs if (row := _saved(path, int(match[1]), match[2] or "", checksums=checksums))]
+    converted_steps = {row.step for row in rows if row.is_usable}
+    visible_rows = [row for row in rows if row.state != "0.1.5" or row.step not in converted_steps]
+    return sorted(visible_rows, key=lambda row: (row.sequence, row.step))
 
 
 def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> CheckpointRow | None:
@@ -141,12 +139,12 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Checkpoint
     if problems:  # a second look tells damage from a checkpoint that a living run is replacing
         problems = list(_problems(path, checksums=checksums)) if path.exists() else []
     parts = [match for name, _ in problems if (match := _PART.fullmatch(name))]
-    broken: CheckpointState = "partial" if len(parts) == len(problems) else "damaged"
+    damage_state: CheckpointState = "partial" if len(parts) == len(problems) else "damaged"
     files = list(files_below(path))
     row = CheckpointRow(
         path.name,
         step,
-        "set aside" if suffix else broken if problems else "whole" if checksums else "sizes fit",
+        "set aside" if suffix else damage_state if problems else "whole" if checksums else "sizes fit",
         size_bytes=sum(about.st_size for about in files),
         shared_bytes=sum(about.st_size for about in files if about.st_nlink > 1),
         problems=tuple(problem for _, problem in problems),
@@ -194,12 +192,12 @@ def _has_size(path: Path, entry: FileEntry) -> bool:
 
 def _marked(rows: list[CheckpointRow]) -> list[CheckpointRow]:
     """Mark the rows that `load_checkpoint_path=latest` and `=best` would load."""
-    usable = [saved for saved in rows if saved.is_usable]
-    if not usable:
+    usable_rows = [saved for saved in rows if saved.is_usable]
+    if not usable_rows:
         return rows
-    latest = usable[-1]
-    sign = 1 if latest.mode == "max" else -1
-    rated = [saved for saved in usable if saved.objective is not None] or [s for s in usable if s.is_rated]
-    best = max(rated, key=lambda saved: (sign * (saved.objective or 0.0), saved.sequence), default=None)
-    marks = {"best": best, "latest": latest}
-    return [replace(row, marks=tuple(mark for mark, marked in marks.items() if marked is row)) for row in rows]
+    latest_row = usable_rows[-1]
+    sign = 1 if latest_row.mode == "max" else -1
+    rated = [saved for saved in usable_rows if saved.objective is not None] or [s for s in usable_rows if s.is_rated]
+    best_row = max(rated, key=lambda saved: (sign * (saved.objective or 0.0), saved.sequence), default=None)
+    row_by_mark = {"best": best_row, "latest": latest_row}
+    return [replace(row, marks=tuple(mark for mark, marked in row_by_mark.items() if marked is row)) for row in rows]

@@ -107,14 +107,14 @@ def diff(first: RunReference, second: RunReference, *, root: Path | None = None)
 
 
 def _metrics(first: StoredRun, second: StoredRun) -> Differences:
-    both = first.metrics, second.metrics
+    sides = first.metrics, second.metrics
     pairs: dict[str, tuple[Any, Any]] = {}
     for run in (first, second):
         name = str(run.metric)
-        if any(name in metrics for metrics in both):
-            pairs[f"best {name}"] = (both[0].get(name, {}).get(run.mode), both[1].get(name, {}).get(run.mode))
-    for name in sorted({*both[0], *both[1]}):
-        pairs[name] = (both[0].get(name, {}).get("last"), both[1].get(name, {}).get("last"))
+        if any(name in metrics for metrics in sides):
+            pairs[f"best {name}"] = (sides[0].get(name, {}).get(run.mode), sides[1].get(name, {}).get(run.mode))
+    for name in sorted({*sides[0], *sides[1]}):
+        pairs[name] = (sides[0].get(name, {}).get("last"), sides[1].get(name, {}).get("last"))
     return pairs
 
 

@@ -80,6 +80,6 @@ def tracking_uri_of(persistence: Mapping[str, Any], run_dir: Path) -> str:
     """
     if persistence["mlflow_tracking_uri"] is not None:
         return str(persistence["mlflow_tracking_uri"])
-    used, own = str(persistence["MLFLOW_TRACKING_URI"]), f"{persistence['mlflow_dir_name']}/mlflow.db"
-    is_own = used.startswith("sqlite:///") and used.endswith(f"/{own}")
-    return f"sqlite:///{run_dir.parents[1] / own}" if is_own else used
+    recorded_uri, own_store = str(persistence["MLFLOW_TRACKING_URI"]), f"{persistence['mlflow_dir_name']}/mlflow.db"
+    is_own = recorded_uri.startswith("sqlite:///") and recorded_uri.endswith(f"/{own_store}")
+    return f"sqlite:///{run_dir.parents[1] / own_store}" if is_own else recorded_uri

@@ -110,16 +110,16 @@ def rebuild(
     """
     record, config = idle_run(run_directory(run, root=root))
     sink_names = sinks_of(config)
-    chosen = sinks or [name for name in sink_names if name not in SHOW_ALL_TWICE]
-    for name in chosen:
+    names = sinks or [name for name in sink_names if name not in SHOW_ALL_TWICE]
+    for name in names:
         if name not in sink_names:
             has = f"it has: {', '.join(sink_names)}" if sink_names else "it has none"
             raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, sink_names)} ({has})")
     if record.status != "RUNNING":  # otherwise every sink has to receive the status, too
         settings = config.sinks
-        enabled = {kind: getattr(settings, kind).model_copy(update={"enabled": kind in chosen}) for kind in OUR_NAMES}
+        enabled = {kind: getattr(settings, kind).model_copy(update={"enabled": kind in names}) for kind in OUR_NAMES}
         config = config.model_copy(update={"sinks": settings.model_copy(update=enabled)})
-    return deliver(config, timeout_s, rewritten=chosen, progress=progress)
+    return deliver(config, timeout_s, rewritten=names, progress=progress)
 
 
 def restore_attempt(
@@ -144,9 +144,9 @@ def restore_attempt(
         RunLockedError: A process writes to it.
     """
     run_dir = run_directory(run, root=root)
-    restorable = [row.number for row in attempts(run_dir) if row.superseded]
-    if attempt not in restorable:
-        choices = ", ".join(map(str, restorable)) or "no attempt has any"
+    attempt_numbers = [row.number for row in attempts(run_dir) if row.superseded]
+    if attempt not in attempt_numbers:
+        choices = ", ".join(map(str, attempt_numbers)) or "no attempt has any"
         raise ConfigurationError(
             f"--restore {attempt}: attempt {attempt} has no superseded points (choose from: {choices})"
         )
@@ -231,11 +231,11 @@ def _wait(hub: HubLogic, timeout_s: float, progress: Progress) -> None:
 
     def have_all(pause_s: float) -> bool:
         health = hub.health()
-        behind = max((sink["backlog"] for sink in health["sinks"] if not sink["is_gone"]), default=0)
-        progress(health["points"] - behind, health["points"])
-        if behind:
+        num_behind = max((sink["backlog"] for sink in health["sinks"] if not sink["is_gone"]), default=0)
+        progress(health["points"] - num_behind, health["points"])
+        if num_behind:
             time.sleep(pause_s)
-        return not behind
+        return not num_behind
 
     wait_while_moving(have_all, hub.status.activity, timeout_s, poll_s=POLL_S)
 
@@ -255,10 +255,10 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[HubLogic]:
         require_password(config.persistence.MLFLOW_TRACKING_URI)
     paths = RunFiles(config.persistence)
     # as a driver holds it: until everything is recorded, so that no other attempt starts before
-    with RunLock(paths.lock_path), contextlib.ExitStack() as rest:
+    with RunLock(paths.lock_path), contextlib.ExitStack() as exit_stack:
         record = record_in(paths.run_base_dir)
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
-        ended = record.ended or _last_sign_of_life(record, paths.run_base_dir)
+        end_time = record.ended or _last_sign_of_life(record, paths.run_base_dir)
         hub = HubLogic(config)
         hub.files = _Files(hub, rewritten)
         try:
@@ -266,8 +266,8 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[HubLogic]:
         except BaseException:  # the hub has recorded that the run failed, and such a run is not closed
             _record_end(paths, record.status, record.ended)
             raise
-        rest.callback(_record_end, paths, status, ended)  # this was not part of the attempt
-        rest.callback(hub.shutdown, status, patient=True)
+        exit_stack.callback(_record_end, paths, status, end_time)  # this was not part of the attempt
+        exit_stack.callback(hub.shutdown, status, patient=True)
         yield hub
 
 
@@ -278,9 +278,9 @@ def _last_sign_of_life(record: RunRecord, run_dir: Path) -> float:
         return record.started
 
 
-def _record_end(paths: RunFiles, status: RunStatus, ended: float | None) -> None:
+def _record_end(paths: RunFiles, status: RunStatus, end_time: float | None) -> None:
     record = record_in(paths.run_base_dir)
-    record.status, record.ended = status, ended
+    record.status, record.ended = status, end_time
     record.save(paths.run_record_path)
 
 

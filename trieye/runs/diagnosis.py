@@ -81,7 +81,7 @@ def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
     error = _traceback(path.parent, stored.attempt)
     status, problem = _status(stored)
     sinks = [{key: sink[key] for key in ("name", "backlog", "error")} for sink in status.get("sinks", ())]
-    newest = _newest_checkpoint(stored.run_dir / checkpoints)
+    entry = _newest_checkpoint(stored.run_dir / checkpoints)
     return Diagnosis(
         run=stored,
         reason=_reason(stored, status, error) + problem,
@@ -89,8 +89,8 @@ def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
         output=_without(_last_output(path), error)[-_MAX_LINES:],
         output_path=path if path.is_file() else None,
         sinks=sinks,
-        checkpoint=newest,
-        next_steps=list(_next_steps(stored, sinks, newest, _crash(stored, stored.run_dir / checkpoints))),
+        checkpoint=entry,
+        next_steps=list(_next_steps(stored, sinks, entry, _crash(stored, stored.run_dir / checkpoints))),
     )
 
 

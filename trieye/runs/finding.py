@@ -278,12 +278,12 @@ def _run_directories(roots: Sequence[Path], marks: Sequence[str]) -> list[Path]:
 
 def _named(label: str, name: str, runs: Sequence[Path]) -> Path | None:
     """Return the run of a name; None if there is none."""
-    named = [run for run in runs if name in {_full_name(run), run.name}]
-    if len(named) > 1:
-        names = [_full_name(run) for run in named]
-        shown = names if len(set(names)) == len(names) else map(str, named)
-        raise ConfigurationError(f"{label}: several runs have this name; choose one: {', '.join(shown)}")
-    return named[0] if named else None
+    matches = [run for run in runs if name in {_full_name(run), run.name}]
+    if len(matches) > 1:
+        names = [_full_name(run) for run in matches]
+        labels = names if len(set(names)) == len(names) else map(str, matches)
+        raise ConfigurationError(f"{label}: several runs have this name; choose one: {', '.join(labels)}")
+    return matches[0] if matches else None
 
 
 def _full_name(run_dir: Path) -> str:
@@ -308,13 +308,13 @@ def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
     path, text = Path(reference), str(reference)
     if (path / RUN_RECORD).exists():
         return path
-    below, here = [root / text for root in roots], [path, _MULTIRUN / text]
-    first, then = (below, here) if path.name == text else (here, below)
-    directory = next(filter(Path.is_dir, first), None)
+    paths_below, paths_here = [root / text for root in roots], [path, _MULTIRUN / text]
+    first_paths, later_paths = (paths_below, paths_here) if path.name == text else (paths_here, paths_below)
+    directory = next(filter(Path.is_dir, first_paths), None)
     if directory is not None:
         return directory
     runs = _run_directories(roots, (RUN_RECORD,))
-    directory = _named(text, text, runs) or next(filter(Path.is_dir, then), None)
+    directory = _named(text, text, runs) or next(filter(Path.is_dir, later_paths), None)
     if directory is not None:
         return directory
     if (leftover := _leftover(path, roots)) is not None:
@@ -322,8 +322,8 @@ def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
     apps = sorted({app.name for root in roots for app in _directories_in(root)})
     sweeps = [sweep.name for sweep in _directories_in(_MULTIRUN)]
     names = [*apps, *sweeps, *map(_full_name, runs), *(run.name for run in runs)]
-    searched = f"apps in {', '.join(map(str, roots))}: {_shortened(apps)}" if roots else f"no {DEFAULT_ROOT} here"
-    raise ConfigurationError(f"{text}: no such run, app, sweep or directory{_did_you_mean(text, names)} ({searched})")
+    places = f"apps in {', '.join(map(str, roots))}: {_shortened(apps)}" if roots else f"no {DEFAULT_ROOT} here"
+    raise ConfigurationError(f"{text}: no such run, app, sweep or directory{_did_you_mean(text, names)} ({places})")
 
 
 def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
@@ -332,14 +332,14 @@ def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
         return
     if depth == _DEPTH and (directory / DEFAULT_ROOT).is_dir():
         directory = directory / DEFAULT_ROOT
-    below = _directories_in(directory)
+    subdirs = _directories_in(directory)
     if is_sweep(directory):
-        yield from _jobs(below)
+        yield from _jobs(subdirs)
         return
     if _has_runs(directory):
-        yield from (path if (path / RUN_RECORD).exists() else _skipped(path, path) for path in below)
+        yield from (path if (path / RUN_RECORD).exists() else _skipped(path, path) for path in subdirs)
     elif depth > 1:
-        for path in below:
+        for path in subdirs:
             yield from _walk(path, depth - 1)
 
 
@@ -360,9 +360,9 @@ def _skipped(directory: Path, run_dir: Path) -> Skipped:
 
 def _leftover(path: Path, roots: Sequence[Path]) -> Path | None:
     """Return the only directory without run.json that has a path or a name, `run` or `app/run`, below `roots`."""
-    below = (directory for root in roots for directory in root.glob("*/*/*"))
-    named = [directory for directory in below if str(path) in {directory.name, _full_name(directory)}]
-    leftovers = {leftover.resolve() for leftover in (path, *named) if is_run_leftover(leftover)}
+    directories = (directory for root in roots for directory in root.glob("*/*/*"))
+    matches = [directory for directory in directories if str(path) in {directory.name, _full_name(directory)}]
+    leftovers = {leftover.resolve() for leftover in (path, *matches) if is_run_leftover(leftover)}
     return leftovers.pop() if len(leftovers) == 1 else None
 
 

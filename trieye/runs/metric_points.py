@@ -54,20 +54,20 @@ def points(
         ConfigurationError: There is no such run, or it has no such metric.
         JournalError: Its journal or history cannot be read.
     """
-    stored = get(run, root=root)
-    table = read_history(stored.run_dir)
+    stored_run = get(run, root=root)
+    table = read_history(stored_run.run_dir)
     labels = np.array(table["metric"].to_pylist(), object)
-    available = dict.fromkeys([*stored.metrics, *labels.tolist()])
+    known_names = dict.fromkeys([*stored_run.metrics, *labels.tolist()])
     columns = [table[name].to_numpy() for name in ("step", "value", "wall_time", "count")]
-    selected: dict[str, MetricPoints] = {}
+    points_by_name: dict[str, MetricPoints] = {}
     for pattern in metrics:
-        names = [name for name in available if fnmatchcase(name, pattern) or name == pattern]
+        names = [name for name in known_names if fnmatchcase(name, pattern) or name == pattern]
         if not names and pattern != "*":
             raise ConfigurationError(
-                f"{stored}: it has no metric {pattern!r}{did_you_mean(pattern, available)} "
-                f"(it has: {', '.join(available) or 'none yet'})"
+                f"{stored_run}: it has no metric {pattern!r}{did_you_mean(pattern, known_names)} "
+                f"(it has: {', '.join(known_names) or 'none yet'})"
             )
         for name in names:
             rows = (labels == name) & (columns[0] >= since)
-            selected[name] = MetricPoints(*(column[rows] for column in columns))
-    return selected
+            points_by_name[name] = MetricPoints(*(column[rows] for column in columns))
+    return points_by_name

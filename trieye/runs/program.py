@@ -109,30 +109,30 @@ class Program:
         )
 
     def with_overrides(
-        self, own_name: str, extra: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]
+        self, own_name: str, new_words: Sequence[str], removed_keys: Sequence[str], value_by_key: Mapping[str, str]
     ) -> list[str]:
         """Return the overrides of another run: inherited ones, and the extra ones instead of the same keys.
 
         Args:
             own_name: Name of the run; an override that loads a checkpoint of this run is dropped.
-            extra: Further overrides.
-            without: Keys whose overrides are left out.
-            fixed: Values that users do not type: `run_name`, and the checkpoint to start from.
+            new_words: Further overrides.
+            removed_keys: Keys whose overrides are left out.
+            value_by_key: Values that users do not type: `run_name`, and the checkpoint to start from.
 
         Raises:
             ConfigurationError: A secret was not recorded, or there is no override of a key to leave out.
         """
-        replaced = {key_of(word) for word in extra} | fixed.keys() | set(without)
-        if missing := set(without) - {key_of(word) for word in self.overrides}:
-            available = ", ".join(map(key_of, self.overrides)) or "none"
-            raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {available})")
-        inherited = [word for word in self.overrides if key_of(word) not in replaced and not _is_own(word, own_name)]
-        if hidden := next((word for word in inherited if HIDDEN in word), None):
+        replaced_keys = {key_of(word) for word in new_words} | value_by_key.keys() | set(removed_keys)
+        if missing := set(removed_keys) - {key_of(word) for word in self.overrides}:
+            known_keys = ", ".join(map(key_of, self.overrides)) or "none"
+            raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {known_keys})")
+        words = [word for word in self.overrides if key_of(word) not in replaced_keys and not _is_own(word, own_name)]
+        if hidden := next((word for word in words if HIDDEN in word), None):
             raise ConfigurationError(
                 f"{hidden}: secrets are not recorded; type it again, as in {key_of(hidden)}='${{oc.env:MY_SECRET}}'"
             )
-        free = [word for word in extra if key_of(word) not in fixed]
-        return [*inherited, *free, *(override(key, value) for key, value in fixed.items())]
+        free_words = [word for word in new_words if key_of(word) not in value_by_key]
+        return [*words, *free_words, *(override(key, value) for key, value in value_by_key.items())]
 
     def resuming(self, run_name: str) -> list[str]:
         """Return its overrides for the next attempt of the run that has this name now."""
@@ -179,26 +179,26 @@ class Program:
             CheckpointError: The checkpoint does not fit.
         """
         with tempfile.TemporaryDirectory(prefix="trieye_rehearsal_") as scratch:
-            answer = Path(scratch) / "report.json"
-            more = [] if stage == "config" else [*_NO_OUTPUT, override("persistence.root_data_dir", f"{scratch}/root")]
-            environment = {**os.environ, VARIABLE: f"{stage}:{answer}"}
+            report_path = Path(scratch) / "report.json"
+            words = [] if stage == "config" else [*_NO_OUTPUT, override("persistence.root_data_dir", f"{scratch}/root")]
+            environment = {**os.environ, VARIABLE: f"{stage}:{report_path}"}
             try:
-                done = subprocess.run(
-                    self.command([*overrides, *more]), cwd=self.directory, env=environment, capture_output=True,
+                process = subprocess.run(
+                    self.command([*overrides, *words]), cwd=self.directory, env=environment, capture_output=True,
                     text=True, errors="replace", stdin=subprocess.DEVNULL, check=False,
                 )  # fmt: skip
             except OSError as error:
                 raise ConfigurationError(f"{purpose}: {self.words[0]} cannot be started: {error.strerror}") from error
             with suppress(OSError, ValidationError):
-                return Rehearsed.model_validate_json(answer.read_bytes())
-        output = _end_of(done.stderr.strip() or done.stdout.strip())
+                return Rehearsed.model_validate_json(report_path.read_bytes())
+        output = _end_of(process.stderr.strip() or process.stdout.strip())
         if stage == "restore":
             raise CheckpointError(f"{purpose}: no run was created: the checkpoint does not fit:\n{output}")
         raise ConfigurationError(
             f"{purpose}: no run was created: the program rejected the config"
             + (
                 f":\n{output}"
-                if done.returncode
+                if process.returncode
                 else f"; it ended without a run: {shlex.join(self.command(overrides))}"
             )
         )
@@ -254,17 +254,17 @@ def located_program(run: StoredRun, words: Sequence[str], started_in: Path) -> L
         words: The command of the run.
         started_in: The working directory of the command.
     """
-    here, recorded = run.run_dir.resolve(), started_in
+    run_dir, recorded_dir = run.run_dir.resolve(), started_in
     with suppress(ConfigurationError, KeyError):  # a damaged configs.json, or an environment variable that is not set
-        recorded = directory_of(run.config, started_in).with_name(run.name)
-    if recorded.resolve() != here:
-        project = project_of(here, recorded, started_in)
-        moved = None if project is None else moved_program(words, started_in, project)
-        if project is not None and moved is not None:
-            return LocatedProgram(moved, project, finds_run=True)
+        recorded_dir = directory_of(run.config, started_in).with_name(run.name)
+    if recorded_dir.resolve() != run_dir:
+        project = project_of(run_dir, recorded_dir, started_in)
+        moved_words = None if project is None else moved_program(words, started_in, project)
+        if project is not None and moved_words is not None:
+            return LocatedProgram(moved_words, project, finds_run=True)
     if not started_in.is_dir():
         return None
-    finds_run = recorded.resolve() == here or here.is_relative_to(started_in.resolve())
+    finds_run = recorded_dir.resolve() == run_dir or run_dir.is_relative_to(started_in.resolve())
     return LocatedProgram(list(words), started_in, finds_run)
 
 
@@ -299,16 +299,16 @@ def _sweep_of(record: RunRecord) -> SweepRecord | None:
 
 def _without_overrides(command: Sequence[str]) -> list[str]:
     """Return the words of a command up to its program, and the flags that locate its configs."""
-    at = 1
-    while at < len(command) and command[at].startswith("-") and command[at] not in {"-m", "-c", "-"}:
-        at += 2 if command[at] in _PYTHON_WITH_VALUE else 1
-    if at >= len(command) or command[at] in {"-c", "-"}:
+    index = 1
+    while index < len(command) and command[index].startswith("-") and command[index] not in {"-m", "-c", "-"}:
+        index += 2 if command[index] in _PYTHON_WITH_VALUE else 1
+    if index >= len(command) or command[index] in {"-c", "-"}:
         return []
-    begins, rest = at + (2 if command[at] == "-m" else 1), iter(command)
-    words = [next(rest) for _ in range(begins)]
-    for word in rest:
+    num_leading, words_left = index + (2 if command[index] == "-m" else 1), iter(command)
+    words = [next(words_left) for _ in range(num_leading)]
+    for word in words_left:
         if word in _HYDRA_WITH_VALUE:
-            words += [word, next(rest, "")]
+            words += [word, next(words_left, "")]
         elif word.startswith(tuple(f"{flag}=" for flag in _HYDRA_WITH_VALUE)):
             words.append(word)
     is_there = os.sep in words[0] and Path(words[0]).exists()
@@ -328,5 +328,5 @@ def _is_own(word: str, own_name: str) -> bool:
 
 def _end_of(output: str) -> str:
     """Return the error message of a program, or else its last lines."""
-    before, error, text = f"\n{output}".rpartition("\nerror: ")
-    return "\n".join((text if error else before or text).strip().splitlines()[-_MAX_LINES:])
+    output_before, error, text = f"\n{output}".rpartition("\nerror: ")
+    return "\n".join((text if error else output_before or text).strip().splitlines()[-_MAX_LINES:])

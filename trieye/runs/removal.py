@@ -92,13 +92,13 @@ def prune(
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
     runs, retained = _idle_runs(app, root)
-    before = time.time() - older_than_s
-    retained |= {run.run_dir: "used recently" for run in runs if run.last_used > before}
+    cutoff = time.time() - older_than_s
+    retained |= {run.run_dir: "used recently" for run in runs if run.last_used > cutoff}
     retained |= {run.run_dir: _best_of(keep_newest, "newest") for run in runs[::-1][:keep_newest]}
     if keep_best is not None:
-        ranked = _best_first(runs, metric, mode)
-        retained |= {run.run_dir: "objective unknown" for run in runs if run not in ranked}
-        retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked[:keep_best]}
+        ranked_runs = _best_first(runs, metric, mode)
+        retained |= {run.run_dir: "objective unknown" for run in runs if run not in ranked_runs}
+        retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked_runs[:keep_best]}
     removals = [run for run in runs if run.run_dir not in retained]
     for removal in () if dry_run else removals:
         removal.delete()
@@ -299,15 +299,15 @@ def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) 
             )
     objectives = {(name, mode or run.mode) for run in stored.values() if (name := metric or run.metric) is not None}
     if len(objectives) > 1:
-        shown = ", ".join(sorted(f"{better} of {name}" for name, better in objectives))
-        raise ConfigurationError(f"--keep best: these runs have several objectives ({shown}); use --metric and --mode")
+        text = ", ".join(sorted(f"{better} of {name}" for name, better in objectives))
+        raise ConfigurationError(f"--keep best: these runs have several objectives ({text}); use --metric and --mode")
     (name, better), *_ = objectives or {("", "max")}
     _require(name, metrics)
-    rated = {path: StoredRun.read(path, metric=name, mode=better) for path in stored}
+    rated_runs = {path: StoredRun.read(path, metric=name, mode=better) for path in stored}
 
     def rating(run: Removal) -> tuple[bool, float]:
-        best, sign = rated[run.run_dir].best, 1.0 if better == "max" else -1.0
-        return not rated[run.run_dir].diverged, math.nan if best is None else sign * best
+        best, sign = rated_runs[run.run_dir].best, 1.0 if better == "max" else -1.0
+        return not rated_runs[run.run_dir].diverged, math.nan if best is None else sign * best
 
     return sorted((run for run in reversed(runs) if not math.isnan(rating(run)[1])), key=rating, reverse=True)
 

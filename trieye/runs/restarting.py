@@ -127,8 +127,8 @@ def plan_rerun(
 ) -> RestartPlan:
     """Return what `rerun` would start; its program is started for a dry run only. See `rerun` for the arguments."""
     source = get(run, root=root)
-    fixed = {RUN_NAME: _new_name(source, overrides, "rerun")}
-    return _plan(source, overrides, without, fixed, confirm, purpose=f"rerun of {source}")
+    value_by_key = {RUN_NAME: _new_name(source, overrides, "rerun")}
+    return _plan(source, overrides, without, value_by_key, confirm, purpose=f"rerun of {source}")
 
 
 def plan_fork(
@@ -146,51 +146,51 @@ def plan_fork(
     if any(word.lstrip("+~").startswith(LOAD) for word in overrides):
         raise ConfigurationError(f"{LOAD}: a fork starts from the checkpoint that --checkpoint names")
     entry = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), checkpoint, option=purpose)
-    fixed = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(entry.path)}
-    return _plan(source, overrides, without, fixed, confirm, purpose=purpose, checkpoint=entry)
+    value_by_key = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(entry.path)}
+    return _plan(source, overrides, without, value_by_key, confirm, purpose=purpose, checkpoint=entry)
 
 
 def _plan(
     source: StoredRun,
     overrides: Sequence[str],
     without: Sequence[str],
-    fixed: Mapping[str, str],
+    value_by_key: Mapping[str, str],
     confirm: Confirm | None,
     *,
     purpose: str,
     checkpoint: CheckpointEntry | None = None,
 ) -> RestartPlan:
-    then_config = source.config
+    old_config = source.config
     program = Program.of(source)
-    words = program.with_overrides(source.name, overrides, without, fixed)
+    words = program.with_overrides(source.name, overrides, without, value_by_key)
     program.require_consent(words, origin=f"run {source}", confirm=confirm)
-    composed = program.dry_run(words, "config", purpose=purpose)
-    run_dir = directory_of(composed.config, program.directory)
+    report = program.dry_run(words, "config", purpose=purpose)
+    run_dir = directory_of(report.config, program.directory)
     _check_free(run_dir)
     if checkpoint is not None:
-        _check_unfinished(composed.config, checkpoint, purpose)
+        _check_unfinished(report.config, checkpoint, purpose)
         if run_dir.parent.resolve() == source.run_dir.parent:  # a name stays true when both runs are moved
             words[-1] = override(LOAD, f"{source.name}:step:{checkpoint.step}")
     # values that code added to the config of the run are not composed; the checkpoint is reported apart
-    then = {key: value for key, value in then_config.items() if key in composed.config}
-    provenance = composed.provenance
+    old_values = {key: value for key, value in old_config.items() if key in report.config}
+    provenance = report.provenance
     if source.provenance is not None and provenance is not None:  # a dry run imports few modules
         sources = sources_in(program.directory, source.provenance.sources) | provenance.sources
         provenance = provenance.model_copy(update={"sources": sources})
-    divergence = Divergence.between((then, source.provenance), (composed.config, provenance), ignored=(LOAD,))
+    divergence = Divergence.between((old_values, source.provenance), (report.config, provenance), ignored=(LOAD,))
     return RestartPlan(source, run_dir, program, words, divergence, checkpoint)
 
 
 def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:
     """Return the name of the new run: the typed name, or the stored run's name with a suffix."""
-    typed = next(
+    typed_name = next(
         (word.partition("=")[2].strip("'\"") for word in reversed(overrides) if key_of(word) == RUN_NAME), None
     )
     runs = source.run_dir.parent
-    if typed is not None:
-        check_name(RUN_NAME, typed)
-        _check_free(runs / typed)
-        return typed
+    if typed_name is not None:
+        check_name(RUN_NAME, typed_name)
+        _check_free(runs / typed_name)
+        return typed_name
     names = (f"{source.name}_{suffix}{number}" for number in ("", *(f"_{count}" for count in range(2, 10_000))))
     return next(name for name in names if not (runs / name).exists())
 

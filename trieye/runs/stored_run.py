@@ -117,27 +117,27 @@ class StoredRun:
             ConfigurationError: Its run.json is missing or damaged.
         """
         fields = _fields_of(run_dir)
-        alive = fields.status == "RUNNING" and is_alive(run_dir)
+        has_process = fields.status == "RUNNING" and is_alive(run_dir)
         # run.json has the metrics of the last attempt that was closed
-        closed = fields.summary if fields.status != "RUNNING" else {}
-        metrics = closed or published_metrics(run_dir) or fields.summary
+        closed_metrics = fields.summary if fields.status != "RUNNING" else {}
+        metrics = closed_metrics or published_metrics(run_dir) or fields.summary
         loop = _loop_of(run_dir)
-        rated_by, better = metric or loop.objective, mode or loop.mode
-        until = fields.ended or (time.time() if alive else _last_sign_of_life(run_dir, fields.started))
+        rated_by, direction = metric or loop.objective, mode or loop.mode
+        end_time = fields.ended or (time.time() if has_process else _last_sign_of_life(run_dir, fields.started))
         fork = fields.forked_from
         return cls(
             run_dir=run_dir,
             app=run_dir.parents[1].name,
             name=run_dir.name,
-            status="LOST" if fields.status == "RUNNING" and not alive else fields.status,
-            step=max((int(last) for seen in metrics.values() if (last := seen.get("step")) is not None), default=None),
+            status="LOST" if fields.status == "RUNNING" and not has_process else fields.status,
+            step=max((int(step) for seen in metrics.values() if (step := seen.get("step")) is not None), default=None),
             metric=rated_by,
-            mode=better,
-            best=metrics.get(rated_by or "", {}).get(better),
+            mode=direction,
+            best=metrics.get(rated_by or "", {}).get(direction),
             diverged=has_diverged(metrics, rated_by or ""),
             attempt=fields.attempt,
             created=fields.created,
-            took_s=max(until - fields.started, 0.0),
+            took_s=max(end_time - fields.started, 0.0),
             sweep=fields.group,
             forked_from=None if fork is None else f"{fork.app_name}/{fork.run_name}@{fork.step}",
             metrics=metrics,
@@ -230,24 +230,24 @@ def published_metrics(run_dir: Path) -> Metrics:
 
 def disk_bytes(*directories: Path) -> int:
     """Return the bytes of all files below directories; a file with several names counts once."""
-    linked: dict[tuple[int, int], int] = {}
-    total = 0
+    size_by_inode: dict[tuple[int, int], int] = {}
+    total_bytes = 0
     for about in (about for directory in directories for about in files_below(directory)):
         if about.st_nlink > 1:
-            linked[about.st_dev, about.st_ino] = about.st_size
+            size_by_inode[about.st_dev, about.st_ino] = about.st_size
         else:
-            total += about.st_size
-    return total + sum(linked.values())
+            total_bytes += about.st_size
+    return total_bytes + sum(size_by_inode.values())
 
 
 def files_below(directory: Path) -> Iterator[os.stat_result]:
     """Yield the size and links of each file below a directory; links are not followed."""
-    waiting = [str(directory)]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+    directories = [str(directory)]
+    while directories:
+        with suppress(OSError), os.scandir(directories.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+                    directories.append(entry.path)
                     continue
                 with suppress(FileNotFoundError):  # a living run deletes old files
                     about = entry.stat(follow_symlinks=False)

@@ -126,12 +126,12 @@ def verify(run: RunReference, *, root: Path | None = None) -> RunCheck:
     contents, journal, history = _journal_and_history(run_dir, record, run_dir / persistence.tensorboard_dir_name)
     checkpoints = run_dir / persistence.checkpoint_save_dir_name
     buffers = run_dir / persistence.buffer_save_dir_name
-    saved = [_states(CHECKPOINTS, checkpoints, CHECKPOINT_PREFIX), _states(BUFFERS, buffers, BUFFER_PREFIX)]
+    saved_parts = [_states(CHECKPOINTS, checkpoints, CHECKPOINT_PREFIX), _states(BUFFERS, buffers, BUFFER_PREFIX)]
     return RunCheck(
         run_dir=run_dir,
         status=None if record is None else record.status,
         is_alive=is_alive(run_dir),
-        parts=[of_record, of_config, journal, history, *saved],
+        parts=[of_record, of_config, journal, history, *saved_parts],
         sinks=_sinks(run_dir, contents, config),
         notes=list(_set_aside(run_dir, checkpoints, buffers)),
     )
@@ -171,13 +171,13 @@ def _journal_and_history(
     run_dir: Path, record: RunRecord | None, tensorboard: Path
 ) -> tuple[Contents | None, VerifiedPart, VerifiedPart]:
     """Check both; repeat while a living run changes the files of the history."""
-    before: list[Damage] | None = None
+    last_damage: list[Damage] | None = None
     for _ in range(MAX_TRIES):
         contents, journal = _journal(run_dir, record, tensorboard)
         history = _history(run_dir / HISTORY, contents)
-        if not history.damage or history.damage == before:
+        if not history.damage or history.damage == last_damage:
             break
-        before = history.damage
+        last_damage = history.damage
     return contents, journal, history
 
 
@@ -227,10 +227,10 @@ def _history(directory: Path, contents: Contents | None) -> VerifiedPart:
     for segment in files:
         if (unreadable := _unreadable_in(directory / segment.name, segment)) is not None:
             parts = [part[:2] for part in inventory.stored if part.segment == segment]
-            gone = [span for part in parts for span in overlapping(*part, unreadable)]
+            lost_spans = [span for part in parts for span in overlapping(*part, unreadable)]
             finding = "is damaged" if (directory / segment.name).exists() else "is missing"
-            damage.append(_lost_items(segment.name, finding, gone))
-            lost = [*lost, *gone]
+            damage.append(_lost_items(segment.name, finding, lost_spans))
+            lost = [*lost, *lost_spans]
     sizes = [_size_of(directory / segment.name) for segment in files if (directory / segment.name).exists()]
     location = f"in {len(sizes)} files" + (" and the journal" if chunks else "") if sizes else "in the journal"
     text = f"{inventory.end - count(lost):,} points and operations, {location}" if inventory.end else "nothing yet"
@@ -239,20 +239,20 @@ def _history(directory: Path, contents: Contents | None) -> VerifiedPart:
 
 def _unreadable_in(path: Path, segment: Segment) -> list[Range] | None:
     """Return the unreadable items of a file; None if the file is intact."""
-    unreadable = []
+    ranges = []
     try:
         if sums_of(path)[:2] == (segment.size_bytes, segment.crc):
             return None
         with path.open("rb") as file:
-            opened = SegmentFile(file, segment[:2])
-            for number, group in enumerate(opened.about.groups):
+            segment_file = SegmentFile(file, segment[:2])
+            for index, group in enumerate(segment_file.about.groups):
                 try:
-                    opened.read(number)
+                    segment_file.read(index)
                 except SerializationError:
-                    unreadable.append(group[:2])
+                    ranges.append(group[:2])
     except (FileNotFoundError, SerializationError):
         return [segment[:2]]
-    return merged(unreadable)
+    return merged(ranges)
 
 
 def _lost_items(name: str, finding: str, lost: list[Range]) -> Damage:
@@ -268,23 +268,23 @@ def _lost_items(name: str, finding: str, lost: list[Range]) -> Damage:
 
 def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:
     rows = rows_in(directory, prefix, checksums=True)
-    saved = sorted((state for state in rows if state.is_usable or state.is_broken), key=lambda state: state.step)
-    usable = [state.step for state in saved if state.is_usable]
-    newest = str(usable[-1]) if usable else "none"
-    advice = f"no action is needed: the newest intact one, of step {newest}, is used instead"
-    if not usable:
+    states = sorted((state for state in rows if state.is_usable or state.is_broken), key=lambda state: state.step)
+    usable_steps = [state.step for state in states if state.is_usable]
+    newest_step = str(usable_steps[-1]) if usable_steps else "none"
+    advice = f"no action is needed: the newest intact one, of step {newest_step}, is used instead"
+    if not usable_steps:
         advice = "restore one from a backup; to start from scratch, delete them or choose another run_name"
-    text = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
-    broken = [
+    text = f"{len(states):,}, the highest step is {newest_step}" if states else "none"
+    damage = [
         Damage(problem, *(_lost_rows(state) if state.is_usable else ("it cannot be loaded", advice)))
-        for state in saved
+        for state in states
         for problem in state.problems
     ]
     num_aside = sum(state.state == "set aside" for state in rows)
-    if num_aside and not saved:
+    if num_aside and not states:
         problem = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
-        broken = [Damage(problem, "the run cannot resume: its next start is an error, not a fresh start", advice)]
-    return VerifiedPart(name, text, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
+        damage = [Damage(problem, "the run cannot resume: its next start is an error, not a fresh start", advice)]
+    return VerifiedPart(name, text, sum(state.size_bytes for state in states), damage, is_there=bool(states))
 
 
 def _lost_rows(state: CheckpointRow) -> tuple[str, str]:
@@ -313,8 +313,8 @@ def _sinks(run_dir: Path, contents: Contents | None, config: TrieyeConfig | None
 
 
 def _set_aside(run_dir: Path, *directories: Path) -> Iterator[str]:
-    quarantined = [*run_dir.glob(f"{JOURNAL}.damaged-*")]
-    quarantined += [path for directory in directories for path in directory.glob("*_step_*.damaged*")]
-    for path in sorted(quarantined):
+    quarantined_paths = [*run_dir.glob(f"{JOURNAL}.damaged-*")]
+    quarantined_paths += [path for directory in directories for path in directory.glob("*_step_*.damaged*")]
+    for path in sorted(quarantined_paths):
         if not path.name.endswith(("-wal", "-shm")):
             yield f"{path.relative_to(run_dir)} was found damaged and set aside; delete it when you do not need it"
