@@ -439,6 +439,36 @@ def test_jobs_that_would_share_an_output_directory_are_rejected(sweep):
     assert sweep.states(4) == ["completed"] * 4
 
 
+def test_a_job_never_writes_to_the_output_directory_of_another_job(sweep):
+    words, options = ["what=a,b,c"], ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=4"]
+    for _ in range(2):  # a relaunch refuses the same jobs
+        with pytest.raises(SweepError, match=r"of 4 jobs failed; .*would share the output directory '[abc]'"):
+            sweep.search(done, *words, *options, "hydra.sweep.subdir='${what}'")
+        completed = [path.resolve().parent.name for path in sweep.directory.glob("[abc]/.job.json")]
+        assert sorted(completed) == [str(at) for at, state in enumerate(sweep.states(4)) if state == "completed"]
+
+
+@pytest.mark.parametrize(
+    ("subdir", "message"),
+    [
+        ("${cpus}", r"subdir=\$.cpus.: job 0 would write to the directory of job 1; add a prefix, such as run_\$"),
+        ("${cpus}/x", "job 0 would write to the directory of job 1"),
+        ("${hydra.job.num}/output", "contains output of trieye; choose another name .*status.json, output.log"),
+        ("${hydra.job.num}/run/x", "contains run of trieye"),
+    ],
+)
+def test_an_output_directory_among_the_files_of_jobs_is_rejected_before_any_starts(sweep, subdir, message):
+    with pytest.raises(ConfigurationError, match=message):
+        sweep.search(done, "cpus=1,2", f"hydra.sweep.subdir='{subdir}'")
+    assert not sweep.directory.exists()
+
+
+def test_an_output_directory_below_the_directory_of_its_job_needs_no_link(sweep):
+    sweep.search(done, "cpus=1,2", "hydra.sweep.subdir='${hydra.job.num}/files'")
+    assert (sweep.directory / "1/files/.hydra").is_dir()
+    assert not (sweep.directory / "1/output").exists()
+
+
 def test_runs_without_a_name_belong_to_their_job_also_after_a_relaunch(sweep, tmp_path, monkeypatch):
     def task(cfg):
         is_first = cfg.what == "b" and not (tmp_path / "failed").exists()

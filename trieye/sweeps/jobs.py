@@ -32,6 +32,12 @@ TARGET_REACHED, TIME_OVER = STUDY_LIMITS = ("tune.target reached", "tune.time_s 
 STOP_REASON = "stop-reason.txt"
 """File that tells a running job why a search interrupts it."""
 
+RESERVED = (STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK, STOP_REASON)
+"""Names in the directory of a job that no output directory can have."""
+
+CLAIM = ".job.json"
+"""Link in an output directory elsewhere to the record of its job."""
+
 HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
 """How long a job waits for a process of an earlier start that is still running it."""

@@ -36,7 +36,7 @@ from trieye.sweeps.recorder import new_record
 from trieye.sweeps.slurm import run_on_slurm
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
-from trieye.sweeps.working import SweepContext, message_of, shared_base
+from trieye.sweeps.working import SweepContext, message_of, output_dir_of, shared_base, shared_output
 
 _LOOK_S = 0.5
 _RESOURCES = {"num_cpus", "num_gpus", "memory", "resources"}
@@ -163,19 +163,17 @@ class SweepExecution:
 
     def _check_output_directories(self, samples: Sequence[Job]) -> None:
         pattern: Any = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)
-        if "${hydra.job.num}" in str(pattern["subdir"]):
+        if pattern["subdir"] == "${hydra.job.num}":
             return
-        owners: dict[str, Job] = {}
+        owners: dict[Path, Job] = {}
         for job in samples:
             try:
-                subdir = str(self._context.composed(job.index, job.overrides).hydra.sweep.subdir)
+                config = self._context.composed(job.index, job.overrides)
+                output_dir = output_dir_of(self.directory / str(job.index), config)
             except (HydraException, OmegaConfBaseException):  # this job fails with its own message
                 continue
-            if (owner := owners.setdefault(subdir, job)) is not job:
-                raise ConfigurationError(
-                    f"hydra.sweep.subdir={pattern['subdir']}: jobs {owner.index} and {job.index} would share the "
-                    f"output directory {subdir!r}; add ${{hydra.job.num}}"
-                )
+            if (owner := owners.setdefault(output_dir, job)) is not job:
+                raise ConfigurationError(shared_output(config, owner.index, job.index))
 
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.

@@ -36,7 +36,17 @@ from trieye.process.output import printing_to
 from trieye.process.signals import stop_reason, stop_reason_in
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, STOP_REASON, Done, RunningJob, UnpicklableError
+from trieye.sweeps.jobs import (
+    CLAIM,
+    OUTPUT,
+    OUTPUT_DIR,
+    RESERVED,
+    STATUS,
+    STOP_REASON,
+    Done,
+    RunningJob,
+    UnpicklableError,
+)
 from trieye.sweeps.main_module import dumped
 from trieye.sweeps.objectives import Objectives
 
@@ -188,12 +198,65 @@ def _result(
         return Done(index, error=error, returned=returned)
 
 
+def output_dir_of(directory: Path, config: DictConfig) -> Path:
+    """Return Hydra's output directory of a job.
+
+    Args:
+        directory: Directory of the job.
+        config: Its composed config.
+
+    Raises:
+        ConfigurationError: `hydra.sweep.subdir` is the directory of another job, or a file of this job.
+    """
+    directory, pattern = directory.resolve(), _subdir_pattern(config)
+    output_dir = Path(os.path.normpath(Path(str(config.hydra.sweep.dir)).resolve() / str(config.hydra.sweep.subdir)))
+    is_inside = output_dir.is_relative_to(directory.parent)
+    name, file, *_ = (*(output_dir.relative_to(directory.parent).parts if is_inside else ()), "", "")
+    if name == directory.name and file in RESERVED:
+        raise ConfigurationError(
+            f"hydra.sweep.subdir={pattern}: the directory of a job contains {file} of trieye; choose another name "
+            f"(reserved: {', '.join(RESERVED)})"
+        )
+    if name != directory.name and name.isdecimal():
+        raise ConfigurationError(
+            f"hydra.sweep.subdir={pattern}: job {directory.name} would write to the directory of job {name}; add a "
+            f"prefix, such as run_{pattern}"
+        )
+    return output_dir
+
+
 def _link_output(directory: Path, config: DictConfig) -> None:
-    """Link the output directory of a job from its own directory, if `hydra.sweep.subdir` sets another."""
-    output_dir = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).resolve()
-    if output_dir != directory.resolve():
-        output_dir.mkdir(parents=True, exist_ok=True)
-        relink(directory / OUTPUT_DIR, output_dir)
+    """Claim the output directory of a job and link it from the job's own directory, if it is outside of that.
+
+    Raises:
+        ConfigurationError: It is the output directory of another job of the sweep.
+    """
+    output_dir = output_dir_of(directory, config)
+    if output_dir.is_relative_to(directory.resolve()):
+        return
+    output_dir.mkdir(parents=True, exist_ok=True)
+    claim, record_path = output_dir / CLAIM, directory.resolve() / STATUS
+    try:
+        claim.symlink_to(os.path.relpath(record_path, output_dir.resolve()))
+    except FileExistsError:
+        owner = claim.resolve()
+        if owner != record_path and owner.exists() and owner.parent.parent == record_path.parent.parent:
+            raise ConfigurationError(shared_output(config, owner.parent.name, directory.name)) from None
+        relink(claim, record_path)  # of this job, or of a sweep that was moved or deleted
+    relink(directory / OUTPUT_DIR, output_dir)
+
+
+def shared_output(config: DictConfig, *jobs: object) -> str:
+    """Return the message that two jobs have the same output directory."""
+    return (
+        f"hydra.sweep.subdir={_subdir_pattern(config)}: jobs {' and '.join(map(str, jobs))} would share the output "
+        f"directory {str(config.hydra.sweep.subdir)!r}; add ${{hydra.job.num}}"
+    )
+
+
+def _subdir_pattern(config: DictConfig) -> str:
+    sweep: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+    return str(sweep["subdir"])
 
 
 def _run(context: SweepContext, overrides: Sequence[str], config: DictConfig) -> JobReturn:
