@@ -1,5 +1,6 @@
 """The launcher: failed, killed and earlier jobs, and the resources of each job, on Ray and without it."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -93,6 +94,17 @@ def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on):
     assert "Traceback" in logs[0]
     assert "ValueError: that is no number" in logs[0]
     assert "cannot be pickled" in logs[4]
+
+
+def test_a_job_that_is_cancelled_by_its_own_code_fails_alone_and_is_not_restarted(sweep):
+    def task(cfg):
+        if cfg.what == "cancel":
+            raise asyncio.CancelledError("by a timeout")
+
+    with pytest.raises(SweepError, match="1 of 2 jobs failed; job 0 raised CancelledError: by a timeout"):
+        sweep.search(task, "what=cancel,fine")
+    assert sweep.states(2) == ["failed", "completed"]
+    assert (sweep.record(0).error, sweep.record(0).attempt) == ("CancelledError: by a timeout", 1)
 
 
 def test_a_config_that_cannot_be_composed_fails_only_its_job(sweep_on):

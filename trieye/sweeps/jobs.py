@@ -97,7 +97,7 @@ class Done:
 
     index: int
     value: object = None
-    error: Exception | None = None
+    error: BaseException | None = None
     returned: Any = None
     is_pruned: bool = False
     reason: str | None = None

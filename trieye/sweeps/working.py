@@ -193,7 +193,7 @@ def _result(
     except KeyboardInterrupt:
         print(f"trieye: {stop_reason() or 'interrupted'}", file=sys.stderr)  # noqa: T201 - its file
         raise
-    except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
+    except BaseException as error:  # noqa: BLE001 - of the job, also asyncio.CancelledError, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
 
