@@ -17,7 +17,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.command import command_of
 from trieye.sweeps.conditions import same_value
-from trieye.sweeps.grid import Axis, Grid
+from trieye.sweeps.grid import Axis, Grid, shown
 from trieye.sweeps.record import SWEEP, SweepRecord
 from trieye.sweeps.spec import grid_of, with_seeds, zipped
 
@@ -420,3 +420,18 @@ def test_a_directory_without_a_sweep_is_an_error(tmp_path):
         SweepRecord.of(tmp_path)
     with pytest.raises(ConfigurationError, match="this sweep has no grid"):
         SweepRecord(spec=["a=1,2"]).the_grid()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("0.00031622776601683794", "0.0003162"),
+        ("1.23456789e-05", "1.235e-05"),
+        ("2026010101", "2026010101"),
+        ("20260101_1", "20260101_1"),
+        ("1234567e12", "1234567e12"),
+        ("Infinity", "Infinity"),
+    ],
+)
+def test_tables_shorten_fractions_and_neither_integers_nor_ids(value, text):
+    assert shown([f"+agent.lr={value}", "x=1"], ["agent.lr"]) == [f"lr={text}"]

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from trieye.sweeps.numbering import Numbering
 
 _MOST_SHOWN = 10
 _LONGEST_NUMBER = 8
+_FRACTION = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 _LARGEST_TABLE = 1024
 
 
@@ -353,8 +355,6 @@ def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:
 
 
 def short(value: str) -> str:
-    """Format a value for display; long numbers get four significant digits."""
-    try:
-        return value if len(value) <= _LONGEST_NUMBER else f"{float(value):.4g}"
-    except ValueError:
-        return value
+    """Format a value for display; long decimal fractions get four significant digits."""
+    is_long = len(value) > _LONGEST_NUMBER and _FRACTION.fullmatch(value)
+    return f"{float(value):.4g}" if is_long else value
