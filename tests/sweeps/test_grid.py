@@ -198,6 +198,23 @@ def test_the_number_of_an_excluded_job_stays_unused():
             grid("agent=ppo,dqn", "lr=1,2,3", exclude=[combination])
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("x=[a,'b c'],[c]", ["a", "b c"]),
+        ("x=[true,null],[c]", [True, None]),
+        ('x="a,b",c', "a,b"),
+        ("+x={a: 1},{a: 2}", {"a": 1}),
+        ('x=true,"true"', True),
+        ("x='true',true", "true"),
+    ],
+)
+def test_exclusions_and_conditions_compare_values_with_their_types(word, value):
+    ours = grid(word, "lr=1,2", exclude=[{"x": value, "lr": 1}], when={"lr": {"x": [value]}})
+    assert [ours.values(index).get("lr") for index in ours] == ["2", None]
+    assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
+
+
 def test_excluded_values_may_be_yaml_values():
     ours = grid(
         "deep=true,false", "net=null,[1,2]", exclude=[{"deep": True, "net": None}, {"net": [1, 2], "deep": False}]

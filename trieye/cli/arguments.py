@@ -219,15 +219,16 @@ def sweep_directory(directory: Path | None) -> Path:
     return newest.parent
 
 
-def condition(text: str) -> tuple[str, dict[str, list[str]]]:
+def condition(text: str) -> tuple[str, dict[str, list[Any]]]:
     """Split a conditional key from the allowed values of other keys, such as `agent.clip_range:agent=ppo|a2c`.
 
     Raises:
         ConfigurationError: The text has another form.
     """
+    from trieye.config.hydra.axes import value_of
     from trieye.exceptions import ConfigurationError
 
     key, _, values = text.partition(":")
     if not (key and values):
         raise ConfigurationError(f"--when {text}: expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo")
-    return key, {other: value.split("|") for other, value in map(pair, values.split(","))}
+    return key, {other: list(map(value_of, value.split("|"))) for other, value in map(pair, values.split(","))}

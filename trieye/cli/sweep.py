@@ -181,10 +181,12 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _sweeper_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a plan by their keys below `hydra.sweeper`."""
+    from trieye.config.hydra.axes import value_of
+
     return {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
-        "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
+        "exclude": [{key: value_of(text) for key, text in map(pair, group.split(","))} for group in options.exclude],
         "when": dict(map(condition, options.when)),
     }
 

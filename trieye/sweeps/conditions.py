@@ -1,8 +1,8 @@
 """Conditions: keys of a sweep that exist only with certain values of other keys."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Self
 
@@ -10,8 +10,6 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
 OPTION = "hydra.sweeper.when"
-_SPACE = re.compile(r"(?<=[\[{,:]) +")
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 @dataclass(frozen=True)
@@ -112,19 +110,21 @@ NO_CONDITIONS = Conditions()
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+    from trieye.config.hydra.axes import typed  # imports Hydra, which readers of grids do not need
+
+    return tuple(map(typed, value)) if isinstance(value, list | tuple) else (typed(value),)
 
 
 def same_value(one: str, other: str) -> bool:
-    """Return whether two values are equal, including different spellings of a number, a list or null."""
-    if one == other:
-        return True
+    """Return whether two values in Hydra's grammar are equal, including different spellings of a number or a list."""
+    return one == other or _comparable(one) == _comparable(other)
+
+
+@lru_cache(maxsize=65_536)
+def _comparable(text: str) -> float | str:
     try:
-        return float(one) == float(other)
+        return float(text.strip("'\""))  # YAML files quote some numbers
     except ValueError:
-        return _simplest(one) == _simplest(other)
+        from trieye.config.hydra.axes import normalized
 
-
-def _simplest(value: str) -> str:
-    """Normalize a value written by YAML, Python or Hydra to Hydra's grammar without quotes."""
-    return _WORDS.get(value.casefold()) or _SPACE.sub("", value).strip("'\"")
+        return normalized(text)

@@ -278,7 +278,11 @@ class Grid:
         """Return the grid of a dict from `plain`."""
         axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in plain["axes"])
         growth = tuple(map(tuple, plain.get("growth", ())))
-        return cls(tuple(axes), tuple(plain["without"]), Conditions.of(plain.get("when", {})), growth)
+        when = {
+            key: {other: tuple(texts) for other, texts in condition.items()}
+            for key, condition in plain.get("when", {}).items()
+        }
+        return cls(tuple(axes), tuple(plain["without"]), Conditions(when), growth)
 
     def renamed_like(self, other: Self) -> Self:
         """Return a stored grid with the current names of its keys, where another grid of the sweep uses these."""

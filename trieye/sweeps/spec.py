@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra.axes import axes_of
+from trieye.config.hydra.axes import axes_of, typed
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.conditions import Conditions
@@ -26,7 +26,7 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     axes = zipped(axes, options.zip)
     if options.seeds is not None:
         axes = with_seeds(axes, options.seeds)
-    without = tuple({key: str(value) for key, value in combination.items()} for combination in options.exclude)
+    without = tuple({key: typed(value) for key, value in combination.items()} for combination in options.exclude)
     return Grid(axes, without, Conditions.of(options.when or {}))
 
 

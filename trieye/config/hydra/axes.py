@@ -85,8 +85,20 @@ def typed(value: Any) -> str:
         return "{" + ",".join(f"{typed(key)}:{typed(item)}" for key, item in value.items()) + "}"
     if not isinstance(value, str):
         return repr(value)
-    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _SPECIAL
-    return value if is_plain else quoted(value)
+    return value if _is_plain(value) else quoted(value)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text needs no quotes as a value."""
+    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _SPECIAL
+
+
+def normalized(text: str) -> str:
+    """Return a value in Hydra's grammar as `typed` writes it; a text that is no value is returned unchanged."""
+    try:
+        return text if _is_plain(text) else typed(value_of(text))
+    except ConfigurationError:
+        return text
 
 
 def value_of(text: str) -> Any:
