@@ -46,6 +46,8 @@ def test_dimensions_are_parsed_with_hydras_grammar():
     [
         ("x=interval(1,1)", "interval\\(a,b\\) needs a < b"),
         ("x=tag(log,interval(0,1))", "needs 0 < a < b"),
+        ("x=interval(0,inf)", r"x=interval\(0,inf\): interval\(a,b\) needs a < b, and finite ends"),
+        ("x=interval(-1e308,1e308)", "finite"),
         ("x=tag(int,interval(0.5,2))", "integers as its ends"),
         ("x=tag(lgo,interval(1,2))", "unknown tag 'lgo'"),
     ],
@@ -523,6 +525,17 @@ def test_a_resumed_search_may_have_a_larger_space(sweep, capfd):
     assert grown[:1] == first
     assert any(abs(float(values(job)["+x"])) > 1 for job in grown)
     assert "x=interval(-9,9) in new trials, interval(0,1) in earlier ones" in capfd.readouterr().err
+
+
+def test_a_resumed_search_may_have_the_new_options_of_a_group(sweep):
+    group = sweep.directory.with_name("conf") / "agent"
+    group.mkdir(parents=True)
+    options = ["hydra.sweeper.kind=random", "hydra.launcher.isolate=none"]
+    for names, spec, num in (("ab", "a,b", 1), ("c", "glob(*)", 4)):
+        for name in names:
+            (group / f"{name}.yaml").write_text(f"name: {name}\n")
+        jobs = sweep.search(lambda _: 1, f"+agent={spec}", *options, f"hydra.sweeper.num_trials={num}")
+    assert "c" in {values(job)["+agent"] for job in jobs}
 
 
 def test_a_resumed_sweep_keeps_its_mode(sweep, capfd):

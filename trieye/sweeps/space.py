@@ -75,7 +75,12 @@ class SearchSpace:
 
 
 def check_search(
-    before: Mapping[str, Any], now: Mapping[str, Any], directory: Path, *, budget: Sequence[str] = ()
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    directory: Path,
+    *,
+    budget: Sequence[str] = (),
+    config_loader: Any = None,
 ) -> None:
     """Check that a resumed search differs from its earlier start by a larger space only; print the larger keys.
 
@@ -84,6 +89,7 @@ def check_search(
         now: The same of this start; empty for a grid.
         directory: Directory of the sweep.
         budget: Keys that may change.
+        config_loader: Lists the options of a group for `glob(*)`.
 
     Raises:
         ConfigurationError: Something else differs.
@@ -95,7 +101,7 @@ def check_search(
     for key, old, new in pairs if before else ():
         if old in (new, HIDDEN):
             continue
-        if old is None or new is None or key not in earlier or not _dimension(key, new).extends(_dimension(key, old)):
+        if old is None or new is None or key not in earlier or not _extends(key, new, old, config_loader):
             change = f"{key}={old}, and would have {key}={new}" if old is not None else f"no {key}, and would have one"
             raise ConfigurationError(
                 f"{directory}: its search has {change}; a search can only grow by trials, wider intervals and appended "
@@ -104,9 +110,9 @@ def check_search(
         say(f"sweep: {key}={new} in new trials, {old} in earlier ones")
 
 
-def _dimension(key: str, text: str) -> Dimension:
-    (dimension,) = dimensions_of([f"{key}={text}"])
-    return dimension
+def _extends(key: str, new: str, old: str, config_loader: Any) -> bool:
+    (larger,), (smaller,) = (dimensions_of([f"{key}={text}"], config_loader) for text in (new, old))
+    return larger.extends(smaller)
 
 
 def _choices(dimension: Dimension) -> Sequence[str]:

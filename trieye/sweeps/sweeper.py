@@ -207,7 +207,13 @@ class SweeperBody:
         record.search |= {"sampler": sampler, "seed": options.seed, "when": space.conditions.sentences()}
         if before is not None:
             earlier_search = before.search or ({} if before.grid is None else {"kind": "grid"})
-            check_search(earlier_search, record.search, self._directory, budget=options.budget)
+            check_search(
+                earlier_search,
+                record.search,
+                self._directory,
+                budget=options.budget,
+                config_loader=self._context.config_loader,
+            )
         if self.options.dry_run:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
