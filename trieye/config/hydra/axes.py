@@ -1,6 +1,7 @@
 """Values and search dimensions that an override sweeps over, in Hydra's grammar and order."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,8 +179,8 @@ def _interval(item: Override, interval: IntervalSweep) -> Dimension:
     is_int, is_log = "int" in tags or isinstance(interval.start, int), "log" in tags
     if unknown := sorted(tags - {"int", "log"}):
         raise ConfigurationError(f"{item.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
-    if not low < high or (is_log and low <= 0):
-        condition = "0 < a < b" if is_log else "a < b"
+    if not low < high or (is_log and low <= 0) or math.isinf(high - low):
+        condition = f"{'0 < ' if is_log else ''}a < b, and finite ends"
         raise ConfigurationError(f"{item.input_line}: interval(a,b) needs {condition}")
     if is_int and not (low.is_integer() and high.is_integer()):
         raise ConfigurationError(f"{item.input_line}: an interval of integers needs integers as its ends")
