@@ -433,6 +433,18 @@ def test_plugin_defaults_equal_the_defaults_of_their_models():
     assert SweeperConfig().model_dump() == SWEEPER
 
 
+def test_selected_jobs_must_exist_and_excluded_ones_are_named(sweep, capfd):
+    for words in (["cpus=1,2"], ["cpus=range(1,9)", "hydra.sweeper.kind=random", "hydra.sweeper.num_trials=2"]):
+        with pytest.raises(ConfigurationError, match=r"only=0-2: out of range; the sweep has the jobs 0 to 1"):
+            sweep.search(done, *words, "hydra.launcher.only=[0,1,2]")
+        assert not sweep.directory.exists()
+    sweep.search(done, "cpus=1,2,3", "hydra.sweeper.exclude=[{cpus: 2}]", "hydra.launcher.only=[0,1]")
+    assert sweep.states(3) == ["completed", None, None]
+    err = capfd.readouterr().err
+    assert "hydra.launcher.only=1: excluded" in err
+    assert "sweep: 1 done, in" in err
+
+
 def test_a_job_without_an_output_directory_fails_alone(sweep, monkeypatch):
     monkeypatch.setenv("NAME_1", "first")
     words = ["what=a,b", "cpus=1,2", "hydra.launcher.num_jobs=1", "hydra.sweep.subdir='${what}_${oc.env:NAME_${cpus}}'"]

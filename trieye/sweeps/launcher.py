@@ -175,20 +175,20 @@ class SweepExecution:
             if (owner := owners.setdefault(output_dir, job)) is not job:
                 raise ConfigurationError(shared_output(config, owner.index, job.index))
 
-    def run(self, queue: JobQueue, size: int | None) -> list[Done]:
+    def run(self, queue: JobQueue, size: int) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.
 
         The caller holds the lock of the sweep, within `opened`.
 
         Args:
             queue: The jobs.
-            size: Number of jobs; None: unknown.
+            size: Number of jobs, at most.
 
         Raises:
             ConfigurationError: A job had other overrides in an earlier start of the sweep.
             RunInterrupted: A signal arrived; running jobs have ended or were stopped.
         """
-        size = size if self.options.only is None else len(self.options.only)
+        size = size if self.options.selected_jobs is None else min(size, len(self.options.selected_jobs))
         if self.options.is_array:
             return self._run_on_slurm(queue, size)
         try:

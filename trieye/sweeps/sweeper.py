@@ -19,6 +19,7 @@ from trieye.config.fingerprint import leaves
 from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
+from trieye.config.launcher import ranges
 from trieye.config.redaction import HIDDEN, redacted, redacted_text
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
@@ -168,6 +169,10 @@ class SweeperBody:
             grid = before.going_on(grid, words, self._directory, budget=self.options.budget)
             if before.grid is not None and before.size < grid.size:
                 say(f"sweep: grows from {before.size} to {grid.size} indices; existing jobs keep theirs")
+        selected_jobs = self._selected_jobs(grid.size)
+        left_out_jobs = [index for index in selected_jobs if grid.is_left_out(index)]
+        if left_out_jobs:
+            say(f"sweep: hydra.launcher.only={ranges(left_out_jobs)}: excluded, or equal to earlier jobs; not run")
         if self.options.dry_run:
             plan_table(grid)
             return []
@@ -176,7 +181,20 @@ class SweeperBody:
         samples = [Job(index, grid[index]) for index in grid.samples()]
         with self._execution(record, samples) as execution:
             self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
-            return self._run(grid, execution)
+            return self._run(grid, execution, (len(selected_jobs) or grid.num_jobs) - len(left_out_jobs))
+
+    def _selected_jobs(self, size: int) -> list[int]:
+        """Return the indices of `hydra.launcher.only`, empty if it is not set.
+
+        Raises:
+            ConfigurationError: The sweep has no such job.
+        """
+        selected_jobs = sorted(self._ours.options.selected_jobs or ()) if self._ours is not None else []
+        if selected_jobs and selected_jobs[-1] >= size:
+            raise ConfigurationError(
+                f"hydra.launcher.only={ranges(selected_jobs)}: out of range; the sweep has the jobs 0 to {size - 1}"
+            )
+        return selected_jobs
 
     def _space(self, words: Sequence[str]) -> SearchSpace:
         if self._ours is None:
@@ -224,6 +242,7 @@ class SweeperBody:
         if before is not None and num < before.size:
             say(f"sweep: has {before.size} trials already; hydra.sweeper.num_trials={num} adds none")
             num = before.size
+        self._selected_jobs(num)
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
         records = self._begun(num)
         metric = self._pruning_metric()
@@ -327,9 +346,9 @@ class SweeperBody:
             else self._ours.execution(record.varying, self._objectives).opened(samples)
         )
 
-    def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:
+    def _run(self, grid: Grid, execution: SweepExecution | None, num_jobs: int) -> list[Done]:
         if execution is not None:
-            return execution.run(JobList(Job(index, grid[index]) for index in grid), grid.num_jobs)
+            return execution.run(JobList(Job(index, grid[index]) for index in grid), num_jobs)
         outcomes: list[Done] = []
         indices = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
