@@ -127,6 +127,15 @@ def test_a_dict_of_one_number_is_ranked_like_a_number(sweep, capfd):
     assert "best of 3 jobs (max)" in capfd.readouterr().out
 
 
+def test_titles_of_results_count_no_excluded_job(sweep, capfd):
+    words = ["+x=1,2,3", "hydra.sweeper.exclude=[{x: 2}]"]
+    sweep.search(lambda cfg: cfg.x, *words)
+    assert "best of 2 jobs (max)" in capfd.readouterr().out
+    sweep.directory = sweep.directory.with_name("several")
+    sweep.search(distance_and_cost, *words, "hydra.sweeper.mode=[min,min]")
+    assert "Pareto-optimal of 2 jobs" in capfd.readouterr().out
+
+
 def test_options_of_a_search_are_reported_without_effect_in_a_grid(sweep, capfd):
     sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.num_trials=3")
     assert "hydra.sweeper.num_trials=3 has no effect without hydra.sweeper.kind=random" in capfd.readouterr().err

@@ -52,16 +52,17 @@ def _few(grid: Grid) -> list[int]:
 
 def final_table(directory: Path, record: SweepRecord) -> None:
     """Print the best jobs of a sweep; with several objectives, the Pareto-optimal jobs."""
+    all_jobs = status_of(directory)
     if record.modes:
-        _pareto_table(status_of(directory), record)
+        _pareto_table(all_jobs, record)
         return
-    jobs = [job for job in status_of(directory) if job.objective is not None or job.how == "completed"]
+    jobs = [job for job in all_jobs if job.objective is not None or job.how == "completed"]
     if all(job.objective is None for job in jobs):
         return
     sign = -1.0 if record.mode == "max" else 1.0
     jobs.sort(key=lambda job: (job.objective is None, sign * (job.objective or 0.0)))  # None: not finite, or nothing
     console = Terminal()
-    console.print(ranked(jobs[:_MOST], record))
+    console.print(ranked(jobs[:_MOST], record, len(all_jobs)))
     if len(jobs) > _MOST:
         console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}")
 
@@ -76,7 +77,7 @@ def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     optimal_jobs.sort(key=lambda job: sign * next(iter(job.objectives.values())))
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     directions = ", ".join(f"{name} {mode}" for name, mode in zip(names, record.modes, strict=True))
-    title = f"{len(optimal_jobs)} Pareto-optimal of {record.size} jobs ({directions})"
+    title = f"{len(optimal_jobs)} Pareto-optimal of {len(jobs)} jobs ({directions})"
     table = TextTable(right=("job", *headings(keys)), title=title)
     for name in names:
         table.add_column(name, justify="right", style="bold")
@@ -161,10 +162,10 @@ def headings(keys: Sequence[str]) -> list[str]:
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
-def ranked(jobs: Sequence[JobStatus], record: SweepRecord) -> TextTable:
-    """Return a table of jobs with their varying values and objectives."""
+def ranked(jobs: Sequence[JobStatus], record: SweepRecord, num: int) -> TextTable:
+    """Return a table of the best of `num` jobs with their varying values and objectives."""
     keys, noun = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    title = f"best of {record.size} {noun}s ({record.mode})" if record.size > 1 else ""
+    title = f"best of {num} {noun}s ({record.mode})" if num > 1 else ""
     table = TextTable(right=(noun, *headings(keys)), title=title)
     table.add_column("objective", justify="right", style="bold")
     has_others = any(job.how != "completed" for job in jobs)
