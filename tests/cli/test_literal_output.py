@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 import sys
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_tables_of_a_sweep_show_values_literally(plan, trieye_command, shown):
     status = trieye_command("sweep", "status", sweep)
     assert_literal(status)
     assert "[/e] [bold]" in status
-    assert f"trieye sweep relaunch {sweep}" in status
+    assert f"trieye sweep relaunch {shlex.quote(str(sweep))}" in status
     assert_literal(shown(report.final_table, sweep, SweepRecord.of(sweep)))
 
 

@@ -108,6 +108,15 @@ def test_a_plan_lists_the_jobs_and_writes_nothing_by_default(sweep, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
 
+def test_commands_in_messages_can_be_pasted_into_a_shell(sweep):
+    plan = sweep.output("plan", "train.py", "lr=1,2", "--output=-my sweep", HERE)
+    status = sweep("status", "./-my sweep")[1]
+    for output in (plan, status):
+        command = shlex.split(output.rpartition("trieye sweep ")[2])
+        assert command == ["relaunch", "./-my sweep"]
+    assert sweep(*command, "--dry-run")[0] == 0
+
+
 def test_a_plan_of_one_job_has_no_axes(sweep):
     assert sweep("plan", "lr=1")[1].startswith("1 job, fingerprint ")
 

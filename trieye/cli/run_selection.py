@@ -12,6 +12,7 @@ from trieye.cli.arguments import DEFAULT_ROOT, sweep_directory
 from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
+from trieye.process.text import command_text
 from trieye.results.aggregates import Aggregate
 from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, figure_mode
@@ -183,15 +184,15 @@ class RunSelection:
                 console.print(
                     f"{sweep}: {len(unfinished)} of {len(jobs)} jobs are not completed: {numbers}{more}", style="yellow"
                 )
-                only = " --only removed" if all(job.how == "removed" for job in unfinished) else ""
+                only = ["--only", "removed"] if all(job.how == "removed" for job in unfinished) else []
                 if not any(job.how in ("waiting", "running") for job in unfinished):  # else the sweep is being run
-                    console.print(f"run them: trieye sweep relaunch {sweep}{only}")
+                    console.print(f"run them: {command_text('sweep', 'relaunch', Path(sweep), *only)}")
             remote = [job for job in jobs if job.how in ENDED and job.is_away]
             if remote:
                 hosts = ", ".join(sorted({job.record.host for job in remote if job.record is not None}))
                 console.print(
                     f"{sweep}: {len(remote)} runs are on other machines ({hosts}); copy them from persistence.mirror: "
-                    f"trieye sweep merge {sweep}",
+                    f"{command_text('sweep', 'merge', Path(sweep))}",
                     style="yellow",
                 )
         problems = self.results.problems

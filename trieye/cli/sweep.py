@@ -42,7 +42,7 @@ from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_status import UNFINISHED, print_jobs, print_status
 from trieye.exceptions import ConfigurationError
-from trieye.process.text import counted
+from trieye.process.text import command_text, counted
 
 if TYPE_CHECKING:
     from trieye.sweeps.descriptions import Description
@@ -174,8 +174,8 @@ def _plan(options: argparse.Namespace) -> int:
     for description in descriptions:
         print(f"{description.path}: experiment {description.name}{_saved_to(description, saving_description)}")
     if options.output is not None:
-        command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
-        print(f"written to {options.output}; {command}")
+        command = f"run it: {command_text('sweep', 'relaunch', options.output)}"
+        print(f"written to {options.output}; {command if program else 'to run it, pass the program first'}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trieye.cli.arguments import sweep_directory
 from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
-from trieye.process.text import counted
+from trieye.process.text import command_text, counted
 
 if TYPE_CHECKING:
     from trieye.process.terminal import TextTable
@@ -72,7 +72,8 @@ def _advice(record: "SweepRecord", directory: Path) -> str:
     if holder is not None and ProcessIdentity.of_mapping(holder).liveness != "dead":
         return f"process {holder.get('pid')} is running the sweep, and starts the jobs that are left"
     is_fail_fast = "hydra.launcher.fail_fast=true" in record.own  # else a failed job would end the sweep again
-    return f"run unfinished jobs: trieye sweep relaunch {directory}{' ' + KEEP_GOING if is_fail_fast else ''}"
+    options = [KEEP_GOING] if is_fail_fast else []
+    return f"run unfinished jobs: {command_text('sweep', 'relaunch', directory, *options)}"
 
 
 def print_jobs(jobs: "Sequence[JobStatus]") -> None:

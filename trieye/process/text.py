@@ -1,6 +1,8 @@
-"""Text for terminals: control characters made visible, counts and durations formatted."""
+"""Text for terminals: control characters made visible, commands quoted, counts and durations formatted."""
 
 import re
+import shlex
+from pathlib import Path
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -17,6 +19,12 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
 
 def _picture(code: int) -> str:
     return chr(0x2400 + code) if code < ord(" ") else "\N{REPLACEMENT CHARACTER}"
+
+
+def command_text(*words: str | Path) -> str:
+    """Return a command of trieye as a shell reads it: words quoted, and paths not mistaken for options."""
+    paths = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words)
+    return shlex.join(["trieye", *paths])
 
 
 def counted(number: int, noun: str) -> str:

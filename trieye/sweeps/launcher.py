@@ -22,7 +22,7 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
-from trieye.process.text import counted
+from trieye.process.text import command_text, counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.grid import bare
@@ -208,7 +208,8 @@ class SweepExecution:
                 error.tell(say)
             self._exit_code = getattr(error, "exit_code", exit_code_of(signal.SIGINT))
         interrupt = RunInterrupted(
-            f"the sweep was stopped; resume the unfinished jobs with: trieye sweep relaunch {self.directory}",
+            "the sweep was stopped; resume the unfinished jobs with: "
+            f"{command_text('sweep', 'relaunch', self.directory)}",
             self._exit_code,
         )
         interrupt.tell(say)

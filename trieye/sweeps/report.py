@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trieye.process.terminal import Terminal, TextTable
-from trieye.process.text import counted
+from trieye.process.text import command_text, counted
 from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
@@ -64,7 +64,7 @@ def final_table(directory: Path, record: SweepRecord) -> None:
     console = Terminal()
     console.print(ranked(jobs[:_MOST], record, len(all_jobs)))
     if len(jobs) > _MOST:
-        console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}")
+        console.print(f"{len(jobs) - _MOST} more: {command_text('sweep', 'status', directory)}")
 
 
 def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
@@ -98,7 +98,7 @@ def failure_table(failed: Sequence[Done], directory: Path) -> None:
         error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."
         table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), error)
     if len(failed) > len(pairs):
-        table.note(f"{len(failed) - len(pairs)} more: trieye sweep status {directory}")
+        table.note(f"{len(failed) - len(pairs)} more: {command_text('sweep', 'status', directory)}")
     Terminal().print(table)
 
 
@@ -120,11 +120,11 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fai
     missing_text = f"; {num_missing} did not start" if num_missing else ""
     unguarded = "; backend=local finds classes of a program that calls main below `if __name__ == '__main__':`"
     hint = unguarded if _UNGUARDED in failed[0].error_text else ""
-    option = f" {KEEP_GOING}" if num_missing else ""  # else the failed jobs would end it again
+    options = [KEEP_GOING] if num_missing else []  # else the failed jobs would end it again
     return (
         f"{len(failed)} of {counted(num, 'job')} {verb}{missing_text}; job {failed[0].index}{separator} "
         f"{failed[0].error_text.removesuffix('.')}{hint}. "
-        f"{retry}: trieye sweep relaunch {directory}{option}"
+        f"{retry}: {command_text('sweep', 'relaunch', directory, *options)}"
     )
 
 

@@ -14,7 +14,7 @@ from trieye.config.launcher import LauncherConfig, ranges
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.files.atomic import write_atomic
 from trieye.process.progress import say
-from trieye.process.text import counted
+from trieye.process.text import command_text, counted
 from trieye.sweeps.jobs import Done, Job, JobRecord, ReportedError
 from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.slurm_array import SlurmArray
@@ -71,17 +71,16 @@ def run_on_slurm(
         return {}
     old_records = {job.index: JobRecord.read(directory / str(job.index)) for job in jobs}
     array = submit_jobs(directory, [job.index for job in jobs], options)
+    commands = f"status: {command_text('sweep', 'status', directory)}; cancel: scancel {array.id}"
     num = len(array.tasks)
     say(f"sweep: submitted Slurm array {array.id}: {counted(num, 'task')}{_cost(num, options)}")
     if options.detach:
-        say(f"sweep: status: trieye sweep status {directory}; cancel: scancel {array.id}")
+        say(f"sweep: {commands}")
         return {}
     try:
         return _wait(directory, {job.index: job for job in jobs}, array, old_records, progress)
     except KeyboardInterrupt:
-        interrupt = RunInterrupted(
-            f"Slurm array {array.id} continues; status: trieye sweep status {directory}; cancel: scancel {array.id}"
-        )
+        interrupt = RunInterrupted(f"Slurm array {array.id} continues; {commands}")
     interrupt.tell(say)
     raise interrupt
 
@@ -166,7 +165,8 @@ def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig
     if before is not None and states:
         raise ConfigurationError(
             f"{directory}: {len(states)} tasks of its Slurm array {before.id} are still pending or running; wait for "
-            f"them (`trieye sweep status {directory}`), or cancel them (`scancel {before.id}`) and try again"
+            f"them (`{command_text('sweep', 'status', directory)}`), or cancel them (`scancel {before.id}`) and try "
+            "again"
         )
     (directory / LOGS).mkdir(parents=True, exist_ok=True)
     write_atomic(directory / SCRIPT, script_of(directory, tasks, options).encode())

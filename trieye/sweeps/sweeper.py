@@ -26,6 +26,7 @@ from trieye.exceptions import ConfigurationError, SerializationError, TrieyeErro
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.process.progress import say
+from trieye.process.text import command_text
 from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs
@@ -302,7 +303,7 @@ class SweeperBody:
                     raise ConfigurationError(
                         f"{self._directory}: the run of job {job.index} is a copy of {original}, and both would write "
                         "to the same MLflow run and mirror; resume it in the original sweep. The jobs without a run: "
-                        f"trieye sweep relaunch {self._directory} --only missing"
+                        f"{command_text('sweep', 'relaunch', self._directory, '--only', 'missing')}"
                     )
 
     def _report_changes(self) -> None:

@@ -3,7 +3,6 @@
 import importlib
 import logging
 import math
-import shlex
 import signal
 import sys
 import time
@@ -33,6 +32,7 @@ from trieye.hub.ray_start import environment, join_ray
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
+from trieye.process.text import command_text
 from trieye.run.application import check_start
 from trieye.runs.delivery import close
 from trieye.sweeps.jobs import STATUS
@@ -166,7 +166,7 @@ class Study:
             elif not has_ended:
                 raise ConfigurationError(
                     f"run_name={self._config.run_name}: trial {index} would resume {run_dir}, which this study did "
-                    f"not start; delete it (trieye rm {shlex.quote(str(run_dir))}), or set another run_name"
+                    f"not start; delete it ({command_text('rm', run_dir)}), or set another run_name"
                 )
         for path, run in moved_runs.items():
             run.group = directory
@@ -235,7 +235,8 @@ class Study:
         if is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
             interrupt = RunInterrupted(
-                f"the study was stopped; resume it with the same command, or: trieye sweep relaunch {self.directory}",
+                "the study was stopped; resume it with the same command, or: "
+                f"{command_text('sweep', 'relaunch', self.directory)}",
                 code,
             )
             interrupt.tell(say)
@@ -319,8 +320,9 @@ class Study:
             record_of_first = failed[0].record
             error = "" if record_of_first is None else f"; trial {failed[0].index} failed with {record_of_first.error}"
             raise StudyError(
-                f"{counts} of {self._size} trials{error}. For all trials: trieye sweep status {self.directory}; to "
-                f"retry: trieye sweep relaunch {self.directory}"
+                f"{counts} of {self._size} trials{error}. For all trials: "
+                f"{command_text('sweep', 'status', self.directory)}; to retry: "
+                f"{command_text('sweep', 'relaunch', self.directory)}"
             )
         if index is None:
             raise StudyError(f"no trial of {self.directory} completed with an objective: {counts}")
@@ -343,7 +345,7 @@ class Study:
                 continue
             if missing_by_sink:
                 lacks = "; ".join(f"{sink}: {missing_text}" for sink, missing_text in missing_by_sink.items())
-                say(f"trial {index}: {lacks}; later: trieye close {run_dir}")
+                say(f"trial {index}: {lacks}; later: {command_text('close', run_dir)}")
 
     @staticmethod
     def _await_close(run_dir: Path) -> None:
