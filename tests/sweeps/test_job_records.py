@@ -71,6 +71,13 @@ def test_a_job_is_running_while_its_process_lives_despite_clock_changes(tmp_path
     assert status() == "incomplete"
 
 
+def test_an_error_with_an_undecodable_file_name_is_recorded(tmp_path):
+    with pytest.raises(OSError, match="no such file"), RunningJob(tmp_path / "0", 0, ["a=1"]).running():
+        raise OSError("no such file: \udcff.csv")
+    record = JobRecord.read(tmp_path / "0")
+    assert (record.state, record.error) == ("failed", r"OSError: no such file: \udcff.csv")
+
+
 def test_a_job_whose_pid_belongs_to_a_later_process_is_incomplete(tmp_path, status):
     program = """
 from pathlib import Path

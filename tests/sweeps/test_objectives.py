@@ -1,6 +1,9 @@
 """Objectives of a sweep: from return values or points, one or several, and jobs that provide none."""
 
+import math
+
 import pytest
+from omegaconf import OmegaConf
 
 import trieye
 from tests import warm
@@ -127,6 +130,14 @@ def test_a_dict_of_one_number_is_ranked_like_a_number(sweep, capfd):
     assert "best of 3 jobs (max)" in capfd.readouterr().out
 
 
+def test_numbers_without_a_float_and_missing_values_fail_no_job(sweep):
+    jobs = sweep.launch(lambda cfg: RETURNED[cfg.x], ["+x=0", "+x=1", "+x=2"], "hydra.launcher.isolate=none")
+    assert [job.status.name for job in jobs] == ["COMPLETED"] * 3
+    objectives = [sweep.record(index).objectives for index in range(3)]
+    assert objectives == [{"objective": math.inf}, {"loss": -math.inf}, {"loss": 2.0}]
+    assert sweep.states(3) == ["completed"] * 3
+
+
 def test_titles_of_results_count_no_excluded_job(sweep, capfd):
     words = ["+x=1,2,3", "hydra.sweeper.exclude=[{x: 2}]"]
     sweep.search(lambda cfg: cfg.x, *words)
@@ -154,6 +165,9 @@ def test_a_changed_config_is_reported_when_a_sweep_grows(sweep, capfd):
     sweep.values = "what: nothing\ncpus: 2\n"
     sweep.search(lambda cfg: cfg.cpus, "+x=1,2,3,4")
     assert "the config changed since its last start (cpus: 1 -> 2); completed jobs keep" in capfd.readouterr().err
+
+
+RETURNED = [10**400, {"loss": -(10**400)}, OmegaConf.create({"loss": 2, "gap": "???"})]
 
 
 def distance_and_cost(cfg):

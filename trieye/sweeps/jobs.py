@@ -145,7 +145,8 @@ class Done:
 
 
 def _numbers(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
+    for key in values:
+        value = values.get(key)  # None for ??? in a config
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}/")
         elif (number := _number(value)) is not None:
@@ -156,7 +157,12 @@ def _number(value: Any) -> float | None:
     """Return a number, or a scalar of NumPy or torch, as a float; None for any other value."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a large integer
+        return -math.inf if value < 0 else math.inf
 
 
 class JobRecord(JsonRecord, kw_only=True):
@@ -232,7 +238,8 @@ class JobRecord(JsonRecord, kw_only=True):
 
     def fail(self, error: str) -> None:
         """Set the state to failed, with the error and the current time."""
-        self.state, self.error = "failed", redacted_text(error)[:_LONGEST_ERROR]
+        text = redacted_text(error)[:_LONGEST_ERROR]
+        self.state, self.error = "failed", text.encode(errors="backslashreplace").decode()  # of undecodable file names
         self.ended = time.time()
 
     @property
