@@ -199,12 +199,30 @@ def test_a_directory_that_the_run_has_left_stops_uploading(run, tmp_path, url):
     other.journal.close()
     before = run.store().list()
     run.save(2)
-    with pytest.raises(RunLockedError, match=r"was continued in another directory: .* has its attempt 2"):
+    with pytest.raises(RunLockedError, match=r"was continued in another directory, .* has its attempt 2"):
         run.upload()
     with pytest.raises(RunLockedError, match="was continued in another directory"):
         upload.upload_state()
     committed = {key for key in run.store().list() if key.endswith("/COMMIT")}
     assert committed == {key for key in before if key.endswith("/COMMIT")}
+
+
+def test_a_directory_rolled_back_to_a_backup_deletes_nothing_from_the_mirror(run, tmp_path):
+    run.save(1)
+    run.upload()
+    backup = tmp_path / "backup"
+    shutil.copytree(run.paths.run_base_dir, backup)
+    for step in (2, 3):
+        run.save(step)
+        run.upload()
+    before = run.store().list()
+    run.journal.close()
+    for path in (run.paths.checkpoint_dir, run.paths.run_base_dir / "mirror"):  # the directory keeps its inode
+        _put_back(backup / path.name, path)
+    run.save(2)
+    with pytest.raises(RunLockedError, match="this directory is an older copy"):
+        run.upload()
+    assert run.store().list() == before
 
 
 def test_a_damaged_state_mark_is_skipped_and_replaced(run, tmp_path):

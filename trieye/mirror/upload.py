@@ -75,7 +75,8 @@ class MirrorUpload:
 
         Raises:
             ConfigurationError: The mirror contains another run.
-            RunLockedError: The run was continued in another directory since the last upload from here.
+            RunLockedError: The mirror has a later state than the last upload from here: the run was continued in
+                another directory, or this directory was rolled back.
         """
         if self._is_connected:
             return
@@ -113,12 +114,13 @@ class MirrorUpload:
                 f"the mirror {url} has another run with the name {name!r} ({state.run_id}), so this run is not "
                 "mirrored; choose another run_name or persistence.mirror"
             )
-        if state.owner != self._owner and state.generation > self._record.generation:
+        # a process killed between COMMIT and the record leaves this directory exactly one state behind its own
+        if state.generation > self._record.generation + (state.owner == self._owner):
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
             raise RunLockedError(
-                f"run {name!r} was continued in another directory: the mirror {url} has its attempt {state.attempt} "
-                f"from {when}, and this directory is not mirrored; to resume from the mirror, delete this directory "
-                "and restart the run"
+                f"run {name!r} was continued in another directory, or this directory is an older copy: the mirror "
+                f"{url} has its attempt {state.attempt} from {when}, and this directory is not mirrored; to resume "
+                "from the mirror, delete this directory and restart the run"
             )
 
     # uploads
