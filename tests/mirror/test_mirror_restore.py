@@ -63,6 +63,22 @@ def test_a_run_is_restored_with_all_its_parts(run, other, url):
     assert sorted(path.name for path in (other.paths.run_base_dir / "mirror").iterdir()) == ["known.json"]
 
 
+def test_a_run_that_lost_its_checkpoints_restores_them_and_keeps_its_own_journal(run, url):
+    shutil.rmtree(run.paths.checkpoint_dir)
+    run.begin().journal.append("e", b"later", at=3.0)
+    words = restore_run(run.paths, url)
+    assert "checkpoint_step_2" in words
+    assert restore_run(run.paths, url) is None
+    assert run.steps() == [2]
+    run.save(3)
+    run.upload()
+    run.journal.close()
+    assert {path.name[:17] for path in objects(run, "checkpoints/*")} == {
+        f"checkpoint_step_{step}" for step in (1, 2, 3)
+    }
+    assert run.num_records() == 3
+
+
 def test_unrestored_checkpoints_stay_in_the_mirror_while_the_run_resumes(run, other, url):
     restore_run(other.paths, url)
     other.begin().save(3)
@@ -180,7 +196,7 @@ def test_an_unreachable_mirror_stops_a_run_that_it_may_contain(run, other, tmp_p
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
         ConfigurationError,
-        match=r"run .* is missing on this machine and cannot be restored from the mirror: .*persistence.mirror=null",
+        match=r"run .* is missing on this machine, .* cannot be restored from the mirror: .*persistence.mirror=null",
     ):
         restore_run(other.paths, f"file://{tmp_path}/file/below")
 

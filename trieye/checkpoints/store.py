@@ -272,8 +272,8 @@ class CheckpointStore:
         if chosen is None and named:
             raise CheckpointError(
                 f"{self.directory} has {len(named)} saved state(s), but none is intact: "
-                f"{', '.join(path.name for path in named[:5])}; restore one from a backup; to start from scratch, "
-                "delete them or choose another run_name"
+                f"{', '.join(path.name for path in named[:5])}; restore one from a backup, or from "
+                "persistence.mirror by deleting them; to start from scratch, choose another run_name"
             )
         return chosen
 

@@ -128,6 +128,14 @@ class LocalRun:
         folders = [*self.folders.values(), self.paths.history_dir]
         return not any(path.exists() for path in files) and not any(any(folder.glob("*")) for folder in folders)
 
+    def lacks_checkpoints(self) -> bool:
+        """Return whether the directory of a mirrored run has no checkpoint, not even a damaged one.
+
+        Raises:
+            SerializationError: The record of the mirror cannot be read.
+        """
+        return self.record().generation > 0 and not any(self.paths.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*"))
+
     def saves(self) -> list[LocalSave]:
         """Return the checkpoints and buffers, the oldest first, without those with unreadable manifests."""
         saves = {}

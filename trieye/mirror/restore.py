@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def restore_run(paths: RunFiles, url: str | None) -> str | None:
-    """Restore a run that is missing on this machine from its mirror; the caller holds the lock of the run.
+    """Restore a run, or all its checkpoints, missing on this machine from its mirror; the caller holds the run's lock.
 
     A crash at any point leaves a complete directory, or one that is restored again.
 
@@ -43,15 +43,18 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
         return None
     require_packages(url)
     local = LocalRun(paths)
-    if not local.is_lost():
+    is_lost = local.is_lost()
+    if not is_lost and not local.lacks_checkpoints():
         return None
     store = MirrorStore(url, paths.app_root_dir.name, paths.run_base_dir.name)
     try:
-        return _Restore(store, local).run()
+        restore = _Restore(store, local)
+        return restore.newest(restore.whole if is_lost else restore.checkpoint)
     except OSError as error:
         raise ConfigurationError(
-            f"persistence.mirror={url}: run {paths.run_base_dir.name!r} is missing on this machine and cannot be "
-            f"restored from the mirror: {error}; try again, or start from scratch with persistence.mirror=null"
+            f"persistence.mirror={url}: run {paths.run_base_dir.name!r} is missing on this machine, or has lost its "
+            f"checkpoints, and cannot be restored from the mirror: {error}; try again, or start from scratch with "
+            "persistence.mirror=null"
         ) from error
 
 
@@ -87,21 +90,21 @@ def refill_history(paths: RunFiles, url: str, segments: Sequence[Segment]) -> No
 
 
 class _Restore:
-    """Downloads the newest intact state of a mirror, and its newest intact checkpoint, to the run directory."""
+    """Downloads the newest intact checkpoint of a mirror, with its state if that is lost, too, to the run directory."""
 
     def __init__(self, store: MirrorStore, local: LocalRun) -> None:
         self._store, self._local = store, local
         self._index = store.list()
 
-    def run(self) -> str | None:
+    def newest(self, fetch: Callable[[StateMark, int], str | None]) -> str | None:
+        """Call `whole` or `checkpoint` with the newest state for which it succeeds, and return the description."""
         states = whole_states(self._index)
         if not states:
             return None
-        self._local.store_record(MirrorRecord(restoring=True))
         problems = []
         for generation, key in states:
             try:
-                return self._fetch_state(StateMark.from_bytes(self._store.read(key)), states[0][0])
+                return fetch(StateMark.from_bytes(self._store.read(key)), states[0][0])
             except (SerializationError, FileNotFoundError) as error:
                 problems.append(f"state {generation}: {error}")
                 logger.warning("state %d of the mirror %s is not used: %s", generation, self._store.url, error)
@@ -110,7 +113,21 @@ class _Restore:
             f"it ({'; '.join(problems)}); to start from scratch, choose another run_name or persistence.mirror"
         )
 
-    def _fetch_state(self, state: StateMark, newest: int) -> str:
+    def checkpoint(self, state: StateMark, newest: int) -> str | None:
+        """Download the newest intact checkpoint of a state that this directory uploaded."""
+        record, run = self._local.record(), RunRecord.read(self._local.paths.run_record_path)
+        if run is None or run.run_id != state.run_id or state.generation > record.generation:
+            return None  # the upload reports the other run or the other directory
+        checkpoint, elsewhere = self._fetch_saves(state)
+        if checkpoint is None:
+            return None
+        description = self._description(state, checkpoint, newest)
+        self._local.store_record(record.model_copy(update={"elsewhere": elsewhere, "note": description}))
+        return description
+
+    def whole(self, state: StateMark, newest: int) -> str:
+        """Download a state, and its newest intact checkpoint."""
+        self._local.store_record(MirrorRecord(restoring=True))
         with self._local.outgoing() as directory:
             for name, file in state.files.items():
                 _get(self._store, file.key, directory / name, file)

@@ -273,7 +273,10 @@ def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:
     newest_step = str(usable_steps[-1]) if usable_steps else "none"
     advice = f"no action is needed: the newest intact one, of step {newest_step}, is used instead"
     if not usable_steps:
-        advice = "restore one from a backup; to start from scratch, delete them or choose another run_name"
+        advice = (
+            "restore one from a backup, or from persistence.mirror by deleting them; to start from scratch, "
+            "choose another run_name"
+        )
     text = f"{len(states):,}, the highest step is {newest_step}" if states else "none"
     damage = [
         Damage(problem, *(_lost_rows(state) if state.is_usable else ("it cannot be loaded", advice)))
