@@ -230,11 +230,19 @@ def test_a_restore_killed_at_any_download_or_move_starts_again(run, tmp_path, ur
             shutil.rmtree(tmp_path / "second", ignore_errors=True)
             other = MirroredRun(tmp_path / "second", url, begin=False)
             finished = not _restored_but_killed(other, url, monkeypatch, method, at)
-            words = restore_run(other.paths, url)
-            assert finished == (words is None)
+            has_all_files = other.paths.run_record_path.exists()  # the last one of a restore
+            assert has_all_files == (restore_run(other.paths, url) is None)
             assert _content(other) == _content(whole), (method, at)
             at += 1
         assert at > 3, method
+
+
+def test_a_run_started_after_a_killed_restore_is_never_overwritten(run, other, url, monkeypatch):
+    assert _restored_but_killed(other, url, monkeypatch, MirrorStore.get, 4)
+    other.begin().save(9)  # an attempt without a mirror
+    other.journal.close()
+    assert restore_run(other.paths, url) is None
+    assert other.steps() == [9]
 
 
 def _restored_but_killed(other, url, monkeypatch, method, at):

@@ -123,7 +123,7 @@ class LocalRun:
             SerializationError: The record of the mirror cannot be read.
         """
         if self.record().restoring:
-            return True
+            return not self.paths.run_record_path.exists()  # a restore writes it last
         files = [self.paths.run_record_path, self.paths.journal_path]
         folders = [*self.folders.values(), self.paths.history_dir]
         return not any(path.exists() for path in files) and not any(any(folder.glob("*")) for folder in folders)
