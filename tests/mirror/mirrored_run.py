@@ -34,7 +34,7 @@ class MirroredRun:
         self.journal = Journal(self.paths.journal_path)
         return self
 
-    def save(self, step, *, buffer=False, growing=None):
+    def save(self, step, *, buffer=False, growing=None, objective=None):
         """Append journal entries up to the number of the step, save a checkpoint, and return its path."""
         while self.journal.last_pos < step:
             self.journal.append("e", b"x" * 100, at=float(self.journal.last_pos))
@@ -43,7 +43,10 @@ class MirroredRun:
         state = {"a": np.full(100, step)} | ({} if growing is None else {"growing": growing})
         stored_names = {name for entry in self.checkpoints.entries() for name in entry.manifest.part_names}
         return self.checkpoints.save(
-            step, encode(state, copy=False, known_parts=stored_names), hub_state=b"the state of a hub"
+            step,
+            encode(state, copy=False, known_parts=stored_names),
+            metadata={} if objective is None else {"objective": objective},
+            hub_state=b"the state of a hub",
         )
 
     def prune(self, keep_last):

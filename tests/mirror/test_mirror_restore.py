@@ -79,6 +79,19 @@ def test_a_run_that_lost_its_checkpoints_restores_them_and_keeps_its_own_journal
     assert run.num_records() == 3
 
 
+def test_the_best_checkpoint_is_restored_with_its_link_besides_the_newest(other, tmp_path, url):
+    run = MirroredRun(tmp_path / "first", url)
+    for step, objective in ((1, 0.0), (2, 5.0), (3, 1.0)):
+        run.save(step, objective=objective)
+        run.upload()
+    run.journal.close()
+    restore_run(other.paths, url)
+    assert other.steps() == [2, 3]
+    assert other.checkpoints.best().step == 2
+    assert other.paths.best_checkpoint_path.resolve() == other.checkpoints.path(2)
+    assert [key[:29] for key in LocalRun(other.paths).record().elsewhere] == ["checkpoints/checkpoint_step_1"]
+
+
 def test_unrestored_checkpoints_stay_in_the_mirror_while_the_run_resumes(run, other, url):
     restore_run(other.paths, url)
     other.begin().save(3)

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -59,6 +59,11 @@ class Manifest(BaseModel):
     def part_names(self) -> set[str]:
         """Names of the parts in this directory; see `trieye.snapshot.nodes.StateParts`."""
         return {Path(name).stem for name in self.files if name.startswith(f"{PARTS_DIRECTORY}/")}
+
+    def without_mappings(self) -> Self:
+        """Return a copy without mappings in the metadata: an earlier version stored the large hub state there."""
+        metadata = {name: value for name, value in self.metadata.items() if not isinstance(value, Mapping)}
+        return self.model_copy(update={"metadata": metadata})
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

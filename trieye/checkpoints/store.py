@@ -287,7 +287,7 @@ class CheckpointStore:
         Args:
             mode: Whether a higher or a lower objective is better; None: the mode of the newest state.
         """
-        return _ranked(self.entries(), mode)
+        return ranked(self.entries(), mode)
 
     def find(self, which: Which, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best intact state, the newest one, or the state of a step; None if it does not exist.
@@ -321,7 +321,7 @@ class CheckpointStore:
             return []
         with self._lock:
             saved = self.entries()
-            surplus = [entry.step for entry in retention.surplus(saved, _ranked(saved, retention.mode))]
+            surplus = [entry.step for entry in retention.surplus(saved, ranked(saved, retention.mode))]
             return [self.path(step) for step in surplus if self.remove(step)]
 
     def rate(self, step: int, objective: float | None) -> Path:
@@ -384,9 +384,7 @@ class CheckpointStore:
         except CheckpointError as error:
             self._skip_damaged(path, error)
             return None
-        # an earlier version stored the large state of the hub in the metadata
-        metadata = {name: value for name, value in manifest.metadata.items() if not isinstance(value, Mapping)}
-        entry = CheckpointEntry(path, step, manifest.model_copy(update={"metadata": metadata}))
+        entry = CheckpointEntry(path, step, manifest.without_mappings())
         if fingerprint is not None:
             self._cache[directory] = fingerprint, entry
         return entry
@@ -428,7 +426,7 @@ class CheckpointStore:
         return sorted(Path(entry) for match, entry in named if max_step is None or int(match[1]) <= max_step)
 
 
-def _ranked(entries: Sequence[CheckpointEntry], mode: Mode | None) -> list[CheckpointEntry]:
+def ranked(entries: Sequence[CheckpointEntry], mode: Mode | None = None) -> list[CheckpointEntry]:
     """Return the states with a rating, the best first.
 
     Args:

@@ -111,6 +111,7 @@ class StateMark(BaseModel):
         written: Unix time in seconds.
         files: Files of the state, by their name in the run directory.
         saved: Keys of the checkpoints and buffers in the journal, the oldest first.
+        best: Key of the best checkpoint by objective; None if none has one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -123,6 +124,7 @@ class StateMark(BaseModel):
     written: float
     files: dict[Annotated[str, _matching(_FILE)], MirroredFile]
     saved: SaveKeys
+    best: str | None = None
 
     @property
     def directory(self) -> str:

@@ -58,7 +58,7 @@ class LocalSave:
         path: Its directory.
         folder: `checkpoints` or `buffers`.
         key: Its key in the mirror.
-        manifest: Its manifest without metadata.
+        manifest: Its manifest without mappings in the metadata.
         parts: Keys of the files that it shares with others.
     """
 
@@ -214,9 +214,7 @@ def _crc32(directory: Path) -> int:
 
 def _read(folder: str, path: Path) -> LocalSave:
     key = save_key(folder, path.name, _crc32(path))
-    manifest = read_manifest(path).model_copy(
-        update={"metadata": {}}
-    )  # older versions stored the large hub state in it
+    manifest = read_manifest(path).without_mappings()
     return LocalSave(path, folder, key, manifest, part_keys(manifest))
 
 

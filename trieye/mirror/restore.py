@@ -155,10 +155,10 @@ class _Restore:
             source.replace(target)
 
     def _fetch_saves(self, state: StateMark) -> tuple[str | None, list[str]]:
-        """Download the newest intact checkpoint, and the newest buffer that is not newer than the checkpoint.
+        """Download the newest and the best intact checkpoint, and the newest buffer that is not newer than the former.
 
         Returns:
-            Key of the checkpoint, and the keys of older saves, which stay in the mirror.
+            Key of the newest checkpoint, and the keys of older saves, which stay in the mirror.
         """
         complete = [key for key in state.saved if manifest_key(key) in self._index]
         checkpoints = [key for key in complete if SaveName.of(key).folder == CHECKPOINTS]
@@ -170,7 +170,13 @@ class _Restore:
         buffers = [key for key in complete if SaveName.of(key).folder == BUFFERS and SaveName.of(key).step <= step]
         buffer = self._fetch_newest(buffers)
         older = [] if buffer is None else buffers[: buffers.index(buffer)]
-        return checkpoint, checkpoints[: checkpoints.index(checkpoint)] + older
+        others = checkpoints[: checkpoints.index(checkpoint)]
+        best: str | None = checkpoint
+        if state.best != checkpoint:
+            best = self._fetch_newest([key for key in others if key == state.best])
+        if best is not None:
+            self._local.paths.update_best_link(self._local.folders[CHECKPOINTS] / SaveName.of(best).name)
+        return checkpoint, [key for key in others if key != best] + older
 
     def _fetch_newest(self, keys: list[str]) -> str | None:
         for key in reversed(keys):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trieye.checkpoints.manifest import MANIFEST_NAME
+from trieye.checkpoints.store import CheckpointEntry, ranked
 from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError
 from trieye.files.checksum import sums_of
 from trieye.files.run_files import BUFFERS, CHECKPOINTS, HISTORY, JOURNAL, RUN_RECORD
@@ -179,6 +180,7 @@ class MirrorUpload:
                 written=time.time(),
                 files=files,
                 saved=saved,
+                best=self._best(),
             )
             for name, file in files.items():
                 self._put(directory / name, file.key)
@@ -208,6 +210,11 @@ class MirrorUpload:
         local = {save.key: None for save in self._saves}
         before = [*self._record.elsewhere, *(key for state in self._states[:1] for key in state.saved)]
         return [*dict.fromkeys(key for key in before if self._has(key) and key not in local), *local]
+
+    def _best(self) -> str | None:
+        keys = {save.path: save.key for save in self._saves if save.folder == CHECKPOINTS}
+        saves = [CheckpointEntry(save.path, 0, save.manifest) for save in self._saves if save.path in keys]
+        return next((keys[entry.path] for entry in ranked(saves)), None)
 
     def _copy_state(self, directory: Path) -> dict[str, tuple[int, int]]:
         """Copy the files of a state; return size and CRC-32 of each file by its name in the run."""
