@@ -8,6 +8,7 @@ from trieye.config import PersistenceConfig
     [
         ("s3://bucket/prefix/", "s3://bucket/prefix"),
         ("gs://bucket", "gs://bucket"),
+        ("file:///backup//runs", "file:///backup//runs"),
         ("file:///backup/my runs", "file:///backup/my runs"),
         ("abfs://container@account.dfs/prefix", "abfs://container@account.dfs/prefix"),
         ("", None),
@@ -28,6 +29,7 @@ def test_a_mirror_url_loses_its_trailing_slash(url, expected):
         ("s3://", "invalid path"),
         ("file:///", "invalid path"),
         ("s3://bucket/../other", "invalid path"),
+        ("s3://bucket//prefix", "empty name in the path"),
         ("s3://bucket/a::file:///b", "invalid path"),
     ],
 )

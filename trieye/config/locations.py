@@ -73,6 +73,8 @@ def check_mirror_url(url: str) -> str:
         raise ValueError("the directory must be absolute, as in file:///backup/runs")
     if not path.strip("/") or ".." in path.split("/") or "::" in path:
         raise ValueError("invalid path; expected a URL such as s3://bucket/prefix or file:///backup/runs")
+    if scheme in _MIRROR_PACKAGES and "" in path.rstrip("/").split("/"):
+        raise ValueError("an empty name in the path; object stores list such objects under other names")
     return url.rstrip("/")
 
 
