@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.damage import contents, cut, flip
+from tests.permissions import restricted_access
 from trieye.cli import main
 from trieye.history.history import History
 from trieye.journal.journal import Journal, Snapshot
@@ -113,6 +114,14 @@ def test_the_checkpoint_used_instead_of_a_damaged_one_is_named(damaged_run):
     (damage,) = verify(damaged_run).damage
     assert "checkpoint_step_300/MANIFEST.json is missing" in damage.what
     assert "of step 200, is used instead" in damage.advice
+
+
+def test_a_journal_of_another_user_is_damage_and_no_traceback(killed_run):
+    run = killed_run()
+    (run / "journal.db-wal").chmod(0)
+    with restricted_access():
+        (damage,) = verify(run).damage
+    assert damage.what == f"{run / 'journal.db'} cannot be read: Permission denied"
 
 
 def test_a_gap_in_the_history_of_the_journal_is_detected(tmp_path):

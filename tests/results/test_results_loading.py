@@ -11,6 +11,7 @@ from runs_of import config, make_run
 
 import trieye
 import trieye.results
+from tests.permissions import restricted_access
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.results import compacted, load, run_directories
@@ -31,6 +32,16 @@ def template(tmp_path_factory):
 @pytest.fixture
 def root(template, tmp_path):
     return shutil.copytree(template, tmp_path / "root")
+
+
+def test_a_private_run_of_another_user_is_skipped_with_a_note(root):
+    private = root / "app/runs/dqn0"
+    private.chmod(0)
+    with restricted_access():
+        results = load(root)
+    private.chmod(0o700)
+    assert sorted(run.name for run in results.runs) == ["dqn1", "ppo0", "ppo1"]
+    assert results.problems == [f"{private}: skipped: it cannot be read: Permission denied"]
 
 
 def test_importing_results_loads_no_heavy_packages():

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.permissions import restricted_access
 from trieye.exceptions import ConfigurationError
 from trieye.runs import run_directory
 from trieye.runs.finding import find_directories, is_run_leftover, roots_of
@@ -88,3 +89,15 @@ def test_the_runs_of_an_app_named_runs_are_found(tmp_path, monkeypatch):
     for searched in (".", ".trieye_data", ".trieye_data/runs", ".trieye_data/runs/runs"):
         assert find_directories([searched], roots_of(None)) == ([tmp_path / ".trieye_data/runs/runs/first"], [])
     assert not is_run_leftover(tmp_path / ".trieye_data/runs/mlruns")
+
+
+def test_a_private_run_of_another_user_is_skipped_with_a_note(root):
+    private = root / "agents/runs/first"
+    private.chmod(0)
+    with restricted_access():
+        runs, skipped = find_directories([], [root])
+        assert run_directory("first", root=root) == root / "others/runs/first"
+        assert not is_run_leftover(private)
+    private.chmod(0o700)
+    assert [run.name for run in runs] == ["second", "first"]
+    assert [(skip.directory, skip.reason) for skip in skipped] == [(private, "it cannot be read: Permission denied")]

@@ -18,6 +18,7 @@ from trieye.results.mlflow_store import MlflowStore, is_sqlite
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
 from trieye.results.runs import LoadedRun, Problems, is_seed
+from trieye.runs.finding import has_file
 from trieye.sinks.mlflow.store import database_of
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN
@@ -121,9 +122,12 @@ class _Search:
         if str(real_dir) in self._seen or depth > _MAX_DEPTH:
             return True
         self._seen.add(str(real_dir))
-        if (real_dir / RUN_RECORD).is_file():
+        if (is_run := has_file(real_dir, RUN_RECORD)) is not False:
             parent = real_dir.parent
-            self._add_run(real_dir, parent.parent if parent.name == _RUNS else parent)
+            if is_run:
+                self._add_run(real_dir, parent.parent if parent.name == _RUNS else parent)
+            else:
+                self.problems.note(directory, "skipped: it cannot be read: Permission denied")
             return True
         if (directory / SWEEP).is_file():
             self._add_sweep(directory)
@@ -199,7 +203,7 @@ class _Search:
             elif sweep is not None:
                 record = self._jobs.record(job_dir)
                 varied_values = {} if record is None else record.values(sweep.varying)
-            if (link / RUN_RECORD).exists():
+            if has_file(link, RUN_RECORD):
                 run_dir = link.resolve()
                 self._seen.add(str(run_dir))
                 # a recorded "max" may be the default of a program whose Hydra config has no `loop`

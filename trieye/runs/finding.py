@@ -174,7 +174,7 @@ def roots_of(root: Path | None) -> list[Path]:
     if root is not None:
         return [root.resolve()]
     here = Path.cwd()
-    above = next((node / DEFAULT_ROOT for node in (here, *here.parents) if (node / DEFAULT_ROOT).is_dir()), None)
+    above = next((node / DEFAULT_ROOT for node in (here, *here.parents) if has_file(node, DEFAULT_ROOT)), None)
     project = here if above is None else above.parent
     texts = (_text_of(path) for path in sorted((project / "conf").rglob("*.yaml")))
     named = (os.path.expandvars(path) for text in texts for path in _ROOT_IN_CONFIG.findall(text))
@@ -199,7 +199,7 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
         ConfigurationError: No run or several have that name; the message lists the runs below `roots`.
     """
     path, text = Path(reference), str(reference)
-    if any((path / mark).exists() for mark in marks):
+    if any(has_file(path, mark) for mark in marks):
         return path
     runs = _run_directories(roots, marks)
     named = _named(f"run {text!r}", text, runs)
@@ -253,22 +253,30 @@ def find_directories(locations: Sequence[str], roots: Sequence[Path]) -> tuple[l
     return list(runs), list(skipped.values())
 
 
+def has_file(directory: Path, name: str) -> bool | None:
+    """Return whether a directory has an entry of a name; None if the directory is another user's and not readable."""
+    try:
+        return (directory / name).exists()
+    except PermissionError:
+        return None
+
+
 def is_run_leftover(directory: Path) -> bool:
     """Return True for a directory among runs without run.json, as an interrupted program leaves it."""
-    if directory.name[:1] in {"", "."} or not directory.is_dir() or (directory / RUN_RECORD).exists():
+    if directory.name[:1] in {"", "."} or not directory.is_dir() or has_file(directory, RUN_RECORD) is not False:
         return False
     return _has_runs(directory.absolute().parent)
 
 
 def _has_runs(directory: Path) -> bool:
     """Return whether a directory is one of runs; an app may be named `runs`, too."""
-    is_named = directory.name == _RUNS and not (directory / _RUNS).is_dir()
-    return is_named or any((path / RUN_RECORD).exists() for path in _directories_in(directory))
+    is_named = directory.name == _RUNS and not has_file(directory, _RUNS)
+    return is_named or any(has_file(path, RUN_RECORD) for path in _directories_in(directory))
 
 
 def is_sweep(directory: Path) -> bool:
     """Return True for the directory of a sweep, also of Hydra's launchers."""
-    return (directory / _SWEEP).exists() or any((job / _RUN).is_symlink() for job in _directories_in(directory))
+    return bool(has_file(directory, _SWEEP)) or any(os.path.islink(job / _RUN) for job in _directories_in(directory))  # noqa: PTH114 - as `has_file`
 
 
 def _run_directories(roots: Sequence[Path], marks: Sequence[str]) -> list[Path]:
@@ -306,7 +314,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
     path, text = Path(reference), str(reference)
-    if (path / RUN_RECORD).exists():
+    if has_file(path, RUN_RECORD):
         return path
     paths_below, paths_here = [root / text for root in roots], [path, _MULTIRUN / text]
     first_paths, later_paths = (paths_below, paths_here) if path.name == text else (paths_here, paths_below)
@@ -327,17 +335,17 @@ def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
 
 
 def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
-    if (directory / RUN_RECORD).exists():
+    if has_file(directory, RUN_RECORD):
         yield directory
         return
-    if depth == _DEPTH and (directory / DEFAULT_ROOT).is_dir():
+    if depth == _DEPTH and has_file(directory, DEFAULT_ROOT):
         directory = directory / DEFAULT_ROOT
     subdirs = _directories_in(directory)
     if is_sweep(directory):
         yield from _jobs(subdirs)
         return
     if _has_runs(directory):
-        yield from (path if (path / RUN_RECORD).exists() else _skipped(path, path) for path in subdirs)
+        yield from (path if has_file(path, RUN_RECORD) else _skipped(path, path) for path in subdirs)
     elif depth > 1:
         for path in subdirs:
             yield from _walk(path, depth - 1)
@@ -346,13 +354,15 @@ def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
 def _jobs(jobs: Sequence[Path]) -> Iterator[Path | Skipped]:
     for job in sorted(jobs, key=lambda path: (len(path.name), path.name)):
         link = job / _RUN
-        if (link / RUN_RECORD).exists():
+        if has_file(link, RUN_RECORD):
             yield link
-        elif link.is_symlink():
+        elif os.path.islink(link):  # noqa: PTH114 - as `has_file`
             yield _skipped(job, link) if link.is_dir() else Skipped(job, f"its run, {link.readlink()}, is gone")
 
 
 def _skipped(directory: Path, run_dir: Path) -> Skipped:
+    if has_file(run_dir, RUN_RECORD) is None:
+        return Skipped(directory, "it cannot be read: Permission denied")
     if is_alive(run_dir):
         return Skipped(directory, f"it is starting, and has no {RUN_RECORD} yet", is_starting=True)
     return Skipped(directory, f"it has no {RUN_RECORD}")

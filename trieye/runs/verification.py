@@ -191,8 +191,9 @@ def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tupl
         return None, VerifiedPart("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
     try:
         contents = inspect(path, expected)
-    except JournalError as error:
-        damage = Damage(str(error), "the last accepted events may be lost", "see the message")
+    except (JournalError, OSError) as error:  # such as a file of another user
+        finding = str(error) if isinstance(error, JournalError) else f"{path} cannot be read: {error.strerror}"
+        damage = Damage(finding, "the last accepted events may be lost", "see the message")
         return None, VerifiedPart("journal", "not readable", size_bytes, [damage])
     since = contents.last_pos - contents.snapshots[-1][0] if contents.snapshots else contents.num_records
     text = f"{contents.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
