@@ -5,6 +5,7 @@ import time
 import pytest
 
 import trieye
+import trieye.runs
 from tests.cli.conftest import Command
 from tests.curves import mlflow_runs
 from tests.damage import contents
@@ -287,6 +288,14 @@ def test_a_run_that_was_used_since_it_was_listed_is_kept(make_run, make_config, 
     with pytest.raises(TrieyeError, match="run 'agents/old' was used since it was listed, and is kept"):
         removal.delete()
     assert run_dir.is_dir()
+
+
+def test_a_run_that_another_process_deleted_since_it_was_listed_leaves_no_directory(make_run, tmp_path):
+    run_dir = make_run("first")
+    first, second = (trieye.runs.remove("first", root=tmp_path / "root", dry_run=True) for _ in range(2))
+    first.delete()
+    second.delete()
+    assert list(run_dir.parent.iterdir()) == []
 
 
 def test_prune_keeps_the_last_used_of_equally_good_runs(make_run, tmp_path, trieye_command):

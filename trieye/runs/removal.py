@@ -247,6 +247,9 @@ class Removal:
                 exists.
         """
         with RunLock(self.run_dir / "run.lock"), RunLock(self.run_dir / "hub.lock"), _explained():
+            if all(path.name.startswith(("run.lock", "hub.lock")) for path in self.run_dir.iterdir()):
+                remove_directory(self.run_dir)  # another process deleted it, and its locks created it again
+                return
             if _use_of(RunRecord.read(self.run_dir / RUN_RECORD)) != _use_of(self.record):
                 raise TrieyeError(f"run {self.name!r} was used since it was listed, and is kept; repeat the command")
             if self.owns_mlflow_run and self.record is not None and self.config is not None:
