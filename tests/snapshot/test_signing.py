@@ -4,6 +4,7 @@ import stat
 
 import pytest
 
+from tests.permissions import restricted_access
 from trieye.exceptions import ConfigurationError
 from trieye.snapshot.signing import Key, existing_key, is_signed, key_path, key_source, load_key, sign
 
@@ -57,6 +58,14 @@ def test_existing_key_returns_none_and_creates_no_key():
     assert existing_key() is None
     assert not key_path().exists()
     assert load_key() == existing_key()
+
+
+def test_a_home_directory_without_access_has_no_key(monkeypatch, tmp_path):
+    (tmp_path / "home").mkdir(mode=0)
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with restricted_access():
+        assert existing_key() is None
 
 
 @pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])

@@ -117,7 +117,8 @@ def existing_key() -> Key | None:
     Raises:
         ConfigurationError: As in `load_key`.
     """
-    return load_key() if os.environ.get(KEY_VARIABLE) or key_path().exists() else None
+    # Path.exists raises for a home directory without access
+    return load_key() if os.environ.get(KEY_VARIABLE) or os.path.exists(key_path()) else None  # noqa: PTH110
 
 
 def _read_key(path: Path) -> Key:
