@@ -200,6 +200,13 @@ def test_latest_raises_if_no_checkpoint_is_intact_even_after_a_restart(two, tmp_
     assert latest_step(two) == 3
 
 
+def test_load_checkpoint_finds_a_directory_of_any_name(tmp_path):
+    objects = encode({"objects": {"weights": [1.0]}})
+    CheckpointStore(tmp_path / "states").save(7, objects, metadata={"objective": 1.0})
+    for directory in (tmp_path, tmp_path / "states"):
+        assert checkpoints.load_checkpoint(directory).step == 7
+
+
 def test_latest_ignores_damage_above_max_step(two):
     damage(two.path(2) / "state.json", lambda _: b"")
     assert two.latest().step == 1

@@ -468,7 +468,9 @@ def load_checkpoint(
     root = Path(run_dir)
     if not root.is_dir():
         raise CheckpointError(f"there is no directory {root.absolute()}; pass a run directory, such as run.dir")
-    directory = root / CHECKPOINTS if (root / CHECKPOINTS).is_dir() else root
+    directory = root / CHECKPOINTS
+    if not directory.is_dir():  # `persistence.checkpoint_save_dir_name` may name any directory
+        directory = next((path.parent for path in root.glob(f"*/{CHECKPOINT_PREFIX}*")), root)
     store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
     entry = store.find(which, read=store.read)
     if entry is None and which == "best":
