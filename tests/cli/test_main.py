@@ -1,3 +1,4 @@
+import io
 import os
 import re
 import subprocess
@@ -6,7 +7,7 @@ import sys
 import pytest
 
 import trieye
-from trieye.cli import COMMANDS
+from trieye.cli import COMMANDS, main
 from trieye.renames import COMMANDS as RENAMED
 from trieye.renames import OPTIONS
 
@@ -63,6 +64,15 @@ def test_version_and_the_bare_command_print_to_stdout(command):
 )
 def test_an_unknown_command_action_or_option_exits_with_2_and_names_the_closest_one(words, message, command):
     assert re.search(message, command.error(*words.split()))
+
+
+def test_a_name_outside_the_encoding_of_the_output_is_escaped(make_config, monkeypatch):
+    with trieye.Run(make_config(run_name="größe")) as run:
+        run.log("a", 1.0)
+    output = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(output, encoding="ascii"))
+    assert main(["watch", str(run.dir), "--once"]) == 0
+    assert rb"gr\xf6\xdfe" in output.getvalue()
 
 
 @pytest.mark.parametrize("arguments", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])

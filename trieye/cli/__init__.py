@@ -6,6 +6,7 @@ description in `--help`, and the following ones are the epilog.
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program name; None: `sys.argv[1:]`.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # names may not be in its encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
     parser = _parser(name)
