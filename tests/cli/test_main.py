@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_a_name_outside_the_encoding_of_the_output_is_escaped(make_config, monke
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(output, encoding="ascii"))
     assert main(["watch", str(run.dir), "--once"]) == 0
     assert rb"gr\xf6\xdfe" in output.getvalue()
+
+
+def test_output_to_a_full_disk_is_an_error_in_one_line(tmp_path, monkeypatch, capfd):
+    (root := tmp_path / "root").mkdir()
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["runs", "--root", str(root)]) == 1
+    assert capfd.readouterr().err == "error: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("arguments", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])

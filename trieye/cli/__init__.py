@@ -6,6 +6,7 @@ description in `--help`, and the following ones are the epilog.
 """
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -41,7 +42,9 @@ COMMANDS = {
     "import": "import runs from TensorBoard, MLflow or wandb files",
     "convert": "convert trieye 0.1.5 checkpoints to the current format",
 }
-EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 1
+EXIT_INTERRUPTED, EXIT_NO_OUTPUT = 130, 1
+_OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EIO}
+"""`| head` closed the pipe, the disk is full, or the terminal is gone."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,9 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `| head` closed the pipe: at exit, Python would flush the buffer and fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the buffer again at exit
+        if error.errno != errno.EPIPE:
+            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return EXIT_NO_OUTPUT
     return code
 
 
