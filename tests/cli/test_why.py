@@ -145,6 +145,14 @@ def test_the_next_steps_of_a_copy_never_continue_the_original_run(run, root, tmp
         assert [step.command for step in diagnosis.next_steps] == [f"trieye fork {copy}", f"trieye rm {copy}"]
 
 
+def test_a_renamed_run_with_a_name_fixed_in_code_offers_no_command_that_starts_another_run(root):
+    original = root / "agents" / "runs" / "failed"
+    renamed = original.rename(original.with_name("renamed"))
+    (step, *_) = diagnose(renamed).next_steps
+    renamed.rename(original)
+    assert step.effect == f"run its program, which does not find the run in {renamed}"
+
+
 def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp_path, command):
     copied = tmp_path / "data"
     shutil.copytree(root, copied)

@@ -18,7 +18,7 @@ from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import rows_in
 from trieye.runs.config import recorded_config
 from trieye.runs.finding import RunReference, get
-from trieye.runs.program import command_to_resume, located_program
+from trieye.runs.program import RUN_NAME, command_to_resume, key_of, located_program
 from trieye.runs.stored_run import StoredRun
 from trieye.sweeps.jobs import RUN, JobRecord
 
@@ -231,7 +231,8 @@ def _continuation(stored: StoredRun, checkpoint: CheckpointEntry | None) -> Iter
         yield NextStep(shlex.join(command), f"continue {start}, in the directory of its program")
         return
     unfound = f"run its program, which does not find the run in {shlex.quote(str(stored.run_dir))}"
-    effect = f"continue {start}" if located.finds_run else unfound
+    is_named = stored.name == stored.record.run_name or any(key_of(word) == RUN_NAME for word in command)
+    effect = f"continue {start}" if located.finds_run and is_named else unfound
     yield NextStep(f"cd {shlex.quote(str(located.directory))} && {shlex.join(located.words)}", effect)
 
 
