@@ -100,6 +100,7 @@ def test_runs_are_filtered_and_sorted(runs, make_run):
     update_record(make_run("bad", 4.0, steps=30, age_s=60), status="FAILED")
     assert names(runs, "--status", "failed,killed") == ["bad"]
     assert names(runs, "--newer-than", "2d") == ["best", "bad"]
+    assert names(runs, "--newer-than", f"{'9' * 12}d") == ["best", "bad", "old"]
     assert names(runs, "--where", "seed=7") == ["old"]
     assert names(runs, "--sort", "objective") == ["best", "bad", "old"]
     assert names(runs, "--sort", "objective", "-n", "1") == ["best"]

@@ -3,7 +3,6 @@
 import argparse
 import re
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ DEFAULT_ROOT = ".trieye_data"
 DEFAULT_TIMEOUT_S = 300.0
 _RUN = "run directory or run name: run or app/run"
 _ROOT = f"directory that contains all apps (default: {DEFAULT_ROOT} of the project)"
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 class AnyOrder(argparse.ArgumentParser):
@@ -155,7 +154,7 @@ def age(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"invalid age {text!r}; expected a number with s, m, h, d or w, such as 30d")
-    return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def pair(text: str, option: str = "") -> tuple[str, str]:
