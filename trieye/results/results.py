@@ -287,7 +287,7 @@ class Results:
             metrics = self.metrics()
             more = ", ..." if len(metrics) > _MAX_SHOWN else ""
             metrics_text = ", ".join(metrics[:_MAX_SHOWN]) + more
-            hint = did_you_mean(names[0], metrics)
+            hint = "" if names[0] in metrics else did_you_mean(names[0], metrics)
             close_hint = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
                            for run in self.runs if _needs_closing(run)), "")  # fmt: skip
             raise ConfigurationError(
