@@ -139,7 +139,9 @@ def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(command):
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
     (first, second) = sorted((Path(".trieye_data/old/runs")).iterdir())
     before = read_history(first).num_rows
-    assert command.output("import", "tensorboard", path, "--app", "old").count("already imported") == 2
+    output = command.output("import", "tensorboard", path, "--app", "../old")
+    assert output.count("already imported") == 2
+    assert output.endswith("compare them: trieye results table .trieye_data/old\n")
     document = validated(command.output("import", "tensorboard", path, "--app", "old", "--json"))
     imported, problems = import_runs("tensorboard", Path(path), app="old")
     assert [run["run_dir"] for run in document["runs"]] == [str(run.directory) for run in imported]

@@ -14,6 +14,7 @@ Examples:
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_FAILED if problems.num_left_out else 0
     for text in problems.texts:
         print(f"note: {text}", file=sys.stderr)
-    apps = sorted({str(Path(options.root) / (options.app or foreign_run.app)) for foreign_run in foreign_runs})
-    print(f"compare them: trieye results table {' '.join(apps)}")
+    apps = sorted({str(Path(options.root) / run["run_dir"].parents[1].name) for run in imported_runs})
+    if apps:
+        print(f"compare them: trieye results table {shlex.join(apps)}")
     return EXIT_FAILED if problems.num_left_out else 0
