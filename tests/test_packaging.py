@@ -70,6 +70,14 @@ def test_a_project_created_by_a_wheel_contains_an_equal_wheel(wheel, tmp_path):
     subprocess.run([*quietly, "--target", str(tmp_path / "again"), copy], check=True)  # pip checks names and metadata
 
 
+def test_a_repacked_wheel_has_each_licence_that_its_metadata_names(tmp_path):
+    with zipfile.ZipFile(repacking.repack(tmp_path)) as repacked:
+        names = repacked.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        licences = email.message_from_bytes(repacked.read(metadata)).get_all("License-File")
+    assert {metadata.replace("METADATA", f"licenses/{licence}") for licence in licences} <= set(names)
+
+
 def test_a_linked_foreign_folder_is_not_repacked(tmp_path):
     (tmp_path / "link").symlink_to("/etc")
     assert not repacking._is_own(tmp_path / "link")

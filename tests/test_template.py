@@ -31,7 +31,7 @@ from trieye.version import VERSION
 ROOT = Path(__file__).parents[1]
 SLUG = "my_agent"
 WHEEL = f"wheels/trieye-{VERSION}-py3-none-any.whl"
-METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt"}
+METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 FILES = {
     WHEEL,
     "constraints.txt",

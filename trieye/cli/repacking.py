@@ -11,7 +11,7 @@ from pathlib import Path
 import trieye
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive; equal files give equal wheels
-_METADATA = ("METADATA", "WHEEL", "entry_points.txt")
+_METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")
 
 
 def repack(directory: Path) -> Path:
