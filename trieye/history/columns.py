@@ -199,9 +199,9 @@ def grouped(parts: Iterable[Columns], *, max_items: int, max_bytes: int) -> Iter
 
 
 def _dictionary(entries: Iterable[T]) -> tuple[list[T], NDArray[np.int32]]:
-    numbers: dict[T, int] = {}
-    codes = [numbers.setdefault(entry, len(numbers)) for entry in entries]
-    return list(numbers), np.array(codes, "<i4")
+    code_by_entry: dict[T, int] = {}
+    codes = [code_by_entry.setdefault(entry, len(code_by_entry)) for entry in entries]
+    return list(code_by_entry), np.array(codes, "<i4")
 
 
 def _joined_codes(parts: Sequence[tuple[list[T], NDArray[np.int32]]]) -> tuple[list[T], NDArray[np.int32]]:
@@ -209,8 +209,8 @@ def _joined_codes(parts: Sequence[tuple[list[T], NDArray[np.int32]]]) -> tuple[l
     codes = []
     for entries, part in parts:
         # only the names that occur; otherwise the names of a long run accumulate
-        used = np.flatnonzero(np.bincount(part, minlength=len(entries)))
+        used_codes = np.flatnonzero(np.bincount(part, minlength=len(entries)))
         mapping = np.zeros(len(entries), "<i4")
-        mapping[used] = [numbers.setdefault(entries[code], len(numbers)) for code in used.tolist()]
+        mapping[used_codes] = [numbers.setdefault(entries[code], len(numbers)) for code in used_codes.tolist()]
         codes.append(mapping[part])
     return list(numbers), np.concatenate(codes)

@@ -82,21 +82,21 @@ class History:
         self._shown_to = journal.shown_to
         self._gap = min(journal.num_lost, 1)
         self.dead: Sequence[Range] = ()
-        self._superseded = journal.superseded()
-        self.branch = _branch_of(self._superseded)
+        self._superseded_ranges = journal.superseded()
+        self.branch = _branch_of(self._superseded_ranges)
         self._is_superseded_saved = True
         self._chunks: list[JournalChunk] = []
         self._undecodable: set[int] = set()
-        self._first = self._stored_end = self._store.end
-        self._items: list[Item] = []  # items in memory, from `_first` on; BLANK for a lost item
+        self._first_index = self._stored_end = self._store.end
+        self._items: list[Item] = []  # items in memory, from `_first_index` on; BLANK for a lost item
         self._sizes: list[tuple[int, int]] = []  # index and size in bytes of each operation among them
-        self._lock = threading.Lock()  # guards `_first` to `_sizes`; a thread that holds it acquires no other lock
+        self._lock = threading.Lock()  # guards `_first_index` to `_sizes`; its holder acquires no other lock
 
     @property
     def end(self) -> int:
         """Index after the last item."""
         with self._lock:
-            return self._first + len(self._items)
+            return self._first_index + len(self._items)
 
     @property
     def next_index(self) -> int:
@@ -119,7 +119,7 @@ class History:
     @property
     def is_whole(self) -> bool:
         """Whether every item that no rewind has superseded is readable, according to current knowledge."""
-        surviving = uncovered(0, self.end, self._superseded)
+        surviving = uncovered(0, self.end, self._superseded_ranges)
         return not self.dead and not any(overlapping(*span, self._store.lost) for span in surviving)
 
     # writing
@@ -129,7 +129,7 @@ class History:
         operations = [(offset, item) for offset, item in enumerate(items) if not isinstance(item, Point)]
         sizes = [(offset, len(to_bytes(item))) for offset, item in operations]
         with self._lock:
-            end = self._first + len(self._items)
+            end = self._first_index + len(self._items)
             self._items += items
             self._sizes += [(end + offset, size) for offset, size in sizes]
 
@@ -139,18 +139,18 @@ class History:
             return
         self._store.note_lost((self.end, index), "journal", "a snapshot or a sink refers to items that are not stored")
         with self._lock:
-            end = self._first + len(self._items)
+            end = self._first_index + len(self._items)
             if self._stored_end < end:
                 self._items += [BLANK] * (index - end)
             else:
                 self._items, self._sizes = [], []
-                self._first = self._stored_end = index
+                self._first_index = self._stored_end = index
 
     def pending(self) -> list[JournalChunk]:
         """Return the items that are only in memory as chunks for `Journal.commit`; call `committed` after it."""
         with self._lock:
-            first, end = self._stored_end, self._first + len(self._items)
-            items = self._items[first - self._first :]
+            first, end = self._stored_end, self._first_index + len(self._items)
+            items = self._items[first - self._first_index :]
             sizes = [(index, size) for index, size in self._sizes if index >= first]
         self._chunks = []
         for low, high in uncovered(first, end, self._store.lost):
@@ -170,29 +170,29 @@ class History:
         self._gap = 0
         with self._lock:
             self._stored_end = end
-            first = max(self._first, self._first + len(self._items) - KEPT_ITEMS)
+            first = max(self._first_index, self._first_index + len(self._items) - KEPT_ITEMS)
             if sum(size for _, size in self._sizes) > KEPT_BYTES:
                 first = end
             first = min(first, end)  # items that are not yet stored stay in memory without limit
-            del self._items[: first - self._first]
+            del self._items[: first - self._first_index]
             self._sizes = [(index, size) for index, size in self._sizes if index >= first]
-            self._first = first
+            self._first_index = first
 
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Replace the superseded ranges, whose points and media are hidden; the next commit stores them."""
-        self._superseded = merged(ranges)
-        self.branch = _branch_of(self._superseded)
+        self._superseded_ranges = merged(ranges)
+        self.branch = _branch_of(self._superseded_ranges)
         self._is_superseded_saved = False
 
     @property
     def superseded_ranges(self) -> list[tuple[int, int]]:
         """The superseded index ranges, ascending and disjoint."""
-        return list(self._superseded)
+        return list(self._superseded_ranges)
 
     @property
     def pending_superseded(self) -> list[tuple[int, int]] | None:
         """The superseded ranges for `Journal.commit`; None if the journal has stored them."""
-        return None if self._is_superseded_saved else list(self._superseded)
+        return None if self._is_superseded_saved else list(self._superseded_ranges)
 
     def roll(self, *, force: bool = False) -> None:
         """Move items from the journal to a Parquet file if there are enough.
@@ -203,7 +203,7 @@ class History:
         Raises:
             JournalFullError: The disk is full; nothing is moved.
         """
-        self._store.roll(self._superseded, force=force)
+        self._store.roll(self._superseded_ranges, force=force)
 
     # reading
 
@@ -217,10 +217,10 @@ class History:
         """
         start = max(start, 0)
         items, end = self._read(start, limit)
-        if items and self._superseded and overlapping(start, end, self._superseded):
-            hidden = mask(start, end, self._superseded).tolist()
-            flagged = zip(items, hidden, strict=True)
-            items = [item for item, is_hidden in flagged if not is_hidden or isinstance(item, _RUN_OPERATIONS)]
+        if items and self._superseded_ranges and overlapping(start, end, self._superseded_ranges):
+            hidden_flags = mask(start, end, self._superseded_ranges).tolist()
+            flagged_items = zip(items, hidden_flags, strict=True)
+            items = [item for item, is_hidden in flagged_items if not is_hidden or isinstance(item, _RUN_OPERATIONS)]
         return items, end
 
     def _read(self, start: int, limit: int) -> tuple[list[Item], int]:
@@ -231,15 +231,15 @@ class History:
         if first > start:
             return [], first
         with self._lock:
-            if start >= self._first:
-                recent = self._items[start - self._first : end - self._first]
-                return recent, start + len(recent)
-        loaded = self._store.load(start)
-        if not isinstance(loaded, Columns):
-            return [], self._first if loaded is None else loaded[1]
-        end = min(loaded.end, end)
+            if start >= self._first_index:
+                recent_items = self._items[start - self._first_index : end - self._first_index]
+                return recent_items, start + len(recent_items)
+        loaded_part = self._store.load(start)
+        if not isinstance(loaded_part, Columns):
+            return [], self._first_index if loaded_part is None else loaded_part[1]
+        end = min(loaded_part.end, end)
         try:
-            return loaded.part(start, end).items(), end
+            return loaded_part.part(start, end).items(), end
         except SerializationError as error:  # an operation of a later version
             if end - start > 1:
                 return self._read(start, (end - start) // 2)
@@ -250,12 +250,12 @@ class History:
 
     def superseded(self, before: int) -> Iterator[Point]:
         """Yield the superseded points before an index, in order."""
-        index, superseded = 0, self._superseded
-        while index < before and (spans := overlapping(index, before, superseded)):
+        index, ranges = 0, self._superseded_ranges
+        while index < before and (spans := overlapping(index, before, ranges)):
             first = spans[0][0]
             items, index = self._read(first, min(before - first, 1000))
-            hidden = mask(first, index, superseded).tolist()
-            yield from (item for item, out in zip(items, hidden, strict=False) if out and isinstance(item, Point))
+            flags = mask(first, index, ranges).tolist()
+            yield from (item for item, out in zip(items, flags, strict=False) if out and isinstance(item, Point))
 
     def summary(self, superseded: Sequence[Range] = ()) -> dict[str, MetricSummary]:
         """Return last value, extremes and last step of the visible points of each metric.
@@ -264,18 +264,18 @@ class History:
             superseded: Indices of further points to omit.
         """
         summary: dict[str, MetricSummary] = {}
-        hidden = merged([*self._superseded, *superseded])
+        hidden_ranges = merged([*self._superseded_ranges, *superseded])
         for columns in self._columns():
-            keep = ~mask(columns.first, columns.end, hidden)
-            keep[list(columns.operations)] = False
-            for code in np.unique(columns.name_codes[keep]).tolist():
-                rows = np.flatnonzero(keep & (columns.name_codes == code))
+            row_mask = ~mask(columns.first, columns.end, hidden_ranges)
+            row_mask[list(columns.operations)] = False
+            for code in np.unique(columns.name_codes[row_mask]).tolist():
+                rows = np.flatnonzero(row_mask & (columns.name_codes == code))
                 name, values = columns.names[code], columns.values[rows]
                 low, high = float(values.min()), float(values.max())
-                before = summary.get(name, MetricSummary(last=0.0, min=low, max=high, step=0))
-                low, high = min(low, before["min"]), max(high, before["max"])
-                last, step = float(values[-1]), int(columns.steps[rows[-1]])
-                summary[name] = MetricSummary(last=last, min=low, max=high, step=step)
+                last_summary = summary.get(name, MetricSummary(last=0.0, min=low, max=high, step=0))
+                low, high = min(low, last_summary["min"]), max(high, last_summary["max"])
+                last_value, step = float(values[-1]), int(columns.steps[rows[-1]])
+                summary[name] = MetricSummary(last=last_value, min=low, max=high, step=step)
         return summary
 
     def series(self, *, with_media: bool = False, superseded: bool = False) -> dict[str, NamedItems]:
@@ -287,13 +287,13 @@ class History:
         """
         parts: defaultdict[str, list[NamedItems]] = defaultdict(list)
         for columns in self._columns():
-            keep = mask(columns.first, columns.end, self._superseded) == superseded
+            row_mask = mask(columns.first, columns.end, self._superseded_ranges) == superseded
             for offset, data in columns.operations.items() if with_media else ():
-                if keep[offset] and isinstance(medium := from_bytes(data), Medium):
+                if row_mask[offset] and isinstance(medium := from_bytes(data), Medium):
                     index = np.array([columns.first + offset])
                     parts[medium.name].append(NamedItems(np.array([medium.step]), index, np.array([medium.wall_time])))
-            keep[list(columns.operations)] = False
-            rows = np.flatnonzero(keep)
+            row_mask[list(columns.operations)] = False
+            rows = np.flatnonzero(row_mask)
             rows = rows[np.argsort(columns.name_codes[rows], kind="stable")]
             for part in np.split(rows, np.flatnonzero(np.diff(columns.name_codes[rows])) + 1) if len(rows) else ():
                 name = columns.names[columns.name_codes[part[0]]]
@@ -315,9 +315,9 @@ class History:
                 yield loaded.part(max(loaded.first, index), loaded.end)
             index = self._stored_end if loaded is None else loaded.end if isinstance(loaded, Columns) else loaded[1]
         with self._lock:
-            recent = self._items[self._stored_end - self._first :]
-        if recent:
-            yield Columns.from_items(self._stored_end, recent)
+            recent_items = self._items[self._stored_end - self._first_index :]
+        if recent_items:
+            yield Columns.from_items(self._stored_end, recent_items)
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return the stored index and position of a sink, which has every item before the index; None for a new sink.
@@ -336,5 +336,5 @@ class History:
         self._journal.set_cursor(sink, *cursor)
 
 
-def _branch_of(superseded: Sequence[Range]) -> int:
-    return zlib.crc32(repr(superseded).encode()) if superseded else 0
+def _branch_of(superseded_ranges: Sequence[Range]) -> int:
+    return zlib.crc32(repr(superseded_ranges).encode()) if superseded_ranges else 0

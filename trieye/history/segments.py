@@ -90,13 +90,13 @@ def range_of(name: str) -> Range | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def write_segment(directory: Path, parts: Iterable[Columns], superseded: Sequence[Range]) -> Segment:
+def write_segment(directory: Path, parts: Iterable[Columns], superseded_ranges: Sequence[Range]) -> Segment:
     """Write a segment atomically and durably.
 
     Args:
         directory: An existing directory.
         parts: Consecutive items, consumed lazily.
-        superseded: The superseded ranges, for the metadata.
+        superseded_ranges: The superseded ranges, for the metadata.
 
     Raises:
         OSError: The file cannot be written; no partial file remains.
@@ -110,7 +110,7 @@ def write_segment(directory: Path, parts: Iterable[Columns], superseded: Sequenc
         for columns in grouped(parts, max_items=GROUP_ITEMS, max_bytes=GROUP_BYTES):
             writer.write_table(_to_table(columns))
             groups.append(Group(columns.first, columns.end, columns.checksum()))
-        text = msgspec.json.encode(About(groups, list(superseded)))
+        text = msgspec.json.encode(About(groups, list(superseded_ranges)))
         writer.add_key_value_metadata({_ABOUT: text, _CRC: str(zlib.crc32(text)).encode()})
     data = buffer.getvalue().to_pybytes()
     first, end = groups[0].first, groups[-1].end
@@ -186,8 +186,8 @@ def _damage_as_serialization_error() -> Iterator[None]:
 def _schema() -> "pa.Schema":
     import pyarrow as pa
 
-    text, integer, number = pa.dictionary(pa.int32(), pa.string()), pa.int64(), pa.float64()
-    types = [integer, text, text, number, integer, number, integer, text, pa.binary()]
+    text, integer, real = pa.dictionary(pa.int32(), pa.string()), pa.int64(), pa.float64()
+    types = [integer, text, text, real, integer, real, integer, text, pa.binary()]
     return pa.schema(list(zip(_COLUMNS, types, strict=True)))
 
 

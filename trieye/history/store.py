@@ -72,22 +72,22 @@ def survey(directory: Path | None, segments: Sequence[Segment], chunks: Sequence
     """
     present = {path.name: path for path in directory.glob("points-*.parquet")} if directory is not None else {}
     files = [Stored(*segment[:2], segment) for segment in segments if segment.name in present]
-    missing = [Stored(*segment[:2], segment) for segment in segments if segment.name not in present]
-    available = merged([*(part[:2] for part in files), *chunks])
-    registered = {segment.name for segment in segments}
-    strays = {present[name]: span for name in present.keys() - registered if (span := range_of(name)) is not None}
-    superfluous = [path for path, span in strays.items() if not uncovered(*span, available)]
-    opened = [_open_stray(path, span) for path, span in strays.items() if path not in superfluous]
-    adopted = [segment for segment in opened if segment is not None]
-    stored: list[Stored] = []
+    missing_parts = [Stored(*segment[:2], segment) for segment in segments if segment.name not in present]
+    available_ranges = merged([*(part[:2] for part in files), *chunks])
+    registered_names = {segment.name for segment in segments}
+    strays = {present[name]: span for name in present.keys() - registered_names if (span := range_of(name)) is not None}
+    superfluous_paths = [path for path, span in strays.items() if not uncovered(*span, available_ranges)]
+    opened_segments = [_open_stray(path, span) for path, span in strays.items() if path not in superfluous_paths]
+    adopted_segments = [segment for segment in opened_segments if segment is not None]
+    stored_parts: list[Stored] = []
     # registered files take precedence over chunks, and both over unregistered files
     registered_parts = [*files, *(Stored(*chunk, chunk=chunk[0]) for chunk in chunks)]
-    for layer in (registered_parts, [Stored(*segment[:2], segment) for segment in adopted], missing):
-        covered = merged(part[:2] for part in stored)
-        gaps = [(part, gap) for part in _disjoint(layer) for gap in uncovered(*part[:2], covered)]
-        stored += [part._replace(first=first, end=end) for part, (first, end) in gaps]
-    end = max((span[1] for span in [*chunks, *(segment[:2] for segment in (*segments, *adopted))]), default=0)
-    return Inventory(sorted(stored, key=attrgetter("first")), end, adopted, superfluous)
+    for layer in (registered_parts, [Stored(*segment[:2], segment) for segment in adopted_segments], missing_parts):
+        covered_ranges = merged(part[:2] for part in stored_parts)
+        missing_spans = [(part, gap) for part in _disjoint(layer) for gap in uncovered(*part[:2], covered_ranges)]
+        stored_parts += [part._replace(first=first, end=end) for part, (first, end) in missing_spans]
+    end = max((span[1] for span in [*chunks, *(segment[:2] for segment in (*segments, *adopted_segments))]), default=0)
+    return Inventory(sorted(stored_parts, key=attrgetter("first")), end, adopted_segments, superfluous_paths)
 
 
 def _disjoint(parts: Iterable[Stored]) -> Iterator[Stored]:
@@ -133,17 +133,17 @@ class Store:
         self._directory = directory or Path()
         self._has_directory = directory is not None
         self._inventory = survey(directory, journal.segments(), journal.chunks())
-        self._stored = self._inventory.stored
+        self._parts = self._inventory.stored
         self.end = self._inventory.end
         self.lost: Sequence[Range] = ()
-        self._warned: set[str] = set()
-        self._recent: tuple[Columns, ...] = ()  # replaced atomically, so readers need no lock
-        # guards changes of `_stored`, `lost` and `_warned`; acquired after `_rolling`, before the journal's lock
+        self._warned_locations: set[str] = set()
+        self._recent_columns: tuple[Columns, ...] = ()  # replaced atomically, so readers need no lock
+        # guards changes of `_parts`, `lost`, `_warned_locations`; acquired after `_rolling`, before the journal's lock
         self._lock = threading.Lock()
         self._rolling = threading.Lock()  # held by the only thread that writes files
-        for gap in uncovered(0, self.end, [part[:2] for part in self._stored]):
+        for gap in uncovered(0, self.end, [part[:2] for part in self._parts]):
             self.note_lost(gap, "journal", "not found")
-        for part in self._stored:
+        for part in self._parts:
             if part.segment is not None and (problem := self._problem_of(part.segment)) is not None:
                 self.note_lost(part[:2], part.segment.name, problem)
 
@@ -178,31 +178,31 @@ class Store:
         Raises:
             OSError: The directory cannot be written.
         """
-        registered = [*(segment[:2] for segment in self._journal.segments()), *self._journal.chunks()]
+        registered_ranges = [*(segment[:2] for segment in self._journal.segments()), *self._journal.chunks()]
         if self._inventory.adopted or self._journal.damage:
             self._journal.set_superseded(self.superseded())
         for segment in self._inventory.adopted:
             logger.warning("%s was not registered in the journal, and is part of the history again", segment.name)
             if not overlapping(
-                *segment[:2], merged(registered)
+                *segment[:2], merged(registered_ranges)
             ):  # otherwise it fills gaps, and is adopted at each start
                 self._journal.replace_chunks(segment)
-                registered.append(segment[:2])
+                registered_ranges.append(segment[:2])
         for path in [*self._inventory.superfluous, *(self._directory.glob(LEFTOVERS) if self._has_directory else ())]:
             path.unlink(missing_ok=True)
 
     def add(self, chunks: Sequence[JournalChunk]) -> None:
         """Register new chunks of the journal."""
-        added = [Stored(first, end, chunk=first, size_bytes=len(payload)) for first, end, payload in chunks]
+        new_parts = [Stored(first, end, chunk=first, size_bytes=len(payload)) for first, end, payload in chunks]
         with self._lock:
-            self._stored = [*self._stored, *added]
+            self._parts = [*self._parts, *new_parts]
 
     def note_lost(self, lost: Range, where: str, reason: object) -> None:
         """Record items that cannot be read, and warn once per location."""
         with self._lock:
             self.lost = merged([*self.lost, lost])
-            is_new = where not in self._warned
-            self._warned.add(where)
+            is_new = where not in self._warned_locations
+            self._warned_locations.add(where)
         if is_new:
             count, last = lost[1] - lost[0], lost[1] - 1
             logger.warning("%d items of the history (%d to %d) are lost: %s: %s", count, lost[0], last, where, reason)
@@ -216,13 +216,13 @@ class Store:
             OSError: The file is temporarily unreadable.
             JournalError: The journal is temporarily unreadable.
         """
-        for columns in self._recent:
+        for columns in self._recent_columns:
             if columns.first <= index < columns.end:
                 return columns
-        loaded = self._load(index)
-        if isinstance(loaded, Columns):
-            self._recent = (loaded, *self._recent[: RECENT - 1])
-        return loaded
+        loaded_part = self._load(index)
+        if isinstance(loaded_part, Columns):
+            self._recent_columns = (loaded_part, *self._recent_columns[: RECENT - 1])
+        return loaded_part
 
     def _load(self, index: int) -> Columns | Range | None:
         while (part := self._find(index)) is not None:
@@ -243,30 +243,30 @@ class Store:
         return None
 
     def _find(self, index: int) -> Stored | None:
-        stored = self._stored
-        position = bisect_right(stored, index, key=attrgetter("end"))
-        return stored[position] if position < len(stored) else None
+        parts = self._parts
+        position = bisect_right(parts, index, key=attrgetter("end"))
+        return parts[position] if position < len(parts) else None
 
     def _read(self, part: Stored, index: int) -> Columns | Range:
         if part.segment is None:
             return _within(part, Columns.from_chunk(self._journal.read_chunk(part.chunk)))
         with (self._directory / part.segment.name).open("rb") as file:
-            opened = SegmentFile(file, part.segment[:2])
-            number = opened.group_of(index)
+            segment_file = SegmentFile(file, part.segment[:2])
+            group_index = segment_file.group_of(index)
             try:
-                return _within(part, opened.read(number))
+                return _within(part, segment_file.read(group_index))
             except SerializationError as error:
-                (lost,) = overlapping(*opened.about.groups[number][:2], [part[:2]])
+                (lost,) = overlapping(*segment_file.about.groups[group_index][:2], [part[:2]])
                 self.note_lost(lost, part.segment.name, error)
                 return lost
 
     # rolling
 
-    def roll(self, superseded: Sequence[Range], *, force: bool) -> None:
+    def roll(self, superseded_ranges: Sequence[Range], *, force: bool) -> None:
         """Move items from the journal to a file if there are enough.
 
         Args:
-            superseded: The superseded ranges, for the file's metadata.
+            superseded_ranges: The superseded ranges, for the file's metadata.
             force: Move all items.
 
         Raises:
@@ -274,7 +274,7 @@ class Store:
         """
         with self._rolling:
             # a damaged chunk stays in the journal and separates two files
-            chunks = [part for part in self._stored if part.segment is None and not overlapping(*part[:2], self.lost)]
+            chunks = [part for part in self._parts if part.segment is None and not overlapping(*part[:2], self.lost)]
             is_due = force or sum(part.size_bytes for part in chunks) >= ROLL_BYTES
             if not is_due or not self._has_directory:
                 return
@@ -284,7 +284,7 @@ class Store:
                     fsync_directory(self._directory.parent)
                 readable = [part for part in chunks if isinstance(self._load(part.first), Columns)]
                 for first, end in merged(part[:2] for part in readable):
-                    self._move([part for part in readable if first <= part.first < end], superseded)
+                    self._move([part for part in readable if first <= part.first < end], superseded_ranges)
             except JournalFullError:
                 raise
             except OSError as error:
@@ -292,15 +292,15 @@ class Store:
                     f"{self._directory} cannot be written at the moment, retrying later: {error}"
                 ) from error
 
-    def _move(self, chunks: Sequence[Stored], superseded: Sequence[Range]) -> None:
+    def _move(self, chunks: Sequence[Stored], superseded_ranges: Sequence[Range]) -> None:
         columns = (_within(part, Columns.from_chunk(self._journal.read_chunk(part.chunk))) for part in chunks)
-        segment = write_segment(self._directory, columns, superseded)
-        moved = set(chunks)
+        segment = write_segment(self._directory, columns, superseded_ranges)
+        moved_parts = set(chunks)
         with self._lock:
             # a crash before this line leaves a file whose items are also in chunks: `settle` removes it
             self._journal.replace_chunks(segment)
-            rest = [part for part in self._stored if part not in moved]
-            self._stored = sorted([*rest, Stored(*segment[:2], segment)], key=attrgetter("first"))
+            other_parts = [part for part in self._parts if part not in moved_parts]
+            self._parts = sorted([*other_parts, Stored(*segment[:2], segment)], key=attrgetter("first"))
 
 
 def _within(part: Stored, columns: Columns) -> Columns:

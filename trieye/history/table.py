@@ -81,19 +81,19 @@ def iter_history(
             lost += store.lost
 
 
-def _points(columns: Columns, keep: NDArray[np.bool_]) -> "pa.Table":
+def _points(columns: Columns, row_mask: NDArray[np.bool_]) -> "pa.Table":
     import pyarrow as pa
 
     # plain strings: Arrow cannot group by dictionaries that differ between tables
     names = pa.array(columns.names, pa.string())
     return pa.table(
         {
-            "index": np.arange(columns.first, columns.end)[keep],
-            "metric": names.take(pa.array(columns.name_codes[keep])),
-            "value": columns.values[keep],
-            "step": columns.steps[keep],
-            "wall_time": columns.times[keep],
-            "count": columns.counts[keep],
+            "index": np.arange(columns.first, columns.end)[row_mask],
+            "metric": names.take(pa.array(columns.name_codes[row_mask])),
+            "value": columns.values[row_mask],
+            "step": columns.steps[row_mask],
+            "wall_time": columns.times[row_mask],
+            "count": columns.counts[row_mask],
         }
     )
 

@@ -64,18 +64,18 @@ def decode_events(payload: bytes) -> tuple[EventBatch, list[Drop]]:
         SerializationError: The bytes are damaged.
     """
     try:
-        decoded = _decode(payload)
+        fields = _decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SerializationError(f"these bytes are not an encoded batch of events: {error}") from error
     batch = EventBatch(
-        tuple(decoded.names),
-        np.frombuffer(decoded.codes, "<i4"),
-        np.frombuffer(decoded.values, "<f8"),
-        np.frombuffer(decoded.steps, "<i8"),
-        np.frombuffer(decoded.times, "<f8"),
-        decoded.contexts,
+        tuple(fields.names),
+        np.frombuffer(fields.codes, "<i4"),
+        np.frombuffer(fields.values, "<f8"),
+        np.frombuffer(fields.steps, "<i8"),
+        np.frombuffer(fields.times, "<f8"),
+        fields.contexts,
     )
-    return batch, decoded.drops
+    return batch, fields.drops
 
 
 def batch_of(rows: Sequence[EventRow]) -> tuple[EventBatch, list[Drop]]:
@@ -83,8 +83,8 @@ def batch_of(rows: Sequence[EventRow]) -> tuple[EventBatch, list[Drop]]:
     try:
         return EventBatch.from_rows(rows), []
     except (OverflowError, TypeError, ValueError):
-        good, bad = salvage(rows)
-        return EventBatch.from_rows(good), [(reason, ascii(name[:MAX_SHOWN]), 1) for reason, name in bad]
+        valid_rows, invalid_rows = salvage(rows)
+        return EventBatch.from_rows(valid_rows), [(reason, ascii(name[:MAX_SHOWN]), 1) for reason, name in invalid_rows]
 
 
 def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, list[Drop]]:
@@ -120,18 +120,18 @@ def project_contexts(
     """Return the parts of contexts that metrics read, as plain values; other values become None."""
     if not keys or not contexts:
         return {}
-    projected = {
+    projections = {
         row: {key: _plain(context[key]) for key in keys if key in context} for row, context in contexts.items()
     }
-    return {row: context for row, context in projected.items() if context}
+    return {row: context for row, context in projections.items() if context}
 
 
 def _plain(value: Any) -> float | int | str | None:
     if isinstance(value, bool | np.bool_):
         return int(value)
     if isinstance(value, int | np.integer):
-        number = int(value)
-        return number if -(1 << 63) <= number < 1 << 63 else float_or_none(number)
+        integer = int(value)
+        return integer if -(1 << 63) <= integer < 1 << 63 else float_or_none(integer)
     if isinstance(value, str):
         return str.__str__(value) if len(value) <= MAX_CONTEXT_TEXT and is_text(value) else None
     return float_or_none(value)

@@ -69,7 +69,7 @@ class Journal:
         self, path: Path | None, *, durability: Durability = "process", expected: Expected | None = None
     ) -> None:
         expected = (expected or Expected())._replace(watermark=None if path is None else read_watermark(path))
-        # guards the connection, `_is_clean`, `last_pos`, `last_at` and `_accepted`; acquired after `WatermarkFile.lock`
+        # guards the connection, `_is_clean`, `last_pos`, `last_at`, `_accepted_keys`; acquired after `WatermarkFile.lock`
         self._lock = threading.RLock()
         self._path, self._is_clean = path, True
         if path is not None:
@@ -77,7 +77,7 @@ class Journal:
         self._connection = open_for_writing(path, durability)
         self._sync = None if path is None or durability != "interval" else IntervalSync(wal_path(path))
         self._watermark = None if path is None else WatermarkFile(path)
-        self._accepted = AcceptedKeys()
+        self._accepted_keys = AcceptedKeys()
         try:
             self._identity = identity(self._connection)
             self._state = JournalState.from_bytes(self.meta(STATE))
@@ -91,16 +91,16 @@ class Journal:
 
     def _load_accepted(self) -> None:
         for client, seq, pos in self._rows("clients"):
-            self._accepted.add(client, seq, pos)
+            self._accepted_keys.add(client, seq, pos)
         for pos, task in self._rows("calls", "ORDER BY pos"):
-            self._accepted.add(task, 0, pos)
+            self._accepted_keys.add(task, 0, pos)
         self._saved_to = self._state.deleted_to  # the entries may name senders whose rows are lost
         self._note_entries()
 
     def _note_entries(self) -> None:
         query = "SELECT pos, at, client, seq FROM records WHERE pos > ? ORDER BY pos"
         for pos, at, client, seq in self._read(query, self._state.deleted_to):
-            self._accepted.add(client, seq, pos)
+            self._accepted_keys.add(client, seq, pos)
             # after a rebuild that lost the newest entries, the state has a later position
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
@@ -124,8 +124,8 @@ class Journal:
             with self._watermark.lock:
                 cursors = {sink: (index, position) for sink, index, position in self._rows("cursors")}
                 ranges = self.superseded()
-                superseded = tuple(ranges) if len(ranges) <= MAX_RANGES else None
-                watermark = Watermark(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
+                superseded_ranges = tuple(ranges) if len(ranges) <= MAX_RANGES else None
+                watermark = Watermark(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded_ranges)
                 self._watermark.write(watermark)
 
     # writing
@@ -148,7 +148,7 @@ class Journal:
             JournalFullError: The disk is full; the entry was not stored.
         """
         with self._lock:
-            if self._accepted.has(client, seq):
+            if self._accepted_keys.has(client, seq):
                 return None
             # the checksum covers the values that SQLite returns, and SQLite has no negative zero
             row = (self.last_pos + 1, kind, float(at) + 0.0, client, seq or 0, payload)
@@ -161,7 +161,7 @@ class Journal:
                 self._note_entries()
                 return self.append(kind, payload, at=at, client=client, seq=seq)
             self.last_pos, self.last_at = row[0], row[2]
-            self._accepted.add(client, seq or 0, row[0])
+            self._accepted_keys.add(client, seq or 0, row[0])
             return self.last_pos
 
     def commit(
@@ -190,7 +190,7 @@ class Journal:
             JournalFullError: The disk is full; the journal is unchanged.
         """
         with self._transaction() as connection:
-            older = self._put_snapshot(connection, snapshot, alone=discontinuous)
+            older_pos = self._put_snapshot(connection, snapshot, alone=discontinuous)
             for chunk in chunks:
                 put(connection, "chunks", tuple(chunk))
             for key, value in (meta or {}).items():
@@ -198,7 +198,7 @@ class Journal:
             if superseded is not None:
                 _put_superseded(connection, superseded)
             self._put_accepted(connection)
-            deleted_to = max(self._state.deleted_to, min(keep_after, older, self.last_pos))
+            deleted_to = max(self._state.deleted_to, min(keep_after, older_pos, self.last_pos))
             gaps = tuple(gap for gap in self._state.gaps if gap[1] > deleted_to)
             state = JournalState(deleted_to, self.last_pos, self.last_at, gaps)
             put(connection, "meta", (STATE, state.to_bytes()))
@@ -208,26 +208,26 @@ class Journal:
 
     def _put_snapshot(self, connection: Connection, snapshot: Snapshot, *, alone: bool) -> int:
         """Store a snapshot, twice if no older one can replace it; return the position of the older retained one."""
-        stored = connection.execute("SELECT number, pos FROM snapshots ORDER BY number").fetchall()
-        number = stored[-1][0] + 1 if stored else 1
+        stored_rows = connection.execute("SELECT number, pos FROM snapshots ORDER BY number").fetchall()
+        snapshot_number = stored_rows[-1][0] + 1 if stored_rows else 1
         row = (snapshot.pos, snapshot.index, float(snapshot.at) + 0.0, snapshot.payload)
-        put(connection, "snapshots", (number, *row))
+        put(connection, "snapshots", (snapshot_number, *row))
         if alone:
-            put(connection, "snapshots", (number + 1, *row))
-            stored = [*stored, (number, snapshot.pos)]
-        if not stored:
+            put(connection, "snapshots", (snapshot_number + 1, *row))
+            stored_rows = [*stored_rows, (snapshot_number, snapshot.pos)]
+        if not stored_rows:
             return 0
-        oldest, pos = stored[-1]
+        oldest, pos = stored_rows[-1]
         connection.execute("DELETE FROM snapshots WHERE number < ?", (oldest,))
         return int(pos)
 
     def _put_accepted(self, connection: Connection) -> None:
-        clients, calls = self._accepted.since(self._saved_to)
+        clients, calls = self._accepted_keys.since(self._saved_to)
         for client in clients:
             put(connection, "clients", client)
         for call in calls:
             put(connection, "calls", call)
-        connection.execute("DELETE FROM calls WHERE pos < ?", (self._accepted.oldest_call,))
+        connection.execute("DELETE FROM calls WHERE pos < ?", (self._accepted_keys.oldest_call,))
 
     def set_superseded(self, ranges: Iterable[Range]) -> None:
         """Replace the superseded ranges of indices, which readers of the history skip; the ranges may overlap."""
@@ -308,7 +308,7 @@ class Journal:
     def size_bytes(self) -> int:
         """Size of the file and its write-ahead log in bytes."""
         files = [] if self._path is None else [self._path, wal_path(self._path)]
-        return sum(file.stat().st_size for file in files if file.exists())
+        return sum(path.stat().st_size for path in files if path.exists())
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -410,10 +410,10 @@ class AcceptedKeys:
         """
         if seq is None:
             return bool(client) and client in self.calls
-        expected = self.clients.get(client, (0, 0))[0] + 1
-        if seq > expected:
-            raise SequenceGapError(f"client {client!r} sent batch {seq}, but batch {expected} is next", expected)
-        return seq < expected
+        next_seq = self.clients.get(client, (0, 0))[0] + 1
+        if seq > next_seq:
+            raise SequenceGapError(f"client {client!r} sent batch {seq}, but batch {next_seq} is next", next_seq)
+        return seq < next_seq
 
     def add(self, client: str, seq: int, pos: int) -> None:
         """Add an accepted batch, or the key of a call if `seq` is 0."""

@@ -68,23 +68,23 @@ def _is_there(path: Path) -> bool:
     return path.exists() or (wal_path(path).exists() and wal_path(path).stat().st_size > 0)
 
 
-def _install(new: Path, path: Path) -> None:
+def _install(new_path: Path, path: Path) -> None:
     """Quarantine a journal with its logs, which SQLite would apply to the new file, and install the new file."""
     if _is_there(path):
         path.touch()  # only a log may exist
-        quarantined = _quarantined(path)
+        quarantine_path = _quarantined(path)
         for file_of in (wal_path, rollback_path, Path):  # moves the file last: until then its new name is free
             if file_of(path).exists():
-                file_of(path).replace(file_of(quarantined))
+                file_of(path).replace(file_of(quarantine_path))
     for suffix in ("-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    new.replace(path)
+    new_path.replace(path)
     fsync_directory(path.parent)
 
 
 def _quarantined(path: Path) -> Path:
     """Return a free name for a damaged journal; SQLite can open it there."""
-    names = (_beside(path, f"damaged-{number}") for number in itertools.count(1))
+    names = (_beside(path, f"damaged-{index}") for index in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
@@ -99,9 +99,9 @@ def _rebuild(path: Path, contents: Contents, expected: Expected) -> None:
     outcome = _Outcome.of(contents, watermark, is_end_lost=expected.is_begun and contents.meta(ATTEMPT) is None)
     where = f"it was quarantined as {_quarantined(path).name}; " if _is_there(path) else ""
     text = f"the journal {path} was damaged ({findings}); {where}lost: {'; '.join(outcome.losses) or 'nothing'}"
-    new, rebuilt = _beside(path, "new"), _beside(path, "repaired")
-    create(new, journal)
-    with contextlib.closing(sqlite3.connect(new, isolation_level=None, factory=Connection)) as connection:
+    new_path, rebuilt_path = _beside(path, "new"), _beside(path, "repaired")
+    create(new_path, journal)
+    with contextlib.closing(sqlite3.connect(new_path, isolation_level=None, factory=Connection)) as connection:
         connection.seed = seed_of(journal)
         connection.execute("BEGIN")
         for table, rows in contents.rows.items():
@@ -111,9 +111,9 @@ def _rebuild(path: Path, contents: Contents, expected: Expected) -> None:
         put(connection, "meta", (REPAIR, msgspec.msgpack.encode((text, outcome.num_lost))))
         connection.execute("COMMIT")
     # the next start completes a killed replacement: the new file must never meet the old log
-    new.replace(rebuilt)
+    new_path.replace(rebuilt_path)
     fsync_directory(path.parent)
-    _install(rebuilt, path)
+    _install(rebuilt_path, path)
 
 
 class _Outcome(NamedTuple):
@@ -143,22 +143,22 @@ class _Outcome(NamedTuple):
         contents.rows["records"] = {pos: row for pos, row in records.items() if state.deleted_to < pos < end}
         # a damaged page may restore deleted snapshots
         snapshots = contents.rows["snapshots"].items()
-        contents.rows["snapshots"] = {number: row for number, row in snapshots if row[1] >= state.deleted_to}
-        missing = missing_positions(contents.rows["records"], state)
-        losses = [f"{count(missing)} entries (positions {_worded(missing)})"] if missing else []
+        contents.rows["snapshots"] = {key: row for key, row in snapshots if row[1] >= state.deleted_to}
+        missing_ranges = missing_positions(contents.rows["records"], state)
+        losses = [f"{count(missing_ranges)} entries (positions {_worded(missing_ranges)})"] if missing_ranges else []
         if is_end_lost or contents.log_damage or "records" in contents.broken:
-            losses.append("perhaps entries after these" if missing else "perhaps the newest entries")
+            losses.append("perhaps entries after these" if missing_ranges else "perhaps the newest entries")
         if state.deleted_to and not contents.snapshots:
             losses.append("the state of the metrics, which start from scratch")
         # each rewind writes the watermark
-        superseded = watermark.superseded if losses or "superseded" in contents.broken else None
+        ranges = watermark.superseded if losses or "superseded" in contents.broken else None
         from_watermark = {"cursors"} if watermark.cursors else set()
-        if superseded is not None:
+        if ranges is not None:
             contents.rows["superseded"].clear()
             from_watermark.add("superseded")
         losses += [text for table, text in _LOSSES.items() if table in contents.broken.keys() - from_watermark]
-        gaps = (*state.gaps, *((first, last - 1) for first, last in missing))
-        return cls(state._replace(gaps=gaps), losses, max(count(missing), int(bool(losses))), superseded or ())
+        gaps = (*state.gaps, *((first, last - 1) for first, last in missing_ranges))
+        return cls(state._replace(gaps=gaps), losses, max(count(missing_ranges), int(bool(losses))), ranges or ())
 
     def rows(self, contents: Contents, watermark: Watermark) -> Iterator[tuple[str, Row]]:
         """Yield the state, the cursors, and the superseded ranges of the watermark.
@@ -173,8 +173,8 @@ class _Outcome(NamedTuple):
             index, position = max(newest, key=itemgetter(0))
             yield "cursors", (sink, index, None if self.num_lost else position)
         # new items will get the indices after the stored items
-        stored = [row[1] for table in ("chunks", "segments") for row in contents.rows[table].values()]
-        end = max([*stored, *(index for _, index in contents.snapshots)], default=0)
+        stored_ends = [row[1] for table in ("chunks", "segments") for row in contents.rows[table].values()]
+        end = max([*stored_ends, *(index for _, index in contents.snapshots)], default=0)
         yield from (("superseded", (first, min(last, end))) for first, last in self.superseded if first < end)
 
 
@@ -189,5 +189,5 @@ def _state(contents: Contents, watermark: Watermark) -> JournalState:
 
 
 def _worded(ranges: list[tuple[int, int]]) -> str:
-    shown = ", ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in ranges[:5])
-    return shown + (", ..." if ranges[5:] else "")
+    text = ", ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in ranges[:5])
+    return text + (", ..." if ranges[5:] else "")

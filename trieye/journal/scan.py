@@ -160,19 +160,19 @@ def _read(files: _Files, journal: str | None) -> Contents:
                 part.write_bytes(data)
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as connection:
             connection.text_factory = text_of
-            num_taken, stated = 0, ""
+            num_taken, own_identity = 0, ""
             try:
                 connection.execute("PRAGMA synchronous = OFF")
                 _, num_taken, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
                 contents.damage = _in_trees(connection)
-                stated = identity(connection)
+                own_identity = identity(connection)
             except sqlite3.Error as error:
                 contents.damage = [f"SQLite reports: {error}"]
-            seed = seed_of(stated if journal is None else journal)
+            seed = seed_of(own_identity if journal is None else journal)
             for table in TABLES:
                 _read_table(connection, table, seed, contents)
     contents.log_damage = damage_in_wal(files.log, max(num_taken, 0))
-    if journal not in {None, stated}:
+    if journal not in {None, own_identity}:
         contents.rows["meta"].pop(IDENTITY, None)
     return contents
 
@@ -217,12 +217,12 @@ def _read_damaged(files: _Files, expected: Expected) -> Contents:
     # the first page is the same in all journals, but for the size of the file
     first, num_pages = empty_first_page(), max(-(-len(files.file) // PAGE_SIZE), 1)
     mode = b"\2\2" if files.log else b"\1\1"
-    mended = first[:18] + mode + first[20:28] + num_pages.to_bytes(4, "big") + first[32:] + files.file[PAGE_SIZE:]
-    with_log = _read(files._replace(file=mended), expected.journal)
-    alone = _read(_Files(mended), expected.journal)
-    newest = max((with_log, alone), key=lambda contents: _rank(contents, expected))
-    if newest is alone and files.log:
-        alone.log_damage = with_log.log_damage or "the write-ahead log is another journal's"
+    mended_bytes = first[:18] + mode + first[20:28] + num_pages.to_bytes(4, "big") + first[32:] + files.file[PAGE_SIZE:]
+    with_log = _read(files._replace(file=mended_bytes), expected.journal)
+    without_log = _read(_Files(mended_bytes), expected.journal)
+    newest = max((with_log, without_log), key=lambda contents: _rank(contents, expected))
+    if newest is without_log and files.log:
+        without_log.log_damage = with_log.log_damage or "the write-ahead log is another journal's"
     return newest
 
 
@@ -231,47 +231,47 @@ def _rank(contents: Contents, expected: Expected) -> tuple[bool, int, int]:
     return not expected.of_identity(contents.identity), contents.last_pos, max(contents.rows["snapshots"], default=0)
 
 
-def _check_owner(path: Path, file: bytes, contents: Contents, expected: Expected, *, has_other_tables: bool) -> None:
+def _check_owner(path: Path, content: bytes, contents: Contents, expected: Expected, *, has_other_tables: bool) -> None:
     """Raise JournalError unless a mark in the header, a row, or a watermark shows that this is a journal."""
-    is_marked = _number(file, 68) == APPLICATION_ID
-    if has_other_tables and is_marked and _number(file, 60) > VERSION:
+    is_marked = _number(content, 68) == APPLICATION_ID
+    if has_other_tables and is_marked and _number(content, 60) > VERSION:
         raise JournalError(f"the journal {path} was written by a newer trieye: update trieye to continue this run")
-    if file and not (is_marked or expected.watermark or any(contents.rows.values())):
+    if content and not (is_marked or expected.watermark or any(contents.rows.values())):
         raise JournalError(f"{path} is not the journal of a run; move it away, or choose another run_name")
 
 
-def _number(file: bytes, offset: int) -> int:
-    return int.from_bytes(file[offset : offset + 4], "big")
+def _number(content: bytes, offset: int) -> int:
+    return int.from_bytes(content[offset : offset + 4], "big")
 
 
 def _in_header(files: _Files) -> list[str]:
     """Compare the constant bytes of the header; with wrong bytes 18 and 19 SQLite would ignore the log."""
-    file, intact = files.file, empty_first_page()
-    if not file:
+    content, intact_page = files.file, empty_first_page()
+    if not content:
         return ["the file is empty or missing"]
     constant = [slice(0, 18), slice(20, 24), slice(44, 48), slice(52, 72)]
-    is_known = all(file[part] == intact[part] for part in constant) and file[18:20] in {b"\1\1", b"\2\2"}
+    is_known = all(content[part] == intact_page[part] for part in constant) and content[18:20] in {b"\1\1", b"\2\2"}
     damage = [] if is_known else ["the header of the file is damaged"]
-    if files.log and file[18:20] == b"\1\1":
+    if files.log and content[18:20] == b"\1\1":
         damage.append("the header denies that there is a write-ahead log")
     return damage
 
 
 def _in_rows(contents: Contents, expected: Expected) -> list[str]:
-    if wrong := expected.of_identity(contents.identity):
-        return wrong
+    if errors := expected.of_identity(contents.identity):
+        return errors
     if damage := [f"{num_rows} rows of {table} are damaged" for table, num_rows in contents.broken.items() if num_rows]:
         return damage
     end = max([contents.state.last_pos, *contents.rows["records"]])
-    missing = missing_positions(contents.rows["records"], contents.state._replace(last_pos=end))
-    damage = [f"{count(missing)} entries are missing"] if missing else []
+    missing_ranges = missing_positions(contents.rows["records"], contents.state._replace(last_pos=end))
+    damage = [f"{count(missing_ranges)} entries are missing"] if missing_ranges else []
     return damage + expected.of_content(contents.meta(ATTEMPT), end)
 
 
 def missing_positions(positions: Iterable[int], state: JournalState) -> list[tuple[int, int]]:
     """Return the positions up to the last one of a state that have no entry, except its gaps."""
-    present = [(pos, pos + 1) for pos in positions] + [(first, last + 1) for first, last in state.gaps]
-    return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(present))
+    known_ranges = [(pos, pos + 1) for pos in positions] + [(first, last + 1) for first, last in state.gaps]
+    return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(known_ranges))
 
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:
@@ -295,17 +295,17 @@ def inspect(path: Path, expected: Expected | None = None) -> Contents:
     if not path.exists() and not wal_path(path).exists():
         raise JournalError(f"there is no journal {path}")
     expected = (expected or Expected())._replace(watermark=read_watermark(path))  # before the journal, which grows
-    before: list[str] = []
+    last_damage: list[str] = []
     for _ in range(_MAX_TRIES):
         stamp = _stamp(path)
         contents = scan(path, expected)
         if stamp == _stamp(path):
             # damage persists, whereas a partially written frame or page is complete at the next try
-            if not contents.damage or contents.damage == before:
+            if not contents.damage or contents.damage == last_damage:
                 break
-            before = contents.damage
+            last_damage = contents.damage
     else:
-        contents.damage = before or ["another process wrote it too fast for a consistent read"]
+        contents.damage = last_damage or ["another process wrote it too fast for a consistent read"]
     contents.segments  # noqa: B018 - raises
     return contents
 

@@ -181,8 +181,8 @@ def select(table: str, condition: str = "") -> str:
 @functools.cache
 def insert(table: str, verb: str = "INSERT OR REPLACE") -> str:
     """Return a statement that stores a row with its checksum."""
-    marks = ", ".join("?" * (len(columns(table)) + 1))
-    return f"{verb} INTO {table} VALUES ({marks})"
+    placeholders = ", ".join("?" * (len(columns(table)) + 1))
+    return f"{verb} INTO {table} VALUES ({placeholders})"
 
 
 def put(connection: Connection, table: str, row: Row) -> None:

@@ -31,19 +31,19 @@ def damage_in_wal(data: bytes, num_taken: int) -> str:
     heads = [struct.unpack_from(">4I", data, HEADER_BYTES + n * FRAME_BYTES) for n in range(num_taken, count)]
     # Each round of the log has new salts, and overwrites frames of the previous round from the start; a flipped bit
     # changes only one of the two salts. Only a power loss leaves zeros.
-    own = [head for head in heads if head[2] == salts[0] or head[3] == salts[1] or not any(head)]
-    if own[-1:] != heads[-1:]:
+    own_heads = [head for head in heads if head[2] == salts[0] or head[3] == salts[1] or not any(head)]
+    if own_heads[-1:] != heads[-1:]:
         # A kill between the two writes of a frame leaves its head before bytes of an earlier round. A frame at the end
         # of the file is complete, so wrong bytes in it are damage.
-        own = own[:-1]
-    num_lost = sum(head[1] != 0 or not any(head) for head in own)  # the second number is 0 within a transaction
+        own_heads = own_heads[:-1]
+    num_lost = sum(head[1] != 0 or not any(head) for head in own_heads)  # the second number is 0 within a transaction
     return f"{num_lost} transactions in the write-ahead log follow damaged bytes" if num_lost else ""
 
 
 def _is_header_intact(data: bytes) -> bool:
     words = struct.unpack_from(">8I", data)
-    first = second = 0
-    for even, odd in struct.iter_unpack(">2I" if words[0] & 1 else "<2I", data[:24]):
-        first = first + even + second & 0xFFFFFFFF
-        second = second + odd + first & 0xFFFFFFFF
-    return words[0] | 1 == _MAGIC | 1 and words[1:3] == (_FORMAT, PAGE_SIZE) and words[6:] == (first, second)
+    sum_1 = sum_2 = 0
+    for even_word, odd_word in struct.iter_unpack(">2I" if words[0] & 1 else "<2I", data[:24]):
+        sum_1 = sum_1 + even_word + sum_2 & 0xFFFFFFFF
+        sum_2 = sum_2 + odd_word + sum_1 & 0xFFFFFFFF
+    return words[0] | 1 == _MAGIC | 1 and words[1:3] == (_FORMAT, PAGE_SIZE) and words[6:] == (sum_1, sum_2)

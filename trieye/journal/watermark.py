@@ -49,8 +49,8 @@ def watermark_path(path: Path) -> Path:
 
 def stored_watermark_path(path: Path) -> Path:
     """Return the path of a journal's watermark on disk; it has an earlier name until the journal is opened again."""
-    current, earlier = watermark_path(path), _earlier_path(path)
-    return earlier if earlier.exists() and not current.exists() else current
+    current_path, earlier_path = watermark_path(path), _earlier_path(path)
+    return earlier_path if earlier_path.exists() and not current_path.exists() else current_path
 
 
 def _earlier_path(path: Path) -> Path:
@@ -66,14 +66,14 @@ def read_watermark(path: Path) -> Watermark | None:
         return read_watermark(path) if watermark_path(path).exists() else None
     except OSError:
         return Watermark()
-    intact = (watermark for line in reversed(lines) if (watermark := _from_line(line)) is not None)
-    return next(intact, Watermark()) if lines else None
+    watermarks = (watermark for line in reversed(lines) if (watermark := _from_line(line)) is not None)
+    return next(watermarks, Watermark()) if lines else None
 
 
 def delete_watermark(path: Path) -> None:
     """Delete the watermark of a journal."""
-    for each in (watermark_path(path), _earlier_path(path)):
-        each.unlink(missing_ok=True)
+    for file_path in (watermark_path(path), _earlier_path(path)):
+        file_path.unlink(missing_ok=True)
 
 
 def _from_line(line: bytes) -> Watermark | None:
@@ -99,12 +99,12 @@ class WatermarkFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, earlier = watermark_path(path), _earlier_path(path)
+        self._path, earlier_path = watermark_path(path), _earlier_path(path)
         if self._path.exists():
-            earlier.unlink(missing_ok=True)
+            earlier_path.unlink(missing_ok=True)
         else:
             with suppress(FileNotFoundError):
-                earlier.replace(self._path)
+                earlier_path.replace(self._path)
         self.lock = threading.Lock()  # guards the order of the lines; acquired before the lock of the `Journal`
 
     def write(self, watermark: Watermark) -> None:
@@ -168,8 +168,8 @@ class Expected(NamedTuple):
             return ["it has no attempt of this run"]
         if mark is not None and self.is_of_another_run(mark):
             return [f"it is the journal of another run ({owner_of(mark)} instead of {self.run_id})"]
-        reached = 0 if self.watermark is None else self.watermark.pos
-        return [f"it ends at position {last_pos}, but had reached {reached}"] if last_pos < reached else []
+        reached_pos = 0 if self.watermark is None else self.watermark.pos
+        return [f"it ends at position {last_pos}, but had reached {reached_pos}"] if last_pos < reached_pos else []
 
     def is_of_another_run(self, mark: bytes | None) -> bool:
         """Return whether another run wrote a journal with this mark of an attempt."""

@@ -72,10 +72,10 @@ def describe(dtype: np.dtype[Any]) -> Node | None:
         return None
     try:
         descr = json.loads(json.dumps(npy_format.dtype_to_descr(dtype)))
-        described = _dtype(descr)
+        read_dtype = _dtype(descr)
     except (TypeError, ValueError):
         return None
-    return descr if described == dtype and described.type is dtype.type else None
+    return descr if read_dtype == dtype and read_dtype.type is dtype.type else None
 
 
 def _dtype(descr: Node) -> np.dtype[Any]:
@@ -180,9 +180,9 @@ def _read_header(file: BinaryIO | ChecksumReader, size_bytes: int) -> list[tuple
     end = 0
     for name, entry in entries:
         start, stop = entry["data_offsets"]
-        expected = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
-        if start != end or stop - start != expected or min(entry["shape"], default=0) < 0:
-            raise ValueError(f"tensor {name!r} takes bytes {start} to {stop}, expected {end} to {end + expected}")
+        expected_bytes = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
+        if start != end or stop - start != expected_bytes or min(entry["shape"], default=0) < 0:
+            raise ValueError(f"tensor {name!r} takes bytes {start} to {stop}, expected {end} to {end + expected_bytes}")
         end = stop
     if end != size_bytes - _LENGTH_BYTES - length:
         raise ValueError(

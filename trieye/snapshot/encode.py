@@ -59,7 +59,7 @@ class Encoder:
         self.tensors: dict[Any, tuple[Any, Node]] = {}
         self._known_parts = known_parts
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._owned: set[str] = set()
+        self._owned_names: set[str] = set()
         self._counts: dict[str, int] = {}
 
     def node(self, value: Any, path: str, depth: int) -> Node:
@@ -90,7 +90,7 @@ class Encoder:
         name = self._unique(path, self._arrays)
         self._arrays[name] = array
         if owned:
-            self._owned.add(name)
+            self._owned_names.add(name)
         if format_name is not None:
             self.formats[name] = format_name
         return name
@@ -106,13 +106,13 @@ class Encoder:
 
         50 new arrays of 4 MB cost five times the page faults of a single array of 200 MB.
         """
-        shared = {name: array for name, array in self._arrays.items() if copy and name not in self._owned}
+        shared_arrays = {name: array for name, array in self._arrays.items() if copy and name not in self._owned_names}
         offsets = np.cumsum(
-            [0, *(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in shared.values())]
+            [0, *(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in shared_arrays.values())]
         )
         block = np.empty(int(offsets[-1]), np.uint8)
         copies: dict[str, NDArray[Any]] = {}
-        for (name, array), offset in zip(shared.items(), offsets[:-1].tolist(), strict=True):
+        for (name, array), offset in zip(shared_arrays.items(), offsets[:-1].tolist(), strict=True):
             copies[name] = np.ndarray(array.shape, array.dtype, block, offset if array.nbytes else 0)
             np.copyto(copies[name], array)
         return {name: copies[name] if name in copies else np.asarray(a, order="C") for name, a in self._arrays.items()}
@@ -142,9 +142,9 @@ class Encoder:
         generator = generator_state(value)
         if generator is not None:
             return {KIND: "generator", "state": self.node(generator, path, depth + 1)}
-        adapted = stateful(value)
-        if not isinstance(value, type) and callable(getattr(adapted, "state_dict", None)):
-            return self.node(adapted.state_dict(), path, depth + 1)
+        adapter = stateful(value)
+        if not isinstance(value, type) and callable(getattr(adapter, "state_dict", None)):
+            return self.node(adapter.state_dict(), path, depth + 1)
         return objects.encode_object(self, value, path)
 
     def _parts(self, parts: StateParts, path: str, depth: int) -> Node:
@@ -154,9 +154,9 @@ class Encoder:
                 raise SerializationError(
                     f"{quoted_path(path)}: part name {name!r} is invalid or a duplicate; use a-z, 0-9, - and _"
                 )
-        if unknown := [name for name in parts.kept if name not in self._known_parts]:
+        if unknown_names := [name for name in parts.kept if name not in self._known_parts]:
             raise SerializationError(
-                f"{quoted_path(path)} refers to part {unknown[0]!r}, which no complete checkpoint has"
+                f"{quoted_path(path)} refers to part {unknown_names[0]!r}, which no complete checkpoint has"
             )
         for name in parts.kept:
             self.parts.setdefault(name)
@@ -173,16 +173,16 @@ class Encoder:
 def _safetensors_array(array: Any, path: str) -> NDArray[Any]:
     contiguous = np.asarray(array, order="C")
     if contiguous.dtype not in arrays.FORMATS:
-        allowed = ", ".join(map(str, arrays.FORMATS))
-        raise SerializationError(f"part {path!r} is an array of {contiguous.dtype}; safetensors supports {allowed}")
+        dtype_names = ", ".join(map(str, arrays.FORMATS))
+        raise SerializationError(f"part {path!r} is an array of {contiguous.dtype}; safetensors supports {dtype_names}")
     return contiguous
 
 
-def _is_same(existing: Part, new: dict[str, NDArray[Any]]) -> bool:
+def _is_same(old_part: Part, new_part: dict[str, NDArray[Any]]) -> bool:
     """Return whether a part may reuse a name: its arrays are identical, because an object is saved twice."""
-    if not isinstance(existing, Mapping):
+    if not isinstance(old_part, Mapping):
         return True
-    return existing.keys() == new.keys() and all(existing[key] is array for key, array in new.items())
+    return old_part.keys() == new_part.keys() and all(old_part[key] is array for key, array in new_part.items())
 
 
 def _int(value: int) -> Node:

@@ -62,24 +62,24 @@ class EnvironmentReader:
         self._arrays: dict[int, list[Any]] = {}  # by memory address
         self._alive: list[Any] = []  # references that prevent the reuse of ids
         environments = layers_of(env)
-        self._paths: dict[int, Path] = {id(layer): (number,) for number, layer in enumerate(environments)}
+        self._paths: dict[int, Path] = {id(layer): (index,) for index, layer in enumerate(environments)}
         problems: list[str | None] = []
-        for number, layer in enumerate(environments):
+        for index, layer in enumerate(environments):
             self.problem = None
-            self.layers.append(self._holder(layer, (number,), type(layer).__name__))
+            self.layers.append(self._holder(layer, (index,), type(layer).__name__))
             problems.append(self.problem)
         self.problem = next(filter(None, problems), None)
-        broken = self._with_sharers({number for number, problem in enumerate(problems) if problem is not None})
-        self.same = [pair for pair in self.same if pair[0][0] not in broken]
-        for number in broken:
-            self.layers[number] = _generators_only(self.layers[number], is_layer=True)
+        broken_layers = self._with_sharers({index for index, problem in enumerate(problems) if problem is not None})
+        self.same = [pair for pair in self.same if pair[0][0] not in broken_layers]
+        for index in broken_layers:
+            self.layers[index] = _generators_only(self.layers[index], is_layer=True)
 
-    def _with_sharers(self, broken: set[int]) -> set[int]:
+    def _with_sharers(self, broken_layers: set[int]) -> set[int]:
         """Add the numbers of all layers that share data with a broken layer, transitively."""
-        pairs = [{path[0], first[0]} for path, first in self.same]
-        while more := {number for pair in pairs if pair & broken for number in pair - broken}:
-            broken = broken | more
-        return broken
+        pairs = [{path[0], first_path[0]} for path, first_path in self.same]
+        while more_layers := {index for pair in pairs if pair & broken_layers for index in pair - broken_layers}:
+            broken_layers = broken_layers | more_layers
+        return broken_layers
 
     def _report(self, value: Any, label: str, why: str = "") -> Node:
         self.problem = self.problem or f"{label} is a {kinds.class_name(type(value))}{why}"
@@ -92,12 +92,12 @@ class EnvironmentReader:
             return entry
         if isinstance(value, enum.Enum) and value.name in type(value).__members__ and not in_container:
             return entry | {"member": value.name}
-        first = self._paths.setdefault(id(value), path)
+        first_path = self._paths.setdefault(id(value), path)
         is_sharable = state is not None or kinds.is_space(value) or isinstance(value, (*kinds.CALLABLES, tuple))
-        if first != path:
+        if first_path != path:
             if not is_sharable and not kinds.is_environment(value):
                 self._report(value, label, " with a second reference")
-            return entry | {"again": first}
+            return entry | {"again": first_path}
         if state is not None:
             return entry | {"state": state}
         if in_container and not is_sharable and type(value) not in kinds.HOLDERS:
@@ -137,8 +137,8 @@ class EnvironmentReader:
     def _own_state(self, value: Any, path: Path, label: str) -> dict[str, Any]:
         """Return `own` if an object has a state method; report opaque objects."""
         methods = kinds.own_methods(value)
-        if methods and kinds.is_data(own := getattr(value, methods[0])()):
-            return {"own": self._copied(own, (*path, "own"), f"{label}.{methods[0]}()")}
+        if methods and kinds.is_data(own_state := getattr(value, methods[0])()):
+            return {"own": self._copied(own_state, (*path, "own"), f"{label}.{methods[0]}()")}
         if (why := kinds.more_than_attributes(value)) is not None:
             self._report(value, label, why)
         for engine in sorted(kinds.engines(value) - set(self._ignored)) if kinds.is_environment(value) else ():
@@ -156,10 +156,10 @@ class EnvironmentReader:
         if type(value) in kinds.SCALARS or isinstance(value, np.generic):
             return value
         is_immutable = type(value) in {tuple, frozenset}
-        first = path if is_immutable else self._paths.setdefault(id(value), path)
+        first_path = path if is_immutable else self._paths.setdefault(id(value), path)
         self._alive.append(value)
-        if first != path:
-            self.same.append((path, first))
+        if first_path != path:
+            self.same.append((path, first_path))
             return None
         if len(path) > _MAX_STEPS:
             raise RecursionError
@@ -186,8 +186,8 @@ class EnvironmentReader:
             memory, is_plain = value.untyped_storage().data_ptr(), value.is_contiguous() and not value.requires_grad
         others = self._arrays.setdefault(memory, [])
         # rows of one array, such as the actions of the members of a vector, do not overlap
-        shares = [other for other in others if not isinstance(value, np.ndarray) or np.may_share_memory(value, other)]
-        if not is_plain or (shares and value.nbytes):
+        overlaps = [other for other in others if not isinstance(value, np.ndarray) or np.may_share_memory(value, other)]
+        if not is_plain or (overlaps and value.nbytes):
             return self._report(value, label, " that shares memory, or has strides or a gradient")
         others.append(value)
         return copy.deepcopy(value)
@@ -205,30 +205,30 @@ class EnvironmentWriter:
 
     def __init__(self, env: Any) -> None:
         self._layers = layers_of(env)
-        self._objects: dict[Path, Any] = {(number,): layer for number, layer in enumerate(self._layers)}
-        self._assigned: set[int] = set()  # ids of the objects that have an entry
+        self._objects: dict[Path, Any] = {(index,): layer for index, layer in enumerate(self._layers)}
+        self._assigned_ids: set[int] = set()  # ids of the objects that have an entry
         self._changes: list[Callable[[], Any]] = []
 
     def check_layers(self, entries: list[Node]) -> None:
         """Raise SerializationError if the environment has other wrappers than the saved one."""
-        now, then = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in entries]
-        if now != then:
+        own_names, saved_names = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in entries]
+        if own_names != saved_names:
             raise SerializationError(
-                f"the saved layers were {', '.join(map(str, then))}, this environment has {', '.join(now)}"
+                f"the saved layers were {', '.join(map(str, saved_names))}, this environment has {', '.join(own_names)}"
             )
 
-    def put(self, entries: list[Node], same: list[tuple[Path, Path]]) -> None:
+    def put(self, entries: list[Node], path_pairs: list[tuple[Path, Path]]) -> None:
         """Write the entries to the layers.
 
         Raises:
             SerializationError: An entry does not fit the environment.
         """
         entries = copy.deepcopy(entries)  # neither the saved state nor another environment shares objects with this one
-        for (*parent, last), first in same:
-            shared = functools.reduce(operator.getitem, first, entries)
-            functools.reduce(operator.getitem, parent, entries)[last] = shared
-        for number, entry in enumerate(entries):
-            self._holder(entry, self._layers[number], (number,))
+        for (*parent, last_step), first_path in path_pairs:
+            shared_value = functools.reduce(operator.getitem, first_path, entries)
+            functools.reduce(operator.getitem, parent, entries)[last_step] = shared_value
+        for index, entry in enumerate(entries):
+            self._holder(entry, self._layers[index], (index,))
         for change in self._changes:
             change()
 
@@ -236,15 +236,15 @@ class EnvironmentWriter:
         """Return the object of an entry, usually the current object."""
         is_same = kinds.name_of(current) == entry["is"]
         if "state" in entry:
-            is_free = is_same and id(current) not in self._assigned
+            is_free = is_same and id(current) not in self._assigned_ids
             self._objects[path] = generator = current if is_free else new_generator(entry["state"])
-            self._assigned.add(id(generator))
+            self._assigned_ids.add(id(generator))
             self._changes.append(functools.partial(set_generator_state, generator, entry["state"]))
             return generator
-        referenced = self._objects.get(tuple(entry.get("again", ())), current)
-        if generator_state(referenced) is not None:
-            return referenced
-        if not is_same or referenced is not current:
+        referent = self._objects.get(tuple(entry.get("again", ())), current)
+        if generator_state(referent) is not None:
+            return referent
+        if not is_same or referent is not current:
             raise SerializationError(f"a {kinds.name_of(current)} was {'another ' * is_same}{entry['is']} when saved")
         if isinstance(current, enum.Enum):
             return type(current)[entry["member"]]
@@ -254,34 +254,34 @@ class EnvironmentWriter:
             return current
         return self._holder(entry, current, path) if "objects" in entry else current
 
-    def _holder(self, entry: Node, current: Any, path: Path) -> Any:
-        if id(current) in self._assigned:
+    def _holder(self, entry: Node, holder: Any, path: Path) -> Any:
+        if id(holder) in self._assigned_ids:
             raise SerializationError(f"a {entry['is']} was two objects when saved, and is one")
-        self._assigned.add(id(current))
-        self._objects[path] = current
+        self._assigned_ids.add(id(holder))
+        self._objects[path] = holder
         if "own" in entry:
-            methods = kinds.own_methods(current)  # a name in a file must not select the method
+            methods = kinds.own_methods(holder)  # a name in a file must not select the method
             if methods is None:
                 raise SerializationError(f"a {entry['is']} no longer has methods to set its state")
-            self._changes.append(functools.partial(getattr(current, methods[1]), entry["own"]))
-        now, values = _parts(current), dict(entry["data"])
-        for name, inner in entry["objects"].items():
-            values[name] = self._object(inner, now.get(name), (*path, "objects", name))
-        removed = set() if entry["left"] is None else now.keys() - values.keys() - set(entry["left"])
-        is_fixed = type(current) in kinds.HOLDERS or isinstance(current, kinds.CALLABLES)
-        if is_fixed and (removed or values.keys() - now.keys()):
+            self._changes.append(functools.partial(getattr(holder, methods[1]), entry["own"]))
+        parts, values = _parts(holder), dict(entry["data"])
+        for name, child in entry["objects"].items():
+            values[name] = self._object(child, parts.get(name), (*path, "objects", name))
+        removed_names = set() if entry["left"] is None else parts.keys() - values.keys() - set(entry["left"])
+        is_fixed = type(holder) in kinds.HOLDERS or isinstance(holder, kinds.CALLABLES)
+        if is_fixed and (removed_names or values.keys() - parts.keys()):
             raise SerializationError(f"a {entry['is']} had other items when saved")
-        changed = {name: value for name, value in values.items() if name not in now or value is not now[name]}
-        self._changes.append(functools.partial(_change, current, changed, removed))
-        return current
+        changed_parts = {name: value for name, value in values.items() if name not in parts or value is not parts[name]}
+        self._changes.append(functools.partial(_change, holder, changed_parts, removed_names))
+        return holder
 
 
 def _generators_only(entry: Node, *, is_layer: bool = False) -> Node | None:
     """Return the random generators in an entry; None if there are none."""
     inner = {name: _generators_only(child) for name, child in entry.get("objects", {}).items()}
     objects = {name: child for name, child in inner.items() if child is not None}
-    pruned = {"is": entry["is"], "data": {}, "objects": objects, "left": None}
-    return pruned if objects or is_layer else entry if "state" in entry else None
+    pruned_entry = {"is": entry["is"], "data": {}, "objects": objects, "left": None}
+    return pruned_entry if objects or is_layer else entry if "state" in entry else None
 
 
 def _parts(value: Any) -> dict[Any, Any]:
@@ -301,7 +301,7 @@ def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
     return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
-def _change(holder: Any, values: Mapping[Any, Any], removed: Collection[str]) -> None:
+def _change(holder: Any, values: Mapping[Any, Any], removed_names: Collection[str]) -> None:
     """Change the parts of an object directly, bypassing properties and frozen dataclasses: no user code runs."""
     for name, value in values.items():
         if isinstance(holder, types.FunctionType):
@@ -312,7 +312,7 @@ def _change(holder: Any, values: Mapping[Any, Any], removed: Collection[str]) ->
             object.__setattr__(holder, name, value)
         else:
             vars(holder)[name] = value
-    for name in removed:
+    for name in removed_names:
         with contextlib.suppress(AttributeError):  # a class attribute
             object.__delattr__(holder, name)
 

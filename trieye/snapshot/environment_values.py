@@ -138,8 +138,8 @@ def engines(env: Any) -> set[str]:
     Such an engine may contain state that the environment references only by number, as with PyBullet.
     """
     names = {cls.__module__ for cls in type(env).__mro__ if top_package(cls) != "gymnasium"}
-    used = [(name, word, value) for name in names for word, value in list(vars(sys.modules.get(name, re)).items())]
-    modules = [item for item in used if isinstance(item[2], types.ModuleType)]
+    items = [(name, word, value) for name in names for word, value in list(vars(sys.modules.get(name, re)).items())]
+    modules = [item for item in items if isinstance(item[2], types.ModuleType)]
     return {f"{name}.{word}" for name, word, module in modules if not _is_python(module)}
 
 

@@ -63,8 +63,8 @@ class StateMismatch:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
+    suffix = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + suffix
 
 
 def restore_objects(
@@ -123,34 +123,34 @@ class _StateTree:
 
     def __init__(self, states: Mapping[str, Any], key_map: Mapping[str, str]) -> None:
         self.nodes: dict[str, Any] = {}
-        saved = list(_walk("", states))
-        paths = [path for path, _ in saved]
+        saved_items = list(_walk("", states))
+        paths = [path for path, _ in saved_items]
         # a run that started from another run's checkpoint resumes from its own one, which has the new names
-        applied = {old for old, new in key_map.items() if any(_begins(path, new) for path in paths)}
-        pending = [(old, new) for old, new in key_map.items() if old not in applied or not _begins(new, old)]
-        self._key_map = dict(sorted(pending, key=lambda item: -len(item[0])))  # the longest prefix applies
-        used: set[str] = set()
-        renamed: set[str] = set()
-        for path, value in saved:
-            new = self._new_path(path, used)
-            if new in self.nodes and (new != path or new in renamed):
+        applied_keys = {old for old, new in key_map.items() if any(_begins(path, new) for path in paths)}
+        pending_pairs = [(old, new) for old, new in key_map.items() if old not in applied_keys or not _begins(new, old)]
+        self._key_map = dict(sorted(pending_pairs, key=lambda item: -len(item[0])))  # the longest prefix applies
+        used_keys: set[str] = set()
+        renamed_paths: set[str] = set()
+        for path, value in saved_items:
+            new = self._new_path(path, used_keys)
+            if new in self.nodes and (new != path or new in renamed_paths):
                 raise ConfigurationError(f"key_map: {path} and another key of the checkpoint both become {new}")
             self.nodes.setdefault(new, value)
             if new != path:
-                renamed.add(new)
-        self.renamed = {path.partition(".")[0] for path in renamed}
-        for path in renamed:
+                renamed_paths.add(new)
+        self.renamed = {path.partition(".")[0] for path in renamed_paths}
+        for path in renamed_paths:
             self._add_parents(path)
-        if unused := [old for old in key_map if old not in used | applied]:
+        if unused := [old for old in key_map if old not in used_keys | applied_keys]:
             raise ConfigurationError(
                 f"key_map: no key of the checkpoint begins with {unused[0]!r}{did_you_mean(unused[0], paths)}; "
                 f"a key begins with the name of its object ({', '.join(states)})"
             )
 
-    def _new_path(self, path: str, used: set[str]) -> str:
+    def _new_path(self, path: str, used_keys: set[str]) -> str:
         for old, new in self._key_map.items():
             if _begins(path, old):
-                used.add(old)
+                used_keys.add(old)
                 return new.rstrip(".") + path[len(old.rstrip(".")) :]
         return path
 
@@ -213,38 +213,38 @@ class _Planner:
     mismatch: StateMismatch = field(default_factory=StateMismatch)
     _saved_arrays: dict[int, Any] = field(default_factory=dict)
 
-    def add(self, path: str, target: Any, saved: Any) -> None:
+    def add(self, path: str, target: Any, saved_value: Any) -> None:
         """Plan to load a saved value, or `_MISSING`, into an object."""
-        adapted = adapter_of(target)
-        if not callable(getattr(adapted, "load_state_dict", None)):
+        adapter = adapter_of(target)
+        if not callable(getattr(adapter, "load_state_dict", None)):
             name = path.partition(".")[0]
             raise ConfigurationError(
                 f"restore({path}=...): a {type(target).__name__} has no load_state_dict(); "
                 f"call restore() without it and read run.restored[{name!r}]"
             )
-        if saved is _MISSING:
+        if saved_value is _MISSING:
             self.mismatch.missing.append(path)
-        elif isinstance(adapted, ArrayState):
-            self._saved_arrays.setdefault(id(target), saved)
-            if misfit := adapted.misfit(saved):
+        elif isinstance(adapter, ArrayState):
+            self._saved_arrays.setdefault(id(target), saved_value)
+            if misfit := adapter.misfit(saved_value):
                 self.mismatch.other_shape.append(f"{path} {misfit}")
             else:
                 is_certain = isinstance(target, np.ndarray) and target.flags.writeable
-                self.plans.append(_Plan(path, adapted, saved, is_certain))
-        elif not isinstance(adapted, DictState):
-            self._add_object(path, target, adapted, saved)
-        elif isinstance(saved, Mapping):
-            self._add_dict(path, target, saved)
+                self.plans.append(_Plan(path, adapter, saved_value, is_certain))
+        elif not isinstance(adapter, DictState):
+            self._add_object(path, target, adapter, saved_value)
+        elif isinstance(saved_value, Mapping):
+            self._add_dict(path, target, saved_value)
         else:
-            self.mismatch.other_shape.append(f"{path} is dict and was {shape_text(saved)}")
+            self.mismatch.other_shape.append(f"{path} is dict and was {shape_text(saved_value)}")
 
-    def _add_dict(self, path: str, target: dict[Any, Any], saved: Mapping[Any, Any]) -> None:
+    def _add_dict(self, path: str, target: dict[Any, Any], saved_dict: Mapping[Any, Any]) -> None:
         members = {}
         for key, value in target.items():
             if type(value) in PLAIN_TYPES:
                 continue
             item_path = f"{path}.{key}"
-            saved_item = self.tree.item(saved, key, item_path)
+            saved_item = self.tree.item(saved_dict, key, item_path)
             is_filled = type(value) is dict and isinstance(saved_item, Mapping)
             is_other = is_array(value) and saved_item is not _MISSING and ArrayState(value).misfit(saved_item)
             if is_filled or (is_restored_in_place(value) and not is_other and not self._is_alias(value, saved_item)):
@@ -256,37 +256,37 @@ class _Planner:
                     "which cannot be restored in place; pass it as an object of its own, or in a dict"
                 )
         if not target:  # an empty dict accepts everything
-            state: Any = saved
+            state: Any = saved_dict
         elif self._is_exact(path):
-            state = {key: members.get(key, value) for key, value in saved.items()}
+            state = {key: members.get(key, value) for key, value in saved_dict.items()}
         else:
-            state = self._fitted(path, target, target, saved, members)
+            state = self._fitted(path, target, target, saved_dict, members)
         if state is not None:
             self.plans.append(_Plan(path, DictState(target), state, is_certain=True))
 
-    def _is_alias(self, value: Any, saved: Any) -> bool:
+    def _is_alias(self, value: Any, saved_value: Any) -> bool:
         """Return whether an array is also the target of another value, as a best result that is the current one."""
-        return is_array(value) and not are_equal(self._saved_arrays.setdefault(id(value), saved), saved)
+        return is_array(value) and not are_equal(self._saved_arrays.setdefault(id(value), saved_value), saved_value)
 
-    def _add_object(self, path: str, target: Any, adapted: Any, saved: Any) -> None:
+    def _add_object(self, path: str, target: Any, adapter: Any, saved_state: Any) -> None:
         is_torch = is_of_torch(target, "nn.Module") or is_of_torch(target, "optim.Optimizer")
-        has_keys = adapted is target and not _is_costly(adapted) and callable(getattr(adapted, "state_dict", None))
+        has_keys = adapter is target and not _is_costly(adapter) and callable(getattr(adapter, "state_dict", None))
         if not has_keys or (self._is_exact(path) and not is_torch):
-            self.plans.append(_Plan(path, adapted, saved, is_certain=False))
+            self.plans.append(_Plan(path, adapter, saved_state, is_certain=False))
         elif self._is_exact(path):
             own_mismatch = StateMismatch()
-            _fitted(path, adapted.state_dict(), saved, self.tree, target, own_mismatch)
-            self.plans.append(_Plan(path, adapted, saved, is_certain=not own_mismatch))
-        elif (state := self._fitted(path, target, adapted.state_dict(), saved)) is not None:
-            self.plans.append(_Plan(path, adapted, state, is_certain=is_torch))
+            _fitted(path, adapter.state_dict(), saved_state, self.tree, target, own_mismatch)
+            self.plans.append(_Plan(path, adapter, saved_state, is_certain=not own_mismatch))
+        elif (state := self._fitted(path, target, adapter.state_dict(), saved_state)) is not None:
+            self.plans.append(_Plan(path, adapter, state, is_certain=is_torch))
 
     def _is_exact(self, path: str) -> bool:
         """Return whether an object receives its state as it was saved."""
         return self.strict and not self.tree.is_renamed(path)
 
-    def _fitted(self, path: str, target: Any, own: Any, saved: Any, members: Collection[Any] = ()) -> Any:
+    def _fitted(self, path: str, target: Any, own_state: Any, saved_state: Any, members: Collection[Any] = ()) -> Any:
         mismatch = StateMismatch()
-        state = _fitted(path, own, saved, self.tree, target, mismatch, members)
+        state = _fitted(path, own_state, saved_state, self.tree, target, mismatch, members)
         for kind in ("missing", "unexpected", "other_shape", "optimizers"):
             getattr(self.mismatch, kind).extend(getattr(mismatch, kind))
         return state
@@ -294,8 +294,8 @@ class _Planner:
 
 def _fitted(
     name: str,
-    own: Any,
-    saved: Any,
+    own_state: Any,
+    saved_state: Any,
     tree: _StateTree,
     target: Any,
     mismatch: StateMismatch,
@@ -303,45 +303,45 @@ def _fitted(
 ) -> Any:
     """Return the current state of an object, updated with the matching saved values; None if none match."""
     matched_paths = {f"{name}.{key}" for key in members}  # these items load their states themselves
-    deferred: list[Callable[[], None]] = []
+    optimizer_fits: list[Callable[[], None]] = []
 
-    def fit(path: str, value: Any, saved: Any, put: Callable[[Any], None]) -> None:
-        if _is_branch(value) or (members and value is own):
-            changed = copy.copy(value)  # preserves the class and torch's extra attributes
+    def fit(path: str, value: Any, saved_state: Any, assign: Callable[[Any], None]) -> None:
+        if _is_branch(value) or (members and value is own_state):
+            container = copy.copy(value)  # preserves the class and torch's extra attributes
             for key, item in value.items():
-                if value is own and key in members:
+                if value is own_state and key in members:
                     continue
-                saved_item = tree.item(saved, key, f"{path}.{key}")
-                fit(f"{path}.{key}", item, saved_item, lambda new, key=key: changed.__setitem__(key, new))  # type: ignore[misc]
-            put(changed)
-        elif saved is _MISSING:
+                saved_item = tree.item(saved_state, key, f"{path}.{key}")
+                fit(f"{path}.{key}", item, saved_item, lambda state, key=key: container.__setitem__(key, state))  # type: ignore[misc]
+            assign(container)
+        elif saved_state is _MISSING:
             mismatch.missing.append(path)
         else:
             matched_paths.add(path)
             if _is_optimizer_state(value):
-                deferred.append(lambda: _fit_optimizer(path, value, saved, target, mismatch, put))
-            elif shape_of(value) is not None and shape_of(value) != shape_of(saved):
-                mismatch.other_shape.append(f"{path} is {shape_text(value)} and was {shape_text(saved)}")
+                optimizer_fits.append(lambda: _fit_optimizer(path, value, saved_state, target, mismatch, assign))
+            elif shape_of(value) is not None and shape_of(value) != shape_of(saved_state):
+                mismatch.other_shape.append(f"{path} is {shape_text(value)} and was {shape_text(saved_state)}")
             else:
-                put(saved)
+                assign(saved_state)
 
-    result = [own]
-    fit(name, own, saved, lambda new: result.__setitem__(0, new))
+    result = [own_state]
+    fit(name, own_state, saved_state, lambda state: result.__setitem__(0, state))
     inside = tuple(f"{path}." for path in matched_paths)
     mismatch.unexpected += [
         path for path in tree.leaves(name) if path not in matched_paths and not path.startswith(inside)
     ]
-    for fit_optimizer in deferred:  # after all parameters have been matched
+    for fit_optimizer in optimizer_fits:  # after all parameters have been matched
         fit_optimizer()
-    return None if result[0] is own and mismatch else result[0]
+    return None if result[0] is own_state and mismatch else result[0]
 
 
 def _fit_optimizer(
-    path: str, own: Any, saved: Any, target: Any, mismatch: StateMismatch, put: Callable[[Any], None]
+    path: str, own_state: Any, saved_state: Any, target: Any, mismatch: StateMismatch, assign: Callable[[Any], None]
 ) -> None:
-    reason = _optimizer_mismatch(own, saved, target, mismatch)
+    reason = _optimizer_mismatch(own_state, saved_state, target, mismatch)
     if reason is None:
-        put(saved)
+        assign(saved_state)
     else:
         mismatch.optimizers.append(f"{path} ({reason})")
 
@@ -351,8 +351,8 @@ def _optimizer_mismatch(own: Any, saved: Any, target: Any, mismatch: StateMismat
         return f"was {shape_text(saved)}"
     sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (own, saved)]
     if sizes[0] != sizes[1]:
-        now, then = (_listed(list(map(str, counts))) for counts in sizes)
-        return f"has groups of {now} parameters and had {then}"
+        own_sizes, saved_sizes = (_listed(list(map(str, counts))) for counts in sizes)
+        return f"has groups of {own_sizes} parameters and had {saved_sizes}"
     names = [
         [name for group in state["param_groups"] for name in group.get("param_names", ())] for state in (own, saved)
     ]
@@ -361,9 +361,9 @@ def _optimizer_mismatch(own: Any, saved: Any, target: Any, mismatch: StateMismat
     if not is_of_torch(target, "optim.Optimizer"):  # the parameters are unknown here
         return "not all parameters of the same object fit" if mismatch.missing or mismatch.other_shape else None
     parameters = [parameter for group in target.param_groups for parameter in group["params"]]
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for moment in saved["state"].get(number, {}).values():
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        for moment in saved["state"].get(index, {}).values():
             if not _fits_parameter(shape_of(moment), shape_of(parameter)):
                 return f"has a parameter of shape {shape_of(parameter)}, but the saved state has {shape_of(moment)}"
     return None
@@ -381,16 +381,16 @@ def _fits_parameter(moment: tuple[int, ...] | None, parameter: tuple[int, ...] |
 
 def _apply(plans: list[_Plan], tree: _StateTree, source: str) -> None:
     """Load the states, uncertain ones first; undo all loads if one fails."""
-    undo: list[tuple[_Plan, Any]] = []
+    backups: list[tuple[_Plan, Any]] = []
     for plan in sorted(plans, key=lambda plan: plan.is_certain):
-        if not plan.is_certain and (before := _backup(plan.target)) is not None:
-            undo.append((plan, before))
+        if not plan.is_certain and (backup := _backup(plan.target)) is not None:
+            backups.append((plan, backup))
         try:
             plan.target.load_state_dict(plan.state)
         except BaseException as error:
             with noted(error, "undoing the restore"):
-                for done, before in reversed(undo):
-                    done.target.load_state_dict(decode(before))
+                for loaded_plan, backup in reversed(backups):
+                    loaded_plan.target.load_state_dict(decode(backup))
             if isinstance(error, TrieyeError) or not isinstance(error, _ERRORS):
                 raise
             raise _refusal(source, _mismatch_of(plan, tree), plan.name, error) from error

@@ -42,7 +42,7 @@ def generator_state(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def set_generator_state(generator: Any, saved: Any) -> None:
+def set_generator_state(generator: Any, saved_state: Any) -> None:
     """Set the state of a generator.
 
     Generator states of different device types are incompatible: a torch generator is seeded with a hash of the state
@@ -50,21 +50,21 @@ def set_generator_state(generator: Any, saved: Any) -> None:
 
     Args:
         generator: A generator that `generator_state` supports.
-        saved: A result of `generator_state`, or another generator of the same kind.
+        saved_state: A result of `generator_state`, or another generator of the same kind.
 
     Raises:
         SerializationError: The state belongs to another kind of generator; the message names it.
     """
-    own = generator_state(generator)
-    state = saved if isinstance(saved, Mapping) else generator_state(saved)
-    if own is None or state is None or own["generator"] != state.get("generator"):
-        kind = type(saved).__name__ if state is None else state.get("generator", "unknown generator")
-        raise SerializationError(f"the saved state of a {kind} does not fit a {_name(generator, own)}")
+    own_state = generator_state(generator)
+    state = saved_state if isinstance(saved_state, Mapping) else generator_state(saved_state)
+    if own_state is None or state is None or own_state["generator"] != state.get("generator"):
+        kind = type(saved_state).__name__ if state is None else state.get("generator", "unknown generator")
+        raise SerializationError(f"the saved state of a {kind} does not fit a {_name(generator, own_state)}")
     try:
-        _set(generator, own["generator"], state)
+        _set(generator, own_state["generator"], state)
     except _ERRORS as error:
         raise SerializationError(
-            f"the saved state does not fit this {_name(generator, own)}: {error}; create the generator as in the "
+            f"the saved state does not fit this {_name(generator, own_state)}: {error}; create the generator as in the "
             "saved run"
         ) from error
 
@@ -151,11 +151,11 @@ def _new(state: Mapping[str, Any]) -> Any:
     return np.random.Generator(bits) if kind == _NUMPY else np.random.RandomState(bits)
 
 
-def _name(generator: Any, own: Mapping[str, Any] | None) -> str:
-    if own is None:
+def _name(generator: Any, state: Mapping[str, Any] | None) -> str:
+    if state is None:
         return type(generator).__name__
-    on = f" on {own['state']['bit_generator']}" if own["generator"] in {_NUMPY, _LEGACY} else ""
-    return f"{own['generator']}{on}"
+    on = f" on {state['state']['bit_generator']}" if state["generator"] in {_NUMPY, _LEGACY} else ""
+    return f"{state['generator']}{on}"
 
 
 def seed_all(value: int) -> None:
@@ -226,5 +226,5 @@ def _restore_all_of_torch(state: dict[str, Any]) -> None:
         # before the initialization of CUDA torch defers states and seeds, and applies an earlier seed after the state
         torch.cuda.init()
         devices = zip(range(torch.cuda.device_count()), state["torch_cuda"], strict=False)
-        for device, saved in devices:
-            torch.cuda.set_rng_state(torch.from_numpy(np.array(saved)), device)
+        for device, cuda_state in devices:
+            torch.cuda.set_rng_state(torch.from_numpy(np.array(cuda_state)), device)

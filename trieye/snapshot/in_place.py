@@ -45,8 +45,8 @@ def object_inside(value: Any) -> Any:
         if type(item) in PLAIN_TYPES:
             continue
         is_object = _has_state(item) and generator_state(item) is None
-        if (found := item if is_object else object_inside(item)) is not None:
-            return found
+        if (stateful_object := item if is_object else object_inside(item)) is not None:
+            return stateful_object
     return None
 
 
@@ -96,9 +96,9 @@ class DictState:
 
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
         """Replace all items."""
-        new = dict(state)
+        new_items = dict(state)
         self._target.clear()
-        self._target.update(new)
+        self._target.update(new_items)
 
 
 class ArrayState:

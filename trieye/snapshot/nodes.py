@@ -83,8 +83,8 @@ class EncodedState:
     @property
     def size_bytes(self) -> int:
         """Size of the arrays, pickled objects and in-memory parts in bytes."""
-        new = [array for part in self.parts.values() if isinstance(part, Mapping) for array in part.values()]
-        return sum(array.nbytes for array in (*self.arrays.values(), *new)) + sum(map(len, self.objects.values()))
+        in_memory = [array for part in self.parts.values() if isinstance(part, Mapping) for array in part.values()]
+        return sum(array.nbytes for array in (*self.arrays.values(), *in_memory)) + sum(map(len, self.objects.values()))
 
 
 class ArrayCollector(Protocol):

@@ -91,39 +91,39 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._encoder = encoder
         self._path = path
         # by id, so that tied weights stay tied; the reference to the tensor prevents reuse of its id
-        self._seen: dict[int, tuple[Any, str]] = {}
+        self._references: dict[int, tuple[Any, str]] = {}
 
     def persistent_id(self, value: Any) -> str | None:
         torch = sys.modules.get("torch")
         if torch is None or type(value) not in {torch.Tensor, torch.nn.Parameter}:
             return None
-        if id(value) not in self._seen:
-            self._seen[id(value)] = (value, self._described(value))
-        return self._seen[id(value)][1] or None
+        if id(value) not in self._references:
+            self._references[id(value)] = (value, self._described(value))
+        return self._references[id(value)][1] or None
 
     def _described(self, tensor: Any) -> str:
         node = encode_tensor(self._encoder, tensor, self._path + "/tensor")
         if node is None:
             return ""
-        number = len(self._seen)
-        return json.dumps([number, node, type(tensor).__name__ == "Parameter", tensor.requires_grad])
+        index = len(self._references)
+        return json.dumps([index, node, type(tensor).__name__ == "Parameter", tensor.requires_grad])
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, node_value: Callable[[Node], Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._node_value = node_value
-        self._seen: dict[str, Any] = {}
+        self._tensor_by_description: dict[str, Any] = {}
 
-    def persistent_load(self, described: str) -> Any:
-        if described not in self._seen:
-            self._seen[described] = self._restored(described)
-        return self._seen[described]
+    def persistent_load(self, description: str) -> Any:
+        if description not in self._tensor_by_description:
+            self._tensor_by_description[description] = self._restored(description)
+        return self._tensor_by_description[description]
 
-    def _restored(self, described: str) -> Any:
+    def _restored(self, description: str) -> Any:
         import torch
 
-        _, node, is_parameter, requires_grad = json.loads(described)
+        _, node, is_parameter, requires_grad = json.loads(description)
         tensor = self._node_value(node)
         if is_parameter:
             return torch.nn.Parameter(tensor, requires_grad=requires_grad)

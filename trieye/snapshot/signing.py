@@ -64,8 +64,8 @@ class Trust(NamedTuple):
 
 def key_path() -> Path:
     """Return the path of the user's key: `$TRIEYE_KEY_FILE`, otherwise `trieye/key` in the configuration directory."""
-    if chosen := os.environ.get(KEY_FILE_VARIABLE):
-        return Path(chosen).expanduser()
+    if chosen_path := os.environ.get(KEY_FILE_VARIABLE):
+        return Path(chosen_path).expanduser()
     config_home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(config_home) if config_home else Path.home() / ".config") / "trieye" / "key"
 

@@ -38,7 +38,7 @@ class TensorPacker:
     """Packs the tensors of one state; tensors that share memory, such as tied weights, share one array."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, tuple[Any, PackedTensor | None]] = {}
+        self._packed_tensors: dict[Any, tuple[Any, PackedTensor | None]] = {}
 
     def packed(self, value: Any) -> Any:
         """Pack a tensor; return any other value unchanged."""
@@ -46,12 +46,12 @@ class TensorPacker:
         if torch is None or not hasattr(torch, "Tensor") or not isinstance(value, torch.Tensor):
             return value
         key = _memory_of(value)
-        if key not in self._seen:
-            packed = _packed(value)
-            if packed is not None:  # pickle would copy an array of another order
-                packed = replace(packed, array=np.asarray(packed.array, order="C"))
-            self._seen[key] = (value, packed)
-        return self._seen[key][1] or value
+        if key not in self._packed_tensors:
+            packed_tensor = _packed(value)
+            if packed_tensor is not None:  # pickle would copy an array of another order
+                packed_tensor = replace(packed_tensor, array=np.asarray(packed_tensor.array, order="C"))
+            self._packed_tensors[key] = (value, packed_tensor)
+        return self._packed_tensors[key][1] or value
 
 
 def encode_tensor(encoder: ArrayCollector, value: Any, path: str) -> Node | None:
@@ -123,12 +123,12 @@ def _encode_once(
 ) -> Node | None:
     """Return the node of a tensor; tensors with the same key share a node."""
     if key not in encoder.tensors:
-        if (packed := pack()) is None:
+        if (result := pack()) is None:
             return None
-        array = encoder.add_array(path, packed.array, owned=packed.owned, format_name=packed.format_name)
-        node: dict[str, Any] = {KIND: "tensor", "dtype": packed.dtype, "array": array}
-        if packed.shape is not None:
-            node["shape"] = packed.shape
+        array = encoder.add_array(path, result.array, owned=result.owned, format_name=result.format_name)
+        node: dict[str, Any] = {KIND: "tensor", "dtype": result.dtype, "array": array}
+        if result.shape is not None:
+            node["shape"] = result.shape
         # the reference to the tensor prevents reuse of its memory and its id
         encoder.tensors[key] = (tensor, node)
     return encoder.tensors[key][1]
@@ -139,13 +139,13 @@ def _packed(tensor: Any) -> PackedTensor | None:
     if not _is_dense(tensor):
         return None
     plain = tensor.detach().resolve_conj().resolve_neg()
-    owned = plain.device.type != "cpu" or plain.data_ptr() != tensor.data_ptr()
+    is_owned = plain.device.type != "cpu" or plain.data_ptr() != tensor.data_ptr()
     plain = plain.cpu()
     dtype = str(plain.dtype).removeprefix("torch.")
     if dtype in _NUMPY_DTYPES:
-        return PackedTensor(dtype, plain.numpy(), owned)
+        return PackedTensor(dtype, plain.numpy(), is_owned)
     if dtype in _SAFETENSORS_FORMATS:
-        return PackedTensor(dtype, _bits(plain), owned, _SAFETENSORS_FORMATS[dtype])
+        return PackedTensor(dtype, _bits(plain), is_owned, _SAFETENSORS_FORMATS[dtype])
     raw = _raw_bytes(plain)
     return None if raw is None else PackedTensor(dtype, raw, owned=True, shape=list(plain.shape))
 
