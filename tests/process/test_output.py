@@ -261,7 +261,7 @@ def test_a_full_disk_is_reported_once_and_does_not_affect_prints(tmp_path, capsy
     (tmp_path / "logs").mkdir()
     log = OutputLog(tmp_path / "output.log")
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
-        os.dup2(full.fileno(), log._file)
+        os.dup2(full.fileno(), log._descriptor)
     print("one")
     print("two")
     log.close()

@@ -205,8 +205,8 @@ class Choice:
         record = RunRecord.read(self._files.run_record_path)
         # until the attempt is counted, the record describes the previous one
         status = record and (record.status if self._changes_nothing else record.status_before)
-        finished = ", which had finished," if status == "FINISHED" else ""
-        reason = f"{self._subject}{finished} resumes from its own newest checkpoint, {newest.name}{remark}"
+        status_text = ", which had finished," if status == "FINISHED" else ""
+        reason = f"{self._subject}{status_text} resumes from its own newest checkpoint, {newest.name}{remark}"
         return ResumePoint(newest, self._config.run_name, reason)
 
     def typed(self) -> ResumePoint | None:
@@ -215,8 +215,8 @@ class Choice:
         if _refers_to_own(reference, self._config):
             return self._back(reference)
         if reference is not None:
-            other = self.other_run(reference)
-            entry, name = self.called(other, reference), other.run_base_dir.name
+            other_files = self.other_run(reference)
+            entry, name = self.called(other_files, reference), other_files.run_base_dir.name
             reason = f"{self._subject} starts from {entry.path.name} of {name!r} ({self._setting})"
             return ResumePoint(_candidate(entry), name, reason)
         candidate = self.given()
@@ -245,20 +245,20 @@ class Choice:
 
     def earlier(self, config_hash: str | None, group: str | None) -> ResumePoint | None:
         """Return the newest checkpoint of the newest matching earlier run; warn about and skip damaged runs."""
-        own, same = self._config.run_name, "" if config_hash is None else " with the same config"
-        for directory, _, record in earlier_runs(self._files, own):
+        own_name, config_text = self._config.run_name, "" if config_hash is None else " with the same config"
+        for directory, _, record in earlier_runs(self._files, own_name):
             name, root = directory.name, directory.parent
             hash_then, group_then = (None, None) if record is None else (record.config_hash, record.group)
-            if config_hash not in {None, hash_then} or (group is not None and group == group_then and name != own):
+            if config_hash not in {None, hash_then} or (group is not None and group == group_then and name != own_name):
                 continue
             try:
-                other = self._files.at(directory)
-                if (newest := self.newest(other)) is None:
+                other_files = self._files.at(directory)
+                if (newest := self.newest(other_files)) is None:
                     continue
                 location = "" if root == self._files.runs_root_dir else f" in {root}"
                 reason = (
                     f"{self._subject} starts from {newest.name} of {name!r}{location}, the newest earlier run of app "
-                    f"{self._config.app_name!r}{same} (auto_resume_latest)"
+                    f"{self._config.app_name!r}{config_text} (auto_resume_latest)"
                 )
                 return ResumePoint(newest, name, reason)
             except CheckpointError as error:
@@ -303,22 +303,22 @@ class Choice:
         store = self._store(files, files.checkpoint_dir, CRASH_PREFIX if reference.is_crash else CHECKPOINT_PREFIX)
         entries = store.entries()
         if reference.is_crash and all(entry.step != which for entry in entries):
-            shown = ", ".join(entry.path.name for entry in entries) or "none"
-            raise ConfigurationError(f"{subject} has no {CRASH_PREFIX}{which} (states at an error: {shown})")
+            labels = ", ".join(entry.path.name for entry in entries) or "none"
+            raise ConfigurationError(f"{subject} has no {CRASH_PREFIX}{which} (states at an error: {labels})")
         if not entries and store.latest() is None:  # `latest` raises if all are damaged
-            pickled = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
-            convert = f"`trieye convert {files.run_base_dir}` makes one of {pickled[0].name}" if pickled else ""
+            newest_file = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
+            convert = f"`trieye convert {files.run_base_dir}` makes one of {newest_file[0].name}" if newest_file else ""
             raise ConfigurationError(f"{subject} has no checkpoint{convert and f' of this version; {convert}'}")
-        ranked = store.ranked()
+        ranked_entries = store.ranked()
         if (entry := store.find(which, read=self._read)) is not None:
             return entry
         if isinstance(which, int):
-            near = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
-            shown = ", ".join(map(str, sorted(near[:MAX_SHOWN]))) + (", ..." if len(near) > MAX_SHOWN else "")
-            hint = f"; the nearest is step:{near[0]}" if near else ""
-            raise ConfigurationError(f"{subject} has no checkpoint of step {which}{hint} (steps: {shown or 'none'})")
-        if ranked:
-            names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
+            nearest = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
+            labels = ", ".join(map(str, sorted(nearest[:MAX_SHOWN]))) + (", ..." if len(nearest) > MAX_SHOWN else "")
+            hint = f"; the nearest is step:{nearest[0]}" if nearest else ""
+            raise ConfigurationError(f"{subject} has no checkpoint of step {which}{hint} (steps: {labels or 'none'})")
+        if ranked_entries:
+            names = ", ".join(entry.path.name for entry in ranked_entries[:MAX_SHOWN])
             raise CheckpointError(
                 f"{subject} has no intact checkpoint with an objective: {names} are damaged; "
                 f"`trieye checkpoints {files.run_base_dir}` lists the checkpoints that latest or step:N would load"

@@ -134,17 +134,17 @@ def damaged_parts(path: Path) -> set[str]:
         manifest = read_manifest(path)
     except SerializationError:  # deleted or not yet written: no parts to link
         return set()
-    damaged = set()
+    damaged_names = set()
     for name in manifest.part_names:
         if zlib.crc32(name.encode()) % VERIFIED_EVERY == manifest.sequence % VERIFIED_EVERY:
             try:
                 verify_file(path / part_file(name), manifest.files[part_file(name)])
             except CheckpointError as error:
                 logger.warning("%s; the next save rewrites the file", error)
-                damaged.add(name)
+                damaged_names.add(name)
             except SerializationError as error:  # a later save verifies the part again
                 logger.warning("%s; a later save verifies the file", error)
-    return damaged
+    return damaged_names
 
 
 def save_parts(path: Path, state: IncrementalState) -> Path:
@@ -190,9 +190,9 @@ def _linkable_parts(path: Path) -> tuple[set[str], int]:
         manifest = read_manifest(path)
     except CheckpointError:  # no save yet, or a damaged one: everything is written
         return set(), 0
-    find = parts_in([path])
+    find_part = parts_in([path])
     # deleted or truncated parts are written again
-    existing = {name for name in manifest.part_names if find(name) is not None}
+    existing = {name for name in manifest.part_names if find_part(name) is not None}
     return existing - damaged_parts(path), manifest.sequence
 
 

@@ -25,9 +25,9 @@ def is_whole_pickle(path: Path) -> bool:
     """Return whether a file begins and ends like a pickle; 0.1.5 wrote in place, so a kill left it cut short."""
     try:
         with path.open("rb") as file:
-            first = file.read(1)
+            first_byte = file.read(1)
             file.seek(-1, io.SEEK_END)
-            return first == bytes([_PROTOCOL_MARK]) and file.read(1) == bytes([_END_MARK])
+            return first_byte == bytes([_PROTOCOL_MARK]) and file.read(1) == bytes([_END_MARK])
     except OSError:
         return False
 
@@ -46,9 +46,9 @@ def newest_pickle(
 
     Where no file has a step in its name, it is the file `link_name`, whose step only its content knows.
     """
-    numbered = numbered_pickles(directory, prefix)
-    for step, path in reversed(numbered):
+    step_paths = numbered_pickles(directory, prefix)
+    for step, path in reversed(step_paths):
         if (max_step is None or step <= max_step) and is_whole_pickle(path):
             return path, step
     link = directory / link_name
-    return (link, None) if not numbered and link.is_file() and is_whole_pickle(link) else None
+    return (link, None) if not step_paths and link.is_file() and is_whole_pickle(link) else None

@@ -116,8 +116,8 @@ def verify(directory: Path, *, parts: bool = True) -> Manifest:
     """
     manifest = read_manifest(directory)
     check_no_link(directory)
-    chosen = [item for item in manifest.files.items() if parts or not item[0].startswith(f"{PARTS_DIRECTORY}/")]
-    files = sorted(chosen, key=lambda item: -item[1].size_bytes)
+    selected_items = [item for item in manifest.files.items() if parts or not item[0].startswith(f"{PARTS_DIRECTORY}/")]
+    files = sorted(selected_items, key=lambda item: -item[1].size_bytes)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # checksums release the GIL
         for _ in pool.map(lambda item: verify_file(directory / item[0], item[1]), files):
             pass

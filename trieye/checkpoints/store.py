@@ -104,23 +104,23 @@ class Retention:
     keep_every_steps: int = 0
     mode: Mode = "max"
 
-    def surplus(self, saved: Sequence[CheckpointEntry], ranked: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+    def surplus(self, entries: Sequence[CheckpointEntry], ranked: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
         """Return the states to delete, never the newest one or one with a pending objective.
 
         Of states whose attempt died before it measured them, only the newest is retained.
 
         Args:
-            saved: All states, the oldest first.
+            entries: All states, the oldest first.
             ranked: The states with a rating, the best first.
         """
         if not self.keep_last:
             return []
-        best = ranked[: self.keep_best]
+        best_entries = ranked[: self.keep_best]
         every = self.keep_every_steps
-        older = saved[: -self.keep_last]
-        awaited = [state for state in saved if state.is_awaited]
-        retained = [*best, *awaited[-1:], *[state for state in awaited if state.attempt == saved[-1].attempt]]
-        return [state for state in older if state not in retained and not (every and state.step % every == 0)]
+        older_entries = entries[: -self.keep_last]
+        pending = [state for state in entries if state.is_awaited]
+        kept = [*best_entries, *pending[-1:], *[state for state in pending if state.attempt == entries[-1].attempt]]
+        return [state for state in older_entries if state not in kept and not (every and state.step % every == 0)]
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,9 @@ class CheckpointStore:
     def entries(self) -> list[CheckpointEntry]:
         """Return the states with a readable manifest in the order of their saves, the oldest first."""
         with self._lock:
-            listed = self._listed()
-            entries = [entry for step, path in listed if (entry := self._entry(step, path)) is not None]
-            self._cache = {path: self._cache[path] for _, path in listed if path in self._cache}
+            step_paths = self._listed()
+            entries = [entry for step, path in step_paths if (entry := self._entry(step, path)) is not None]
+            self._cache = {path: self._cache[path] for _, path in step_paths if path in self._cache}
         return sorted(entries, key=lambda entry: (entry.manifest.sequence, entry.created, entry.step))
 
     def latest(self, max_step: int | None = None, *, read: Read = check) -> CheckpointEntry | None:
@@ -260,22 +260,22 @@ class CheckpointStore:
         entries = self.entries()
         if max_step is not None:
             entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
-        chosen = self._first_intact(reversed(entries), read)
+        intact = self._first_intact(reversed(entries), read)
         named = self._named(max_step)
         for link in (links := [path for path in named if path.is_symlink()]):
             logger.warning("%s is a link and is not used", link)
-        if chosen is None and links:
+        if intact is None and links:
             raise CheckpointError(
                 f"{links[0]} is a link, possibly created by another user, and is not followed; if you trust it, set "
                 f"load_checkpoint_path={links[0].resolve()} for a new run"
             )
-        if chosen is None and named:
+        if intact is None and named:
             raise CheckpointError(
                 f"{self.directory} has {len(named)} saved state(s), but none is intact: "
                 f"{', '.join(path.name for path in named[:5])}; restore one from a backup, or from "
                 "persistence.mirror by deleting them; to start from scratch, choose another run_name"
             )
-        return chosen
+        return intact
 
     def best(self, mode: Mode | None = None, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best intact state: by `objective`, otherwise the newest one saved with `is_best`."""
@@ -320,9 +320,9 @@ class CheckpointStore:
         if not retention.keep_last:
             return []
         with self._lock:
-            saved = self.entries()
-            surplus = [entry.step for entry in retention.surplus(saved, ranked(saved, retention.mode))]
-            return [self.path(step) for step in surplus if self.remove(step)]
+            entries = self.entries()
+            surplus_steps = [entry.step for entry in retention.surplus(entries, ranked(entries, retention.mode))]
+            return [self.path(step) for step in surplus_steps if self.remove(step)]
 
     def rate(self, step: int, objective: float | None) -> Path:
         """Record the objective of a state saved with a pending objective; None: the measurement failed.
@@ -334,8 +334,8 @@ class CheckpointStore:
         path = self.path(step)
         with self._lock:
             manifest = read_manifest(path)
-            remaining = {name: value for name, value in manifest.metadata.items() if name != "is_awaited"}
-            metadata = plain_metadata({**remaining, "objective": objective})
+            other_metadata = {name: value for name, value in manifest.metadata.items() if name != "is_awaited"}
+            metadata = plain_metadata({**other_metadata, "objective": objective})
             try:
                 rewrite_manifest(path, manifest.model_copy(update={"metadata": metadata}))
             except OSError as error:
@@ -358,13 +358,13 @@ class CheckpointStore:
         if not self.directory.is_dir():
             return []
         names, kinds = self._names()
-        moved: dict[str, Path] = {}
+        moved_paths: dict[str, Path] = {}
         if kinds & _LEFTOVERS:
             if not self._read_only:
                 recover(self.directory)
                 names, _ = self._names()
-            moved = replaced(self.directory)
-        paths = {**{name: str(path) for name, path in moved.items()}, **names}
+            moved_paths = replaced(self.directory)
+        paths = {**{name: str(path) for name, path in moved_paths.items()}, **names}
         return [(int(match[1]), path) for name, path in paths.items() if (match := self._name.fullmatch(name))]
 
     def _names(self) -> tuple[dict[str, str], set[str]]:
@@ -407,10 +407,10 @@ class CheckpointStore:
         if not path.is_dir():
             return
         target = path.with_name(path.name + _DAMAGED)
-        number = 2
+        suffix = 2
         while target.exists():
-            target = path.with_name(f"{path.name}{_DAMAGED}-{number}")
-            number += 1
+            target = path.with_name(f"{path.name}{_DAMAGED}-{suffix}")
+            suffix += 1
         path.rename(target)
         logger.warning("%s is damaged and was renamed to %s", path.name, target.name)
 
@@ -422,8 +422,8 @@ class CheckpointStore:
         if not self.directory.is_dir():
             return []
         with os.scandir(self.directory) as iterator:
-            named = [(match, entry) for entry in iterator if (match := self._name.match(entry.name)) and entry.is_dir()]
-        return sorted(Path(entry) for match, entry in named if max_step is None or int(match[1]) <= max_step)
+            pairs = [(match, entry) for entry in iterator if (match := self._name.match(entry.name)) and entry.is_dir()]
+        return sorted(Path(entry) for match, entry in pairs if max_step is None or int(match[1]) <= max_step)
 
 
 def ranked(entries: Sequence[CheckpointEntry], mode: Mode | None = None) -> list[CheckpointEntry]:
@@ -436,8 +436,8 @@ def ranked(entries: Sequence[CheckpointEntry], mode: Mode | None = None) -> list
     newest_first = entries[::-1]
     mode = mode or ("min" if newest_first and newest_first[0].metadata.get("mode") == "min" else "max")
     sign = 1 if mode == "max" else -1
-    rated = [(sign * entry.objective, entry) for entry in newest_first if entry.objective is not None]
-    by_objective = [entry for _, entry in sorted(rated, key=lambda item: item[0], reverse=True)]
+    rated_entries = [(sign * entry.objective, entry) for entry in newest_first if entry.objective is not None]
+    by_objective = [entry for _, entry in sorted(rated_entries, key=lambda item: item[0], reverse=True)]
     return [*by_objective, *(entry for entry in newest_first if entry.is_best and entry.objective is None)]
 
 

@@ -112,20 +112,20 @@ def _install(scratch: Path, path: Path) -> None:
         scratch.rename(path)
         fsync_directory(path.parent)
         return
-    old = _scratch(path, "old")
-    _in_use.add(old)
+    old_path = _scratch(path, "old")
+    _in_use.add(old_path)
     try:
         try:
-            path.rename(old)
+            path.rename(old_path)
             scratch.rename(path)
         except BaseException:  # including Ctrl-C
-            if os.path.lexists(old) and not os.path.lexists(path):
-                old.rename(path)
+            if os.path.lexists(old_path) and not os.path.lexists(path):
+                old_path.rename(path)
             raise
         fsync_directory(path.parent)
-        remove_directory(old)
+        remove_directory(old_path)
     finally:
-        _in_use.discard(old)
+        _in_use.discard(old_path)
 
 
 def remove_directory(path: Path) -> None:
@@ -145,12 +145,12 @@ def remove(path: Path) -> None:
 
 def replaced(parent: Path) -> dict[str, Path]:
     """Return entries that are missing after interrupted replacements: names, and the paths with the old content."""
-    moved: dict[str, Path] = {}
-    for old in sorted(parent.glob(".old-*~*~*~*")):
-        name = _name_of(old)
+    old_path_by_name: dict[str, Path] = {}
+    for old_path in sorted(parent.glob(".old-*~*~*~*")):
+        name = _name_of(old_path)
         if not os.path.lexists(parent / name):
-            moved[name] = old
-    return moved
+            old_path_by_name[name] = old_path
+    return old_path_by_name
 
 
 def recover(parent: Path, name: str | None = None) -> None:
@@ -160,13 +160,13 @@ def recover(parent: Path, name: str | None = None) -> None:
         parent: The directory; no other process may write the entries that are recovered.
         name: The entry to recover; None recovers all entries.
     """
-    for missing, old in replaced(parent).items():
-        if name in {None, missing} and _is_abandoned(old):
-            old.rename(parent / missing)
+    for missing_name, old_path in replaced(parent).items():
+        if name in {None, missing_name} and _is_abandoned(old_path):
+            old_path.rename(parent / missing_name)
     pattern = "*" if name is None else glob.escape(name)
-    for leftover in (*parent.glob(f".tmp-{pattern}~*~*~*"), *parent.glob(f".old-{pattern}~*~*~*")):
-        if _is_abandoned(leftover):
-            remove(leftover)
+    for leftover_path in (*parent.glob(f".tmp-{pattern}~*~*~*"), *parent.glob(f".old-{pattern}~*~*~*")):
+        if _is_abandoned(leftover_path):
+            remove(leftover_path)
 
 
 def _scratch(path: Path, kind: str) -> Path:

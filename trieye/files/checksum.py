@@ -111,16 +111,16 @@ class ChecksumReader(_ChecksummedStream):
 
     def readinto(self, target: memoryview) -> int:
         """Fill memory with the next bytes and return their number; chunks are summed while cached by the CPU."""
-        filled = 0
-        while got := self._file.readinto(chunk := target[filled : filled + _CHUNK_BYTES]):
+        num_read = 0
+        while got := self._file.readinto(chunk := target[num_read : num_read + _CHUNK_BYTES]):
             self._add(chunk[:got])
-            filled += got
-        return filled
+            num_read += got
+        return num_read
 
     def finish(self) -> None:
         """Read the rest of the file."""
-        rest = memoryview(bytearray(_CHUNK_BYTES))
-        while self.readinto(rest):
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
+        while self.readinto(buffer):
             pass
 
     def __exit__(self, *_: object) -> None:

@@ -30,14 +30,14 @@ def type_of(path: Path, mountinfo: str) -> str | None:
     """
     kind, depth = None, -1
     for line in mountinfo.splitlines():
-        mount, _, rest = line.partition(" - ")
-        fields = mount.split(" ")
-        if len(fields) < 5 or not rest:  # noqa: PLR2004 - mount id, parent, device, root, mount point
+        mount_text, _, type_text = line.partition(" - ")
+        fields = mount_text.split(" ")
+        if len(fields) < 5 or not type_text:  # noqa: PLR2004 - mount id, parent, device, root, mount point
             continue
         mount_point = Path(_unescaped(fields[4]))
         # `>=`: a later mount at the same mount point hides the earlier one
         if path.is_relative_to(mount_point) and len(mount_point.parts) >= depth:
-            kind, depth = rest.split(" ")[0], len(mount_point.parts)
+            kind, depth = type_text.split(" ")[0], len(mount_point.parts)
     return kind
 
 

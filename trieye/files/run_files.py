@@ -75,9 +75,9 @@ class RunFiles:
 
     def at(self, run_dir: Path) -> Self:
         """Return the file names of another run with the directory `run_dir`."""
-        other = copy.copy(self)
-        other._name_parts(run_dir)  # noqa: SLF001 - its own class
-        return other
+        files = copy.copy(self)
+        files._name_parts(run_dir)  # noqa: SLF001 - its own class
+        return files
 
     def check_not_above(self) -> None:
         """Refuse to start a new run whose name exists below a parent directory: the command likely belongs there.

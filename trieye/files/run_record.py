@@ -259,9 +259,9 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
     record = _new(app_name, run_name, fields) if earlier is None else _next_attempt(earlier, app_name, run_name, fields)
     if record.owner is None or not record.owner.is_exactly(path.parent):
         record.owner = Owner.of(path.parent)
-    former = None if earlier is None else earlier.mirror
-    if former is not None and former not in (record.mirror, *record.former_mirrors):
-        record.former_mirrors = [*record.former_mirrors, former]
+    former_mirror = None if earlier is None else earlier.mirror
+    if former_mirror is not None and former_mirror not in (record.mirror, *record.former_mirrors):
+        record.former_mirrors = [*record.former_mirrors, former_mirror]
     record.save(path)
     return record
 
@@ -316,16 +316,16 @@ def _refuse_copy(record: RunRecord, run_dir: Path) -> None:
 
 
 def _new(app_name: str, run_name: str, fields: Mapping[str, Any]) -> RunRecord:
-    now = time.time()
-    return RunRecord(app_name=app_name, run_name=run_name, created=now, started=now, **fields)
+    created_at = time.time()
+    return RunRecord(app_name=app_name, run_name=run_name, created=created_at, started=created_at, **fields)
 
 
-def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, fields: Mapping[str, Any]) -> RunRecord:
-    merged = {"resumed_from": None, **fields, "tags": {**earlier.tags, **fields.get("tags", {})}}
-    attempt = {"attempt": earlier.attempt + 1, "status": "RUNNING", "started": time.time(), "ended": None}
-    before = {"status_before": earlier.status}
+def _next_attempt(old_record: RunRecord, app_name: str, run_name: str, fields: Mapping[str, Any]) -> RunRecord:
+    new_fields = {"resumed_from": None, **fields, "tags": {**old_record.tags, **fields.get("tags", {})}}
+    attempt = {"attempt": old_record.attempt + 1, "status": "RUNNING", "started": time.time(), "ended": None}
+    status_fields = {"status_before": old_record.status}
     names = {"app_name": app_name, "run_name": run_name}
-    return RunRecord.model_validate({**earlier.model_dump(), **names, **attempt, **before, **merged})
+    return RunRecord.model_validate({**old_record.model_dump(), **names, **attempt, **status_fields, **new_fields})
 
 
 class EarlierRun(NamedTuple):
@@ -346,19 +346,19 @@ def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
     Raises:
         ConfigurationError: A directory of `resume_dirs` does not exist.
     """
-    own = files.runs_root_dir / run_name
-    own_record = RunRecord.read(own / RUN_RECORD)
-    before = time.time() if own_record is None else own_record.created
-    earlier = [run for run in _other_runs(files, own) if run.created <= before]
-    return sorted(earlier, key=lambda run: (run.created, run.directory.name), reverse=True)
+    own_directory = files.runs_root_dir / run_name
+    own_record = RunRecord.read(own_directory / RUN_RECORD)
+    created_before = time.time() if own_record is None else own_record.created
+    runs = [run for run in _other_runs(files, own_directory) if run.created <= created_before]
+    return sorted(runs, key=lambda run: (run.created, run.directory.name), reverse=True)
 
 
-def _other_runs(files: RunFiles, own: Path) -> Iterator[EarlierRun]:
+def _other_runs(files: RunFiles, own_directory: Path) -> Iterator[EarlierRun]:
     for root in files.run_roots():
         for path in root.iterdir() if root.is_dir() else ():
             if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
                 logger.warning("%s is ignored: it is a link to a directory outside %s", path, root)
-            elif path != own and path.is_dir():
+            elif path != own_directory and path.is_dir():
                 try:
                     record = RunRecord.read(path / RUN_RECORD)
                 except SerializationError as error:

@@ -69,7 +69,7 @@ class Journal:
         self, path: Path | None, *, durability: Durability = "process", expected: Expected | None = None
     ) -> None:
         expected = (expected or Expected())._replace(watermark=None if path is None else read_watermark(path))
-        # guards the connection, `_is_clean`, `last_pos`, `last_at`, `_accepted_keys`; acquired after `WatermarkFile.lock`
+        # guards connection, `_is_clean`, `last_pos`, `last_at`, `_accepted_keys`; acquired after `WatermarkFile.lock`
         self._lock = threading.RLock()
         self._path, self._is_clean = path, True
         if path is not None:

@@ -44,9 +44,9 @@ def _matching(pattern: re.Pattern[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _only_keys(saved: Any) -> Any:
+def _only_keys(items: Any) -> Any:
     """Return the keys of saved directories; earlier versions stored each with its folder and its name."""
-    return [item["key"] if isinstance(item, dict) else item for item in saved]
+    return [item["key"] if isinstance(item, dict) else item for item in items]
 
 
 SaveKeys = Annotated[list[Annotated[str, _matching(_SAVE)]], BeforeValidator(_only_keys)]
@@ -63,8 +63,8 @@ class SaveName(NamedTuple):
     @classmethod
     def of(cls, key: str) -> Self:
         """Parse the key of a saved directory."""
-        folder, _, rest = key.partition("/")
-        name, _, crc32 = rest.rpartition("-")
+        folder, _, name_and_crc32 = key.partition("/")
+        name, _, crc32 = name_and_crc32.rpartition("-")
         return cls(folder, name, int(name.rpartition("_")[2]), int(crc32, 16))
 
 
@@ -80,8 +80,8 @@ def manifest_key(key: str) -> str:
 
 def object_key(key: str, file_name: str) -> str:
     """Return the key of a file of a saved directory; all saved directories share parts."""
-    shared = file_name.startswith(f"{PARTS_DIRECTORY}/")
-    return f"{PARTS}/{Path(file_name).name}" if shared else f"{key}/{file_name}"
+    is_shared = file_name.startswith(f"{PARTS_DIRECTORY}/")
+    return f"{PARTS}/{Path(file_name).name}" if is_shared else f"{key}/{file_name}"
 
 
 def history_key(name: str, crc32: int) -> str:

@@ -81,7 +81,7 @@ class Mirror:
         self._backoff = Backoff(first_delay_s, LONGEST_DELAY_S, spread=SPREAD)
         # guards `_is_woken` and `_closing`, and wakes the thread; acquired without other locks; `_is_abandoned` changes
         # once from False to True, and needs no lock
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._is_woken = True
         self._closing = self._is_abandoned = False
         self._health = MirrorHealth(url)  # the thread replaces it atomically
@@ -114,9 +114,9 @@ class Mirror:
 
     def wake(self) -> None:
         """Make the thread check for new checkpoints; returns immediately."""
-        with self._changed:
+        with self._condition:
             self._is_woken = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def close(self, timeout_s: float, *, patient: bool = False) -> bool:
         """Upload the remaining files, and return whether the mirror has the whole run.
@@ -127,9 +127,9 @@ class Mirror:
             timeout_s: Maximum seconds to wait.
             patient: Apply the timeout to time without any activity instead of total time.
         """
-        with self._changed:
+        with self._condition:
             self._closing = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         if patient:
             wait_while_moving(self._has_ended, lambda: (self._upload.sent_bytes, moved_bytes()), timeout_s)
         has_ended = self._has_ended(0 if patient else timeout_s)
@@ -163,9 +163,9 @@ class Mirror:
     def _wait(self) -> bool:
         """Wait for new files or the end of the delay; return whether the run is closing."""
         failures = self._backoff.failures
-        with self._changed:
+        with self._condition:
             # after a failure, the end of the run interrupts the delay, but a save does not
-            self._changed.wait_for(lambda: self._closing or (self._is_woken and not failures), self._pause_s)
+            self._condition.wait_for(lambda: self._closing or (self._is_woken and not failures), self._pause_s)
             self._is_woken = False
             return self._closing
 
@@ -209,13 +209,13 @@ class Mirror:
         self._note(error=str(error), pending=pending)
 
     def _fetch(self, key: str) -> None:
-        saved = SaveName.of(key)
+        save_name = SaveName.of(key)
         self._check_open()
         try:
-            if not (self._local.folders[saved.folder] / saved.name).exists():
+            if not (self._local.folders[save_name.folder] / save_name.name).exists():
                 fetch_save(self._store, key, self._local, check=self._check_open)
         except (SerializationError, FileNotFoundError) as error:
-            logger.warning("%s cannot be downloaded from the mirror %s: %s", saved.name, self._health.url, error)
+            logger.warning("%s cannot be downloaded from the mirror %s: %s", save_name.name, self._health.url, error)
             self._fetches_rest = False
         else:
             self._upload.note_fetched(key)

@@ -113,7 +113,7 @@ class _Restore:
             f"it ({'; '.join(problems)}); to start from scratch, choose another run_name or persistence.mirror"
         )
 
-    def checkpoint(self, state: StateMark, newest: int) -> str | None:
+    def checkpoint(self, state: StateMark, newest_generation: int) -> str | None:
         """Download the newest intact checkpoint of a state that this directory uploaded."""
         record, run = self._local.record(), RunRecord.read(self._local.paths.run_record_path)
         if run is None or run.run_id != state.run_id or state.generation > record.generation:
@@ -121,24 +121,24 @@ class _Restore:
         checkpoint, elsewhere = self._fetch_saves(state)
         if checkpoint is None:
             return None
-        description = self._description(state, checkpoint, newest)
+        description = self._description(state, checkpoint, newest_generation)
         self._local.store_record(record.model_copy(update={"elsewhere": elsewhere, "note": description}))
         return description
 
-    def whole(self, state: StateMark, newest: int) -> str:
+    def whole(self, state: StateMark, newest_generation: int) -> str:
         """Download a state, and its newest intact checkpoint."""
         self._local.store_record(MirrorRecord(restoring=True))
         with self._local.outgoing() as directory:
-            for name, file in state.files.items():
-                _get(self._store, file.key, directory / name, file)
+            for name, mirrored_file in state.files.items():
+                _get(self._store, mirrored_file.key, directory / name, mirrored_file)
             if (run := RunRecord.read(directory / RUN_RECORD)) is None or run.run_id != state.run_id:
                 raise CheckpointError("run.json belongs to another run")
             run.owner = None  # the next attempt here becomes the owner; a restore for reading does not
             run.save(directory / RUN_RECORD)
             checkpoint, elsewhere = self._fetch_saves(state)
             self._move_history(directory / HISTORY)
-            description = self._description(state, checkpoint, newest)
-            record = MirrorRecord(generation=newest, elsewhere=elsewhere, note=description, restoring=True)
+            description = self._description(state, checkpoint, newest_generation)
+            record = MirrorRecord(generation=newest_generation, elsewhere=elsewhere, note=description, restoring=True)
             self._local.store_record(record)
             for name, target in self._local.files.items():
                 if name in state.files:
@@ -188,13 +188,13 @@ class _Restore:
                 return key
         return None
 
-    def _description(self, state: StateMark, checkpoint: str | None, newest: int) -> str:
+    def _description(self, state: StateMark, checkpoint: str | None, newest_generation: int) -> str:
         name = SaveName.of(checkpoint).name if checkpoint else "no checkpoint yet"
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
-        older = "" if state.generation == newest else "; newer ones are damaged"
+        written_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
+        older = "" if state.generation == newest_generation else "; newer ones are damaged"
         return (
             f"run {self._local.paths.run_base_dir.name!r} is restored from the mirror {self._store.url}: {name}, "
-            f"metrics up to {when} (attempt {state.attempt}){older}"
+            f"metrics up to {written_at} (attempt {state.attempt}){older}"
         )
 
 
@@ -212,8 +212,8 @@ def fetch_save(store: MirrorStore, key: str, local: LocalRun, *, check: Callable
         FileNotFoundError: A file is missing.
         ConnectionError: The mirror is temporarily unreadable.
     """
-    saved = SaveName.of(key)
-    with new_directory(local.folders[saved.folder] / saved.name) as scratch:
+    save_name = SaveName.of(key)
+    with new_directory(local.folders[save_name.folder] / save_name.name) as scratch:
         for name, entry in fetch_manifest(store, key, scratch).files.items():
             check()
             try:

@@ -61,7 +61,7 @@ class MirrorUpload:
         self._is_connected = False
         self._states: list[StateMark] = []
         self._saves: list[LocalSave] = []
-        self._broken: set[str] = set()
+        self._broken_keys: set[str] = set()
         self._sums: dict[str, tuple[int, int]] = {}
         self._parts: dict[str, frozenset[str]] = {}
         self._newest: object = None
@@ -130,10 +130,10 @@ class MirrorUpload:
         """Return the local saves that are incomplete in the mirror, the newest first, its buffer before it."""
         self._saves = self._local.saves()
         self._note_committed()
-        missing = [save for save in self._saves if save.key not in self._broken and not self._has(save.key)]
-        missing.sort(key=lambda save: (save.manifest.created, save.manifest.sequence), reverse=True)
-        newest = missing[0].manifest.step if missing else None
-        return sorted(missing, key=lambda save: save.manifest.step != newest or save.folder != BUFFERS)
+        missing_saves = [save for save in self._saves if save.key not in self._broken_keys and not self._has(save.key)]
+        missing_saves.sort(key=lambda save: (save.manifest.created, save.manifest.sequence), reverse=True)
+        newest = missing_saves[0].manifest.step if missing_saves else None
+        return sorted(missing_saves, key=lambda save: save.manifest.step != newest or save.folder != BUFFERS)
 
     def _has(self, key: str) -> bool:
         return manifest_key(key) in self._index
@@ -148,7 +148,7 @@ class MirrorUpload:
         """Upload a saved directory, a state that lists it unless the newest does, and finally its MANIFEST.json."""
         with self._local.outgoing() as directory:
             if not self._local.link_files(save, directory):
-                self._broken.add(save.key)
+                self._broken_keys.add(save.key)
                 return
             for name in save.manifest.files:
                 self._put(directory / name, object_key(save.key, name))
@@ -159,10 +159,10 @@ class MirrorUpload:
 
     def upload_state(self) -> None:
         """Upload identity, journal and history of the run if they have changed."""
-        saved = self._saved()
+        save_keys = self._saved()
         with self._local.outgoing() as directory:
             sums = self._copy_state(directory)
-            if self._newest == (sums, saved):
+            if self._newest == (sums, save_keys):
                 self.mirrored_at = time.time()
                 return
             generation = self._next_generation()
@@ -179,17 +179,17 @@ class MirrorUpload:
                 attempt=run.attempt,
                 written=time.time(),
                 files=files,
-                saved=saved,
+                saved=save_keys,
                 best=self._best(),
             )
-            for name, file in files.items():
-                self._put(directory / name, file.key)
+            for name, mirrored_file in files.items():
+                self._put(directory / name, mirrored_file.key)
             (directory / COMMIT).write_bytes(mark.to_bytes())
             self._put(directory / COMMIT, f"{target}/{COMMIT}")
         self._record.generation = generation
         self._local.store_record(self._record)
         self._states = [mark, *self._states][:KEPT_STATES]
-        self._newest, self.mirrored_at = (sums, saved), mark.written
+        self._newest, self.mirrored_at = (sums, save_keys), mark.written
 
     def _next_generation(self) -> int:
         """Return an unused generation, after a check for states of other writers."""
@@ -207,9 +207,9 @@ class MirrorUpload:
 
     def _saved(self) -> list[str]:
         """Return the saves for the next state, including those to be deleted after the next complete checkpoint."""
-        local = {save.key: None for save in self._saves}
-        before = [*self._record.elsewhere, *(key for state in self._states[:1] for key in state.saved)]
-        return [*dict.fromkeys(key for key in before if self._has(key) and key not in local), *local]
+        local_keys = {save.key: None for save in self._saves}
+        earlier_keys = [*self._record.elsewhere, *(key for state in self._states[:1] for key in state.saved)]
+        return [*dict.fromkeys(key for key in earlier_keys if self._has(key) and key not in local_keys), *local_keys]
 
     def _best(self) -> str | None:
         keys = {save.path: save.key for save in self._saves if save.folder == CHECKPOINTS}
@@ -253,11 +253,11 @@ class MirrorUpload:
     def clean(self) -> None:
         """Delete objects that the run no longer has, once newer ones are complete."""
         states = {state.directory for state in self._states}
-        needed = {file.key for state in self._states for file in state.files.values()}
-        obsolete = self._obsolete_saves() | {path for path in states_in(self._index) if path not in states}
-        keys = [key for key in self._index if _directory(key) in obsolete]
-        keys += [key for key in self._index if key.startswith(f"{HISTORY}/") and key not in needed]
-        keys += self._obsolete_parts(obsolete)
+        needed_keys = {mirrored_file.key for state in self._states for mirrored_file in state.files.values()}
+        obsolete_directories = self._obsolete_saves() | {path for path in states_in(self._index) if path not in states}
+        keys = [key for key in self._index if _directory(key) in obsolete_directories]
+        keys += [key for key in self._index if key.startswith(f"{HISTORY}/") and key not in needed_keys]
+        keys += self._obsolete_parts(obsolete_directories)
         # markers of complete directories first
         for key in sorted(keys, key=lambda key: not key.endswith((COMMIT, MANIFEST_NAME))):
             self._check()
@@ -274,16 +274,16 @@ class MirrorUpload:
         return self._mirrored_saves(*newest) - {save.key for save in self._saves} - {*self._record.elsewhere}
 
     def _obsolete_parts(self, obsolete: set[str]) -> list[str]:
-        needed = set[str]().union(*(save.parts for save in self._saves))
-        spare = [key for key in self._index if key.startswith(f"{PARTS}/") and key not in needed]
-        if not spare:
+        needed_keys = set[str]().union(*(save.parts for save in self._saves))
+        spare_keys = [key for key in self._index if key.startswith(f"{PARTS}/") and key not in needed_keys]
+        if not spare_keys:
             return []
-        others = self._mirrored_saves(CHECKPOINTS, BUFFERS) - {save.key for save in self._saves} - obsolete
+        other_saves = self._mirrored_saves(CHECKPOINTS, BUFFERS) - {save.key for save in self._saves} - obsolete
         try:
-            needed.update(*map(self._parts_of, others))
+            needed_keys.update(*map(self._parts_of, other_saves))
         except (FileNotFoundError, SerializationError):  # an incomplete upload, or a damaged MANIFEST.json
             return []
-        return [key for key in spare if key not in needed]
+        return [key for key in spare_keys if key not in needed_keys]
 
     def _parts_of(self, key: str) -> frozenset[str]:
         if key not in self._parts:
@@ -300,7 +300,7 @@ class MirrorUpload:
 
     def note_fetched(self, key: str) -> None:
         """Record that a save has been downloaded."""
-        self._record.elsewhere = [other for other in self._record.elsewhere if other != key]
+        self._record.elsewhere = [other_key for other_key in self._record.elsewhere if other_key != key]
         self._local.store_record(self._record)
 
 

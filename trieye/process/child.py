@@ -22,8 +22,8 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
         stdout: Target of its standard output; None inherits standard output.
     """
     process = subprocess.Popen(command, cwd=directory, env=os.environ, stdout=stdout)
-    forwarded = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in forwarded}
+    forwarded_signals = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()
+    handlers = {signum: signal.signal(signum, lambda got, _: process.send_signal(got)) for signum in forwarded_signals}
     try:
         while True:
             try:
@@ -32,5 +32,5 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
                 continue
             return exit_code_of(-code) if code < 0 else code
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

@@ -12,8 +12,8 @@ GRACE_S = 3.0
 
 def guard(directory: str) -> None:
     """Wait until standard input, a pipe, is closed, also by the death of the parent; then terminate the group."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     os.read(sys.stdin.fileno(), 1)
     os.killpg(0, signal.SIGTERM)
     time.sleep(GRACE_S)

@@ -147,10 +147,10 @@ class LocalServers:
         """Stop all servers and remove the directory."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._guard.pid, signal.SIGTERM)
-        until = time.monotonic() + guard.GRACE_S
+        deadline = time.monotonic() + guard.GRACE_S
         for server in self._servers:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.process.wait(max(until - time.monotonic(), 0.0))
+                server.process.wait(max(deadline - time.monotonic(), 0.0))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._guard.pid, signal.SIGKILL)  # and their children
         for process in (*(server.process for server in self._servers), self._guard):

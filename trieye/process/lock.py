@@ -147,9 +147,9 @@ class RunLock:
 
         A process that waits for the lock finds that its file was removed, and creates the directory again.
         """
-        own = {self.path, self._holder_path}
-        if self.is_held and own.issuperset(self.path.parent.iterdir()):
-            for path in own:
+        own_files = {self.path, self._holder_path}
+        if self.is_held and own_files.issuperset(self.path.parent.iterdir()):
+            for path in own_files:
                 path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # another process has added a file
                 self.path.parent.rmdir()
@@ -174,13 +174,13 @@ class RunLock:
         advice = f"wait for it, stop it, or {self._alternative}"
         if (holder := self.holder()) is None:
             return f"{run} is being written by another process ({self.path} is locked); {advice}"
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("started") or 0)))
+        start_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("started") or 0)))
         if getattr(multiprocessing.current_process(), "_inheriting", False) and holder.get("pid") == os.getppid():
             return (
                 f"{run} is being written by the parent of this process, which `spawn` made run the same program: "
                 'put the code that starts the run under `if __name__ == "__main__":`'
             )
-        who = f"process {holder.get('pid')} on {holder.get('host')} since {since}"
+        who = f"process {holder.get('pid')} on {holder.get('host')} since {start_time}"
         if (holder.get("pid"), holder.get("host")) == (os.getpid(), socket.gethostname()):
             return (
                 f"{run} is being written by {who}, the current process: close the run first, by run.close() or by "

@@ -21,6 +21,6 @@ def limit_niceness(*, at_least: int = -20, at_most: int = 19) -> None:
     threads = [int(entry.name) for entry in _THREADS.iterdir()] if _THREADS.is_dir() else [0]
     for thread in threads:
         with contextlib.suppress(OSError):  # not permitted, or the thread has exited
-            before = os.getpriority(os.PRIO_PROCESS, thread)
-            if (within := min(max(before, at_least), at_most)) != before:
+            old_niceness = os.getpriority(os.PRIO_PROCESS, thread)
+            if (within := min(max(old_niceness, at_least), at_most)) != old_niceness:
                 os.setpriority(os.PRIO_PROCESS, thread, within)

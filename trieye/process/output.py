@@ -49,7 +49,7 @@ class OutputLog:
 
     def __init__(self, path: Path, redact: Callable[[str], str] = str) -> None:
         self._path, self._redact = path, redact
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         self._is_copying = True
         # a program may redirect one stream to the other: both names refer to one object
         streams = {id(stream): stream for stream in (sys.stdout, sys.stderr) if stream is not None}
@@ -59,7 +59,7 @@ class OutputLog:
         """Write lines that were not printed, such as a heading or a traceback, even if the size limit is reached."""
         for tee in self._tees:
             tee.emit_incomplete()
-        self._write(self._redact(_ESCAPES.sub("", text)).rstrip("\n") + "\n", limited=False)
+        self._write(self._redact(_ESCAPES.sub("", text)).rstrip("\n") + "\n", is_limited=False)
 
     def close(self) -> None:
         """Write incomplete lines and stop copying; idempotent."""
@@ -68,24 +68,24 @@ class OutputLog:
             tee.close()
         self._tees = []
         self._is_copying = False
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _copy(self, text: str) -> None:
         if self._is_copying:
-            self._write(self._redact(_ESCAPES.sub("", text) if "\x1b" in text else text), limited=True)
+            self._write(self._redact(_ESCAPES.sub("", text) if "\x1b" in text else text), is_limited=True)
 
-    def _write(self, text: str, *, limited: bool) -> None:
+    def _write(self, text: str, *, is_limited: bool) -> None:
         data = text.encode("utf-8", "backslashreplace")
         try:
             # forked children write to the file too, so its size is queried each time
-            if limited and os.fstat(self._file).st_size + len(data) > MAX_OUTPUT_BYTES:
+            if is_limited and os.fstat(self._descriptor).st_size + len(data) > MAX_OUTPUT_BYTES:
                 self._is_copying = False
-                self._write(f"trieye: this file is full ({MAX_OUTPUT_BYTES >> 20} MiB)\n", limited=False)
+                self._write(f"trieye: this file is full ({MAX_OUTPUT_BYTES >> 20} MiB)\n", is_limited=False)
                 say(f"{self._path} is full ({MAX_OUTPUT_BYTES >> 20} MiB); further output is not stored in it")
                 return
-            os.write(self._file, data)
+            os.write(self._descriptor, data)
         except OSError as error:  # must not make `print` fail
             if self._is_copying:
                 self._is_copying = False
@@ -102,7 +102,7 @@ class _StreamTee:
 
     def __init__(self, stream: Any, emit: Callable[[str], None]) -> None:
         self._stream, self._emit = stream, emit
-        self._before = {name: vars(stream).get(name) for name in ("write", "flush")}
+        self._old_methods = {name: vars(stream).get(name) for name in ("write", "flush")}
         self._write, self._flush = stream.write, stream.flush
         self._line = ""
         self._is_continued = False  # the file contains the beginning of the line
@@ -144,12 +144,12 @@ class _StreamTee:
 
     def restore(self) -> None:
         """Restore the methods of the stream, unless other code has replaced them in the meantime."""
-        for name, before in self._before.items():
+        for name, old_method in self._old_methods.items():
             if getattr(self._stream, name) == getattr(self, name):
                 delattr(self._stream, name)
-                if before is not None:
-                    setattr(self._stream, name, before)
-                    if isinstance(owner := getattr(before, "__self__", None), _StreamTee) and not owner._is_open:  # noqa: SLF001 - its own class
+                if old_method is not None:
+                    setattr(self._stream, name, old_method)
+                    if isinstance(owner := getattr(old_method, "__self__", None), _StreamTee) and not owner._is_open:  # noqa: SLF001 - its own class
                         owner.restore()
 
     def replace_lock(self) -> None:
@@ -161,23 +161,23 @@ class _StreamTee:
             if "\n" not in text and "\r" not in text and len(self._line) < _MAX_LINE:  # `print` writes in parts
                 self._line += text
                 return
-            lines, newline, rest = (self._line + text).rpartition("\n")
-            if "\r" in rest:
-                rest = f"\r{_last_version(rest)}" + ("\r" if rest.endswith("\r") else "")
-            if len(rest) > _MAX_LINE:
-                lines, newline, rest = f"{lines}{newline}{rest}", "", ""
-            self._line = rest
+            lines, newline, last_line = (self._line + text).rpartition("\n")
+            if "\r" in last_line:
+                last_line = f"\r{_last_version(last_line)}" + ("\r" if last_line.endswith("\r") else "")
+            if len(last_line) > _MAX_LINE:
+                lines, newline, last_line = f"{lines}{newline}{last_line}", "", ""
+            self._line = last_line
             if lines or newline:
                 if "\r" in lines:
-                    first, *others = lines.split("\n")
-                    lines = "\n".join([self._continued(first), *map(_last_version, others)])
+                    first_line, *other_lines = lines.split("\n")
+                    lines = "\n".join([self._continued(first_line), *map(_last_version, other_lines)])
                 self._is_continued = not newline
                 self._emit(lines + newline)
 
     def _continued(self, line: str) -> str:
         """Return the last version of the current line, on a new line if the file contains an earlier version."""
-        last = _last_version(line)
-        return f"\n{last}" if self._is_continued and last != line.rstrip("\r") else last
+        last_version = _last_version(line)
+        return f"\n{last_version}" if self._is_continued and last_version != line.rstrip("\r") else last_version
 
 
 def _last_version(line: str) -> str:
@@ -211,8 +211,8 @@ def printing_to(path: Path) -> Iterator[None]:
     originals = [os.dup(1), os.dup(2)]
     with path.open("a+b", buffering=0) as file:
         begin = os.fstat(file.fileno()).st_size
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
         _printing_to.append(path)
         try:
             yield
@@ -221,8 +221,8 @@ def printing_to(path: Path) -> Iterator[None]:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError):
                     stream.flush()
-            for number, copy in zip((1, 2), originals, strict=True):
-                os.dup2(copy, number)
+            for descriptor, copy in zip((1, 2), originals, strict=True):
+                os.dup2(copy, descriptor)
                 os.close(copy)
             _remove_colors(file.fileno(), begin)
 
@@ -235,8 +235,8 @@ def printed_path() -> Path | None:
 def print_to(path: Path) -> None:
     """Append the output of this process to a file from now on."""
     with suppress(OSError), path.open("ab", buffering=0) as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
 
 
 def discard_dead_output() -> None:
@@ -246,21 +246,21 @@ def discard_dead_output() -> None:
     """
     time.sleep(PIPELINE_S)
     streams = select.poll()
-    for number in (1, 2):
-        streams.register(number, 0)
+    for descriptor in (1, 2):
+        streams.register(descriptor, 0)
     with suppress(OSError), Path(os.devnull).open("wb") as null:
-        for number, events in streams.poll(0):
+        for descriptor, events in streams.poll(0):
             if events & (select.POLLERR | select.POLLHUP):
-                os.dup2(null.fileno(), number)
+                os.dup2(null.fileno(), descriptor)
 
 
-def _remove_colors(file: int, begin: int) -> None:
+def _remove_colors(descriptor: int, begin: int) -> None:
     """Remove the colors from the part of a file that starts at a byte."""
-    size = os.fstat(file).st_size - begin
+    size = os.fstat(descriptor).st_size - begin
     if size > MAX_OUTPUT_BYTES:
         return
     with suppress(OSError):
-        text = os.pread(file, size, begin)
+        text = os.pread(descriptor, size, begin)
         if (plain := _COLORS.sub(b"", text)) != text:
-            os.ftruncate(file, begin)
-            os.write(file, plain)
+            os.ftruncate(descriptor, begin)
+            os.write(descriptor, plain)

@@ -59,7 +59,7 @@ class ProgressBar:
         self._printed_step = -1
         self._notebook = NotebookLine() if _in_a_notebook() else None
         self._began = time.monotonic()
-        self._next = self._began + REFRESH_INTERVAL_S
+        self._next_refresh = self._began + REFRESH_INTERVAL_S
         self._bar: RichProgress | None = None
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._hook_before: Callable[..., Any] | None = None
@@ -88,9 +88,9 @@ class ProgressBar:
         """Leave the terminal to a debugger, at the line that called `breakpoint`, until it no longer traces."""
         hook = self._hook_before or sys.__breakpointhook__
         self._stop_bar()
-        chosen = os.environ.get("PYTHONBREAKPOINT", "")
+        hook_name = os.environ.get("PYTHONBREAKPOINT", "")
         # Ray sets its own hook, which waits for an editor to attach
-        is_pdb = chosen in {"", "pdb.set_trace"} or chosen.startswith("ray.util.rpdb.")
+        is_pdb = hook_name in {"", "pdb.set_trace"} or hook_name.startswith("ray.util.rpdb.")
         if hook is not sys.__breakpointhook__ or not is_pdb:
             return hook(*args, **kwargs)
         import pdb  # noqa: T100 - not `set_trace`, which would stop in this frame
@@ -109,24 +109,24 @@ class ProgressBar:
         """Record that a step is done; redraws at most every `REFRESH_INTERVAL_S`, or prints every `LINE_INTERVAL_S`."""
         self._step = step
         now = time.monotonic()
-        if now >= self._next:
+        if now >= self._next_refresh:
             if self._hook_before is None:
                 if sys.gettrace() is not None:  # a debugger is stepping
                     return
                 self._start_bar()
-            self._next = now + (REFRESH_INTERVAL_S if self._bar or self._notebook else LINE_INTERVAL_S)
+            self._next_refresh = now + (REFRESH_INTERVAL_S if self._bar or self._notebook else LINE_INTERVAL_S)
             self._show()
 
     def _show(self) -> None:
-        shown = _shown(self._metrics())
+        text = _shown(self._metrics())
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._step, metrics=shown)
+            self._bar.update(self._task, completed=self._step, metrics=text)
             return
         self._printed_step = self._step
-        elapsed = max(time.monotonic() - self._began, 1e-9)
-        rate = (self._step - self._start) / elapsed
+        elapsed_s = max(time.monotonic() - self._began, 1e-9)
+        rate = (self._step - self._start) / elapsed_s
         total = f"/{self._total} ({min(100 * self._step / self._total, 100.0):.0f} %)" if self._total else ""
-        line = f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {shown}".rstrip(", ")
+        line = f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {text}".rstrip(", ")
         (self._notebook.show if self._notebook else say)(line)
 
 
@@ -155,13 +155,13 @@ def _in_a_notebook() -> bool:
 
 def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:
     """Redirect log handlers through the bar, so that they do not break it; return them with their streams."""
-    replaced = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
+    current_streams = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in ("trieye", "trieye.stats_processor"))]
     handlers = {handler for logger in loggers for handler in logger.handlers if type(handler) is logging.StreamHandler}
-    redirected = [(handler, handler.stream) for handler in handlers if handler.stream in replaced]
-    for handler, stream in redirected:
-        handler.setStream(replaced[stream])
-    return redirected
+    redirected_handlers = [(handler, handler.stream) for handler in handlers if handler.stream in current_streams]
+    for handler, stream in redirected_handlers:
+        handler.setStream(current_streams[stream])
+    return redirected_handlers
 
 
 def _shown(metrics: Mapping[str, float]) -> str:
@@ -192,14 +192,14 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
             return text
 
     # rich first shrinks columns that may wrap, then all columns equally
-    whole = partial(Column, no_wrap=True)
+    column = partial(Column, no_wrap=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30, table_column=Column()),
-        MofNCompleteColumn(table_column=whole()),
-        TimeElapsedColumn(table_column=whole()),
+        MofNCompleteColumn(table_column=column()),
+        TimeElapsedColumn(table_column=column()),
         TextColumn("elapsed"),
-        *((TimeRemainingColumn(table_column=whole()), TextColumn("left")) if has_end else ()),
+        *((TimeRemainingColumn(table_column=column()), TextColumn("left")) if has_end else ()),
         Metrics("{task.fields[metrics]}", markup=False, table_column=Column()),
         console=Terminal(stderr=True, soft_wrap=False),
         refresh_per_second=1 / REFRESH_INTERVAL_S,

@@ -32,21 +32,21 @@ _AT_MOST_ONCE = frozenset({signal.SIGXCPU, signal.SIGHUP})
 """Repeated without a second request: by the kernel every second, and when the shell of a closed terminal exits."""
 
 
-def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
+def exit_code_of(signum: int, requeue_exit_code: int | None = None) -> int:
     """Return the exit code of a process that a signal stops.
 
     Args:
-        number: The signal.
-        requeue_exit_code: Replaces 128 + number, the convention of shells, except for Ctrl-C.
+        signum: The signal.
+        requeue_exit_code: Replaces 128 + signum, the convention of shells, except for Ctrl-C.
     """
-    return 128 + number if number == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
+    return 128 + signum if signum == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
 
 
 def is_by_signal(error: BaseException) -> bool:
     """Return whether a handler of a stop signal raised an error, or the error has the exit code of such a signal."""
-    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+    handlers = [signal.getsignal(signum) for signum in STOP_SIGNALS]
     codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
-    has_exit_code = getattr(error, "code", None) in [exit_code_of(number) for number in STOP_SIGNALS]
+    has_exit_code = getattr(error, "code", None) in [exit_code_of(signum) for signum in STOP_SIGNALS]
     return has_exit_code or any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
@@ -57,12 +57,12 @@ _reason_file: Path | None = None
 def stop_reason_in(path: Path) -> Iterator[None]:
     """Let another process explain, in a file, why it interrupts this one; the file is deleted before and after."""
     global _reason_file
-    before, _reason_file = _reason_file, path
+    old_path, _reason_file = _reason_file, path
     path.unlink(missing_ok=True)
     try:
         yield
     finally:
-        _reason_file = before
+        _reason_file = old_path
         path.unlink(missing_ok=True)
 
 
@@ -107,61 +107,61 @@ class StopSignals:
         self._on_request = on_request
         self._message = message
         self._requeue_exit_code = requeue_exit_code
-        self._received = set(received)
-        self._before: dict[signal.Signals, Any] = {}
+        self._received_signals = set(received)
+        self._old_handlers: dict[signal.Signals, Any] = {}
         self._asked_at = -math.inf
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             _watch_forks()
-            chosen = [number for number in STOP_SIGNALS if number in _ALWAYS or _is_free(number) or _is_ours(number)]
-            self._before = {number: signal.signal(number, self._request) for number in chosen}
-            self._asked_at = max((outer.asked_at for outer in _outer_ones(self._before)), default=-math.inf)
+            signums = [signum for signum in STOP_SIGNALS if signum in _ALWAYS or _is_free(signum) or _is_ours(signum)]
+            self._old_handlers = {signum: signal.signal(signum, self._request) for signum in signums}
+            self._asked_at = max((outer.asked_at for outer in _outer_ones(self._old_handlers)), default=-math.inf)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._give_back()
 
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, signum: int, frame: FrameType | None) -> None:
         if self.is_given_back:
-            self._pass_on(number, frame)
+            self._pass_on(signum, frame)
             return
-        if number in _AT_MOST_ONCE:
-            self._before.pop(signal.Signals(number), None)
-            _ignore_from_now_on(number)
-        if number != signal.SIGINT and _is_same(self._asked_at):
+        if signum in _AT_MOST_ONCE:
+            self._old_handlers.pop(signal.Signals(signum), None)
+            _ignore_from_now_on(signum)
+        if signum != signal.SIGINT and _is_same(self._asked_at):
             return
-        if self._received and (number == signal.SIGINT or number in self._received):
+        if self._received_signals and (signum == signal.SIGINT or signum in self._received_signals):
             self._give_back()
-            if number == signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:  # inherited from a shell's `&`
-                signal.default_int_handler(number, frame)
-            signal.raise_signal(number)
+            if signum == signal.SIGINT and signal.getsignal(signum) is signal.SIG_IGN:  # inherited from a shell's `&`
+                signal.default_int_handler(signum, frame)
+            signal.raise_signal(signum)
             return
-        is_request = self._received <= {signal.SIGINT}
-        self._received.add(number)
-        if number != signal.SIGINT:
+        is_request = self._received_signals <= {signal.SIGINT}
+        self._received_signals.add(signum)
+        if signum != signal.SIGINT:
             self._asked_at = time.monotonic()
         if is_request:
-            self.exit_code = exit_code_of(number, self._requeue_exit_code)
+            self.exit_code = exit_code_of(signum, self._requeue_exit_code)
             self._on_request(self.exit_code)
-        message = self._message if isinstance(self._message, str) else self._message(number)
-        say(stop_reason() or f"{signal.Signals(number).name}: {message}")
+        message = self._message if isinstance(self._message, str) else self._message(signum)
+        say(stop_reason() or f"{signal.Signals(signum).name}: {message}")
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        handler = self._before[signal.Signals(number)]
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        handler = self._old_handlers[signal.Signals(signum)]
         self._give_back()
-        if number not in self._before:
-            signal.raise_signal(number)
+        if signum not in self._old_handlers:
+            signal.raise_signal(signum)
         elif callable(handler):  # a later handler called this one
-            handler(number, frame)
+            handler(signum, frame)
 
     def _give_back(self) -> None:
-        for outer in _outer_ones(self._before):
+        for outer in _outer_ones(self._old_handlers):
             outer.asked_at = max(outer.asked_at, self._asked_at)
         self.is_given_back = True
         if threading.current_thread() is threading.main_thread():
-            for number in [number for number in self._before if signal.getsignal(number) == self._request]:
-                signal.signal(number, self._before.pop(number))
+            for signum in [signum for signum in self._old_handlers if signal.getsignal(signum) == self._request]:
+                signal.signal(signum, self._old_handlers.pop(signum))
 
 
 class LeaveOnSignal:
@@ -184,7 +184,7 @@ class LeaveOnSignal:
         self.asked_at, self.is_given_back = -math.inf, False
         self._message = message
         self._requeue_exit_code = requeue_exit_code
-        self._before: dict[signal.Signals, Any] = {}
+        self._old_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         self.take()
@@ -197,14 +197,14 @@ class LeaveOnSignal:
         """Install the handlers; idempotent."""
         if self.is_given_back:
             self.asked_at, self.is_given_back = -math.inf, False
-        if threading.current_thread() is threading.main_thread() and not self._before:
+        if threading.current_thread() is threading.main_thread() and not self._old_handlers:
             _watch_forks()
-            chosen = [
-                number
-                for number in FROM_OUTSIDE
-                if _is_free(number) or _raises_run_interrupted(signal.getsignal(number))
+            signums = [
+                signum
+                for signum in FROM_OUTSIDE
+                if _is_free(signum) or _raises_run_interrupted(signal.getsignal(signum))
             ]
-            self._before = {number: signal.signal(number, self._leave) for number in chosen}
+            self._old_handlers = {signum: signal.signal(signum, self._leave) for signum in signums}
             _open.append(self)
 
     def give_back(self) -> None:
@@ -213,44 +213,44 @@ class LeaveOnSignal:
         A program that is exiting thus ends with its chosen exit code, and not by a repetition of the signal.
         """
         _open[:] = [other for other in _open if other is not self]
-        for number in [number for number in self._before if signal.getsignal(number) != self._leave]:
-            before = self._before.pop(number)
-            for later in _open:
-                later.restore_instead(number, self._leave, before)
+        for signum in [signum for signum in self._old_handlers if signal.getsignal(signum) != self._leave]:
+            old_handler = self._old_handlers.pop(signum)
+            for nested in _open:
+                nested.restore_instead(signum, self._leave, old_handler)
         self.is_given_back = True
         if not _is_same(self.asked_at):
-            for number in list(self._before):
-                self._restore(number)
+            for signum in list(self._old_handlers):
+                self._restore(signum)
 
-    def restore_instead(self, number: signal.Signals, closed: Any, before: Any) -> None:
+    def restore_instead(self, signum: signal.Signals, closed_handler: Any, old_handler: Any) -> None:
         """Restore the handler from before another object of this class that was given back first."""
-        if self._before.get(number) == closed:
-            self._before[number] = before
+        if self._old_handlers.get(signum) == closed_handler:
+            self._old_handlers[signum] = old_handler
 
-    def _restore(self, number: int) -> None:
-        signal.signal(number, self._before.pop(signal.Signals(number)))
+    def _restore(self, signum: int) -> None:
+        signal.signal(signum, self._old_handlers.pop(signal.Signals(signum)))
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
+    def _leave(self, signum: int, frame: FrameType | None) -> None:
         del frame
         if self.is_given_back:
             if not _is_same(self.asked_at):
-                self._restore(number)
-                signal.raise_signal(number)
+                self._restore(signum)
+                signal.raise_signal(signum)
             return
-        _deferred[:] = [number]
+        _deferred[:] = [signum]
         if _forks_under_way:
             return
         _deferred.clear()
-        if number in _AT_MOST_ONCE:
-            _ignore_from_now_on(number)
+        if signum in _AT_MOST_ONCE:
+            _ignore_from_now_on(signum)
         if _is_same(self.asked_at):
             return
-        for one in _open:
-            one.asked_at = time.monotonic()
-        message = f"{signal.Signals(number).name}: {self._message}"
-        interrupt = RunInterrupted(message, exit_code_of(number, self._requeue_exit_code))
-        interrupt.tell(say)
-        raise interrupt
+        for open_object in _open:
+            open_object.asked_at = time.monotonic()
+        message = f"{signal.Signals(signum).name}: {self._message}"
+        error = RunInterrupted(message, exit_code_of(signum, self._requeue_exit_code))
+        error.tell(say)
+        raise error
 
 
 _open: list[LeaveOnSignal] = []
@@ -265,7 +265,7 @@ _forking = threading.local()
 
 def _block_ours() -> None:
     """Block the signals that trieye handles in the forking thread, and so in the child until its handlers are set."""
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [number for number in STOP_SIGNALS if _is_ours(number)])
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signum for signum in STOP_SIGNALS if _is_ours(signum)])
 
 
 def _unblock_ours() -> None:
@@ -278,15 +278,15 @@ def _hand_over_in_child() -> None:
     Ray's handler calls `sys.exit`, which multiprocessing reports as an error and fork hooks discard.
     """
     _deferred.clear()
-    for number in [number for number in STOP_SIGNALS if _is_ours(number)]:
-        handler = signal.getsignal(number)
+    for signum in [signum for signum in STOP_SIGNALS if _is_ours(signum)]:
+        handler = signal.getsignal(signum)
         while _owner(handler) == __name__:
             owner = getattr(handler, "__self__", None)
-            handler = getattr(owner, "_before", {}).pop(number, signal.SIG_DFL)
+            handler = getattr(owner, "_old_handlers", {}).pop(signum, signal.SIG_DFL)
         is_free = (
             handler is None or _owner(handler).partition(".")[0] == "ray"
         )  # None: a handler that was not installed from Python
-        signal.signal(number, signal.SIG_DFL if is_free else handler)
+        signal.signal(signum, signal.SIG_DFL if is_free else handler)
     _unblock_ours()
 
 
@@ -313,9 +313,9 @@ def _raises_run_interrupted(handler: Any) -> bool:
     return isinstance(getattr(handler, "__self__", None), LeaveOnSignal)
 
 
-def _ignore_from_now_on(number: int) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    if number == signal.SIGHUP:
+def _ignore_from_now_on(signum: int) -> None:
+    signal.signal(signum, signal.SIG_IGN)
+    if signum == signal.SIGHUP:
         discard_dead_output()
 
 
@@ -323,15 +323,15 @@ def _is_same(asked_at: float) -> bool:
     return time.monotonic() - asked_at <= SAME_WITHIN_S
 
 
-def _is_free(number: signal.Signals) -> bool:
+def _is_free(signum: signal.Signals) -> bool:
     """Return whether a signal has no handler, except those of a closed run and of Ray, which exits silently."""
-    handler = signal.getsignal(number)
+    handler = signal.getsignal(signum)
     is_over = getattr(getattr(handler, "__self__", None), "is_given_back", False)
     return handler is signal.SIG_DFL or is_over or _owner(handler).partition(".")[0] == "ray"
 
 
-def _is_ours(number: signal.Signals) -> bool:
-    return _owner(signal.getsignal(number)) == __name__
+def _is_ours(signum: signal.Signals) -> bool:
+    return _owner(signal.getsignal(signum)) == __name__
 
 
 def _owner(handler: Any) -> str:
@@ -347,7 +347,7 @@ def children_outlive_signals() -> Iterator[None]:
     signals to this process are pending until the block ends.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
     was_ended = False
     try:
         yield
@@ -358,7 +358,7 @@ def children_outlive_signals() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if was_ended:
         signal.raise_signal(signal.SIGTERM)
 
@@ -370,16 +370,16 @@ def interrupt_deferred(message: str) -> Iterator[None]:
     Args:
         message: What is awaited, printed at the first Ctrl-C.
     """
-    before, received = signal.getsignal(signal.SIGINT), list[int]()
+    old_handler, received_signals = signal.getsignal(signal.SIGINT), list[int]()
 
-    def receive(number: int, frame: FrameType | None) -> None:
-        if received and callable(before):
-            before(number, frame)
-        elif not received:
-            received.append(number)
+    def receive(signum: int, frame: FrameType | None) -> None:
+        if received_signals and callable(old_handler):
+            old_handler(signum, frame)
+        elif not received_signals:
+            received_signals.append(signum)
             say(f"SIGINT: {message}")
 
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    if threading.current_thread() is not threading.main_thread() or not callable(old_handler):
         yield
         return
     signal.signal(signal.SIGINT, receive)
@@ -387,9 +387,9 @@ def interrupt_deferred(message: str) -> Iterator[None]:
         yield
     finally:
         if signal.getsignal(signal.SIGINT) is receive:
-            signal.signal(signal.SIGINT, before)
-    if received:
-        before(signal.SIGINT, None)
+            signal.signal(signal.SIGINT, old_handler)
+    if received_signals:
+        old_handler(signal.SIGINT, None)
 
 
 def let_sigterm_through() -> None:
@@ -400,5 +400,5 @@ def let_sigterm_through() -> None:
 def outlive_signals() -> None:
     """Ignore signals to every process of a job or a terminal; child processes are not affected."""
     if threading.current_thread() is threading.main_thread():
-        for number in _OF_A_GROUP:
-            signal.signal(number, lambda *_: None)  # not SIG_IGN, which would be inherited
+        for signum in _OF_A_GROUP:
+            signal.signal(signum, lambda *_: None)  # not SIG_IGN, which would be inherited

@@ -83,6 +83,6 @@ def _one_line(cell: RenderableType) -> RenderableType:
 
 
 def _visible(text: str | Text, *, keep: str = "\n\t") -> Text:
-    shown = Text(text) if isinstance(text, str) else text.copy()
-    shown.plain = visible(shown.plain, keep=keep)
-    return shown
+    copy = Text(text) if isinstance(text, str) else text.copy()
+    copy.plain = visible(copy.plain, keep=keep)
+    return copy

@@ -27,18 +27,18 @@ def command_text(*words: str | Path) -> str:
     return shlex.join(["trieye", *paths])
 
 
-def counted(number: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Return a number with its noun, such as `1 job` or `2 jobs`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
     """Format a duration in its two largest units, such as `2 h 05 min`."""
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    minutes, rest_s = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours} h"
     if hours:
         return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return f"{minutes} min {rest_s:02} s" if minutes else f"{rest_s} s"

@@ -56,17 +56,17 @@ def wait_while_moving(
         poll_s: Seconds between two polls of `progress`.
         tell: Called with the progress every `TELL_EVERY_S`.
     """
-    latest: object = None
-    changed = reported = time.monotonic()
-    while not is_done(max(0.0, min(poll_s, changed + still_s - time.monotonic()))):
-        before, latest, now = latest, progress(), time.monotonic()
-        if latest != before:
-            changed = now
-        elif now - changed >= still_s:
+    progress_value: object = None
+    changed_at = reported_at = time.monotonic()
+    while not is_done(max(0.0, min(poll_s, changed_at + still_s - time.monotonic()))):
+        last_progress, progress_value, now = progress_value, progress(), time.monotonic()
+        if progress_value != last_progress:
+            changed_at = now
+        elif now - changed_at >= still_s:
             return False
-        if tell is not None and now - reported >= TELL_EVERY_S:
-            reported = now
-            tell(latest)
+        if tell is not None and now - reported_at >= TELL_EVERY_S:
+            reported_at = now
+            tell(progress_value)
     return True
 
 

@@ -101,8 +101,8 @@ class Watchdog:
         os.close(self._pipe)
         self._process.wait()
 
-    def _poked(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _poked(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
         if self._stop.is_made and self.memory[MAIN_THREAD] % 2:
             raise StepInterrupted(f"{self._env_id} did not return")
 

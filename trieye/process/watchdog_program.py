@@ -35,28 +35,28 @@ class CallTimer:
         self._memory = memory
         self._run_name, self._env_id = settings["run_name"], settings["env_id"]
         self._parent, self._poke = int(str(settings["parent"])), int(str(settings["poke"]))
-        self._since: dict[int, tuple[int, float]] = {}
-        self._reported: set[tuple[int, int]] = set()
+        self._call_by_slot: dict[int, tuple[int, float]] = {}
+        self._reported_calls: set[tuple[int, int]] = set()
 
     def durations(self, now: float) -> dict[int, float]:
         """Return the observed duration of each call under way, in seconds, by slot."""
-        lasting = {}
+        duration_by_slot = {}
         for slot in range(MAIN_THREAD, NUM_SLOTS):
             count = self._memory[slot]
             if count % 2 == 0:
-                self._since.pop(slot, None)
+                self._call_by_slot.pop(slot, None)
                 continue
-            if self._since.get(slot, (-1, 0.0))[0] != count:
-                self._since[slot] = (count, now)
-            lasting[slot] = now - self._since[slot][1]
-        return lasting
+            if self._call_by_slot.get(slot, (-1, 0.0))[0] != count:
+                self._call_by_slot[slot] = (count, now)
+            duration_by_slot[slot] = now - self._call_by_slot[slot][1]
+        return duration_by_slot
 
     def report_long_calls(self) -> None:
         """Report unusually long calls of the main thread; `ExplorerGroup` reports those of explorers."""
         for slot, lasted_s in self.durations(time.monotonic()).items():
             key = (slot, self._memory[slot])
-            if slot == MAIN_THREAD and lasted_s >= REPORT_S and key not in self._reported:
-                self._reported.add(key)
+            if slot == MAIN_THREAD and lasted_s >= REPORT_S and key not in self._reported_calls:
+                self._reported_calls.add(key)
                 say(
                     f"run {self._run_name!r}: {self._env_id} has not returned for {lasted_s:.0f} s; Ctrl-C saves and "
                     "ends the run"
@@ -64,23 +64,23 @@ class CallTimer:
 
     def follow(self) -> bool:
         """Watch the calls after a signal until the pipe closes; return False if the process was killed."""
-        began = poked = time.monotonic()
-        self._since.clear()
+        began_at = poked_at = time.monotonic()
+        self._call_by_slot.clear()
         while True:
             if select.select([0], [], [], _POLL_S)[0] and not os.read(0, 4096):
                 return True
             now = time.monotonic()
-            lasting = self.durations(now)
-            first = INTERRUPT_S if poked == began else AGAIN_S
-            if lasting.get(MAIN_THREAD, 0.0) >= first and now - poked >= first:
-                poked = now
+            durations = self.durations(now)
+            limit_s = INTERRUPT_S if poked_at == began_at else AGAIN_S
+            if durations.get(MAIN_THREAD, 0.0) >= limit_s and now - poked_at >= limit_s:
+                poked_at = now
                 os.kill(self._parent, self._poke)
             is_deaf = not self._memory[HANDLED]
-            hung = [
-                slot for slot, lasted_s in lasting.items() if lasted_s >= END_S and (slot == MAIN_THREAD or is_deaf)
+            hung_slots = [
+                slot for slot, lasted_s in durations.items() if lasted_s >= END_S and (slot == MAIN_THREAD or is_deaf)
             ]
-            if hung:
-                self._end(now - began)
+            if hung_slots:
+                self._end(now - began_at)
                 return False
 
     def _end(self, waited_s: float) -> None:
@@ -99,10 +99,10 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Wait for a signal to the parent, which holds the other end of standard input."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    file, settings = int(sys.argv[1]), json.loads(sys.argv[2])
-    timer = CallTimer(memoryview(mmap.mmap(file, 8 * NUM_SLOTS)).cast("Q"), settings)
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    timer = CallTimer(memoryview(mmap.mmap(descriptor, 8 * NUM_SLOTS)).cast("Q"), settings)
     while True:
         if not select.select([0], [], [], REPORT_S / 3)[0]:
             timer.report_long_calls()

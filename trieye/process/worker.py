@@ -71,21 +71,21 @@ class RoundWorker:
             is_true: The condition; evaluated in the waiting thread at each `tell`.
             timeout_s: Time limit in seconds; None waits until the worker exits.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_true():
             bell: _Bell = SimpleQueue()
             self._waiting.put(bell)
             self.wake()
             if is_true() or self.failure is not None:  # the worker may have called `tell` for the last time
                 break
-            if not _rings(bell, until):
+            if not _rings(bell, deadline):
                 break
         return is_true()
 
     def next_round(self) -> Callable[[], bool]:
         """Return a function that returns whether a round that started after this call has ended."""
-        number = self._num_begun + 1
-        return lambda: self._num_ended >= number
+        round_number = self._num_begun + 1
+        return lambda: self._num_ended >= round_number
 
     def tell(self) -> None:
         """Make waiting threads check their conditions, in the middle of a round; called by the worker thread only."""
@@ -126,10 +126,10 @@ class RoundWorker:
             return self.failure is None
 
 
-def _rings(bell: _Bell, until: float | None) -> bool:
+def _rings(bell: _Bell, deadline: float | None) -> bool:
     """Wait for a bell and return whether it rang in time."""
     while True:
-        left_s = math.inf if until is None else max(until - time.monotonic(), 0.0)
+        left_s = math.inf if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
             # in slices: Python handles a signal that arrives just before the wait only after the wait
             bell.get(timeout=min(left_s, _SLICE_S))

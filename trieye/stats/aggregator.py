@@ -75,7 +75,7 @@ class Aggregator:
     def _reset(self) -> None:
         self._windows: dict[str, MetricWindows] = {}
         self._readers: dict[str, list[MetricWindows]] = {}
-        self._timed: list[MetricWindows] = []
+        self._timed_windows: list[MetricWindows] = []
         self._undeclared_names: list[str] = []
         self._non_finite: dict[str, tuple[int, int, float]] = {}  # count, first step and time since the last points
         self._carries = self._has_warned = False
@@ -88,7 +88,7 @@ class Aggregator:
         numerator = metric.rate_numerator_event if metric.aggregation == "rate" else None
         self._readers.setdefault(numerator or metric.event_key, []).append(windows)
         if metric.log_frequency_seconds or metric.aggregation == "rate":
-            self._timed.append(windows)
+            self._timed_windows.append(windows)
         return windows
 
     def ingest(self, batch: EventBatch, *, at: float) -> None:
@@ -143,13 +143,13 @@ class Aggregator:
     def _note_non_finite(self, windows: MetricWindows, events: EventBatch) -> None:
         """Count the non-finite events after the last finite one: a metric that ends with them has diverged."""
         is_finite = np.isfinite(events.values)
-        first = int(np.flatnonzero(is_finite)[-1]) + 1 if is_finite.any() else 0
-        if first < len(events):
-            rest = events.take(np.arange(first, len(events)))
-            xs = self._xs(windows, rest)
-            first_seen = 0, int((rest.steps if xs is None else xs).min()), float(rest.times.min())
-            count, step, time = self._non_finite.get(windows.config.name, first_seen)
-            self._non_finite[windows.config.name] = count + len(rest), step, time
+        start = int(np.flatnonzero(is_finite)[-1]) + 1 if is_finite.any() else 0
+        if start < len(events):
+            tail = events.take(np.arange(start, len(events)))
+            xs = self._xs(windows, tail)
+            initial_entry = 0, int((tail.steps if xs is None else xs).min()), float(tail.times.min())
+            count, step, time = self._non_finite.get(windows.config.name, initial_entry)
+            self._non_finite[windows.config.name] = count + len(tail), step, time
 
     def _in_range(self, batch: EventBatch) -> EventBatch:
         if batch.steps.max() <= MAX_STEP and batch.steps.min() >= -MAX_STEP:
@@ -207,14 +207,14 @@ class Aggregator:
         if axis == "global_step":
             return None
         if axis == "wall_time":
-            elapsed = np.nan_to_num(self.elapsed_before + (events.times - self.attempt_started), nan=0.0)
-            seconds: Ints = np.floor(np.clip(elapsed, 0.0, MAX_STEP)).astype(np.int64)
+            elapsed_s = np.nan_to_num(self.elapsed_before + (events.times - self.attempt_started), nan=0.0)
+            seconds: Ints = np.floor(np.clip(elapsed_s, 0.0, MAX_STEP)).astype(np.int64)
             return seconds
-        counted = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
+        event_numbers = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
         for row, context in events.contexts.items():
             if isinstance(episode := context.get(EPISODE), int | np.integer) and abs(int(episode)) <= MAX_STEP:
-                counted[row] = episode
-        return counted
+                event_numbers[row] = episode
+        return event_numbers
 
     def advance(self, *, at: float, step: int | None = None) -> list[Point]:
         """Close complete windows and return their points.
@@ -269,25 +269,25 @@ class Aggregator:
         ]
         for point in [*points, *diverging]:
             summarize(self.summary, point)
-        dropped = self.drops.changed() if self.drops.by_reason else {}
-        step = max(self.highest_step, 0) if dropped else 0
+        total_by_reason = self.drops.changed() if self.drops.by_reason else {}
+        step = max(self.highest_step, 0) if total_by_reason else 0
         points += [
             Point(f"trieye/dropped/{reason}", float(total), step, self.started + at, count=0)
-            for reason, total in sorted(dropped.items())
+            for reason, total in sorted(total_by_reason.items())
         ]
         return points + diverging
 
     def if_closed(self, *, at: float) -> list[Point]:
         """Return the points of `flush`, except counts of drops, without closing a window."""
-        closed = Aggregator(self._metrics, undeclared=self._undeclared)
-        closed.restore(self.to_state())
-        closed.drops.changed()
-        return closed.flush(at=at)
+        copy = Aggregator(self._metrics, undeclared=self._undeclared)
+        copy.restore(self.to_state())
+        copy.drops.changed()
+        return copy.flush(at=at)
 
     @property
     def waits_for_time(self) -> bool:
         """Whether `advance` could return a point without new events."""
-        return self._carries or self.drops.has_news or any(windows.waits_for_time for windows in self._timed)
+        return self._carries or self.drops.has_news or any(windows.waits_for_time for windows in self._timed_windows)
 
     @property
     def highest_step(self) -> int:
@@ -346,9 +346,9 @@ class Aggregator:
 
     def remember(self, summary: Mapping[str, MetricSummary]) -> None:
         """Merge the summary of an earlier attempt: its extremes, and its last values for metrics without points."""
-        for name, before in summary.items():
-            now = self.summary.setdefault(name, MetricSummary(**before))
-            now["min"], now["max"] = min(now["min"], before["min"]), max(now["max"], before["max"])
+        for name, earlier_summary in summary.items():
+            now = self.summary.setdefault(name, MetricSummary(**earlier_summary))
+            now["min"], now["max"] = min(now["min"], earlier_summary["min"]), max(now["max"], earlier_summary["max"])
 
 
 def summarize(summary: dict[str, MetricSummary], point: Point) -> None:

@@ -80,14 +80,14 @@ class EventBatch:
         """Return (name, events) for each name that occurs, events in the order of arrival."""
         if len(self.names) == 1:
             return [(self.names[0], self)] if len(self) else []
-        ordered = self.take(np.argsort(self.codes, kind="stable"))
-        bounds = np.searchsorted(ordered.codes, np.arange(len(self.names) + 1)).tolist()
+        sorted_batch = self.take(np.argsort(self.codes, kind="stable"))
+        bounds = np.searchsorted(sorted_batch.codes, np.arange(len(self.names) + 1)).tolist()
         contexts: defaultdict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
-        for row, context in ordered.contexts.items():
-            code = int(ordered.codes[row])
+        for row, context in sorted_batch.contexts.items():
+            code = int(sorted_batch.codes[row])
             contexts[code][row - bounds[code]] = context
         return [
-            (name, ordered.part(slice(start, stop), contexts.get(code, {})))
+            (name, sorted_batch.part(slice(start, stop), contexts.get(code, {})))
             for code, (name, start, stop) in enumerate(zip(self.names, bounds[:-1], bounds[1:], strict=True))
             if stop > start
         ]
@@ -118,18 +118,18 @@ def _bytes_of(value: Any) -> int:
 
 def salvage(rows: Sequence[EventRow]) -> tuple[list[EventRow], list[tuple[str, str]]]:
     """Split rows into the ones that fit into a batch, and the (reason, name) of the rejected ones."""
-    good: list[EventRow] = []
-    bad: list[tuple[str, str]] = []
+    valid_rows: list[EventRow] = []
+    invalid_rows: list[tuple[str, str]] = []
     for row in rows:
         try:
             EventBatch.from_rows([row])
         except OverflowError:
-            bad.append(("non_finite" if _fits(row.step) else "step_out_of_range", str(row.name)))
+            invalid_rows.append(("non_finite" if _fits(row.step) else "step_out_of_range", str(row.name)))
         except (TypeError, ValueError):
-            bad.append(("invalid", str(row.name)))
+            invalid_rows.append(("invalid", str(row.name)))
         else:
-            good.append(row)
-    return good, bad
+            valid_rows.append(row)
+    return valid_rows, invalid_rows
 
 
 def _fits(step: int) -> bool:

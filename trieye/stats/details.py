@@ -57,8 +57,8 @@ class Sample:
         index = (len(self.values) - 1) * self.quantile
         below = int(index)
         above = min(below + 1, len(self.values) - 1)
-        ordered = np.partition(np.frombuffer(self.values), (below, above))
-        return _interpolate(float(ordered[below]), float(ordered[above]), index - below)
+        values = np.partition(np.frombuffer(self.values), (below, above))
+        return _interpolate(float(values[below]), float(values[above]), index - below)
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `detail_from_state`."""

@@ -40,8 +40,8 @@ def has_diverged(summary: Mapping[str, Mapping[str, Any]], metric: str) -> bool:
         summary: The `step` of the last point of each metric.
         metric: Name of the metric.
     """
-    dropped, finite = summary.get(f"{NON_FINITE_METRIC}{metric}"), summary.get(metric)
-    return dropped is not None and (finite is None or dropped["step"] > finite["step"])
+    non_finite, finite = summary.get(f"{NON_FINITE_METRIC}{metric}"), summary.get(metric)
+    return non_finite is not None and (finite is None or non_finite["step"] > finite["step"])
 
 
 class Drops:
@@ -50,24 +50,24 @@ class Drops:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all fields below; a thread that holds it takes no other lock
         self.by_reason: Counter[str] = Counter()
-        self._reported: Counter[str] = Counter()
-        self._warned: defaultdict[str, set[str]] = defaultdict(set)
+        self._old_totals: Counter[str] = Counter()
+        self._warned_names: defaultdict[str, set[str]] = defaultdict(set)
 
     def add(self, reason: str, name: str, count: int = 1) -> None:
         """Count dropped events, and warn once per reason and name."""
         if count <= 0:
             return
-        shown = name[:MAX_SHOWN]
+        short_name = name[:MAX_SHOWN]
         with self._lock:
             self.by_reason[reason] += count
-            warned = self._warned[reason]
-            is_new = shown not in warned and len(warned) < MAX_WARNED_NAMES
+            warned_names = self._warned_names[reason]
+            is_new = short_name not in warned_names and len(warned_names) < MAX_WARNED_NAMES
             if is_new:
-                warned.add(shown)
+                warned_names.add(short_name)
         if is_new:
             explanation = f": {EXPLANATIONS[reason]}" if reason in EXPLANATIONS else ""
             effect = "is logged without its context" if reason == "context_too_large" else "is not logged"
-            logger.warning("event %r %s (%s)%s", shown, effect, reason, explanation)
+            logger.warning("event %r %s (%s)%s", short_name, effect, reason, explanation)
 
     def count(self, reason: str, count: int) -> None:
         """Count dropped events without a warning."""
@@ -78,23 +78,23 @@ class Drops:
     def has_news(self) -> bool:
         """Whether a total grew since the last call of `changed`."""
         with self._lock:
-            return self.by_reason != self._reported
+            return self.by_reason != self._old_totals
 
     def changed(self) -> dict[str, int]:
         """Return the totals that grew since the last call."""
         with self._lock:
-            changed = {reason: total for reason, total in self.by_reason.items() if total != self._reported[reason]}
-            self._reported = Counter(self.by_reason)
-        return changed
+            totals = {reason: total for reason, total in self.by_reason.items() if total != self._old_totals[reason]}
+            self._old_totals = Counter(self.by_reason)
+        return totals
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `restore`."""
         with self._lock:
-            return {"by_reason": dict(self.by_reason), "reported": dict(self._reported)}
+            return {"by_reason": dict(self.by_reason), "reported": dict(self._old_totals)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replace the counts by those in a state of `to_state`; warnings already given are not repeated."""
         totals = state.get("by_reason", state)  # older versions stored only the totals
         with self._lock:
             self.by_reason = Counter(totals)
-            self._reported = Counter(state.get("reported", totals))
+            self._old_totals = Counter(state.get("reported", totals))

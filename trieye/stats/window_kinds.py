@@ -29,7 +29,7 @@ class EachWindows(MetricWindows):
         self.highest = top if self.highest is None else max(self.highest, top)
         name, log_to = self.config.name, tuple(self.config.log_to)
         rows = zip(values.tolist(), (steps if xs is None else xs).tolist(), times.tolist(), strict=True)
-        self._carried += [Point(name, value, step, time, log_to) for value, step, time in rows]
+        self._carried_points += [Point(name, value, step, time, log_to) for value, step, time in rows]
 
 
 class QuantileWindows(MetricWindows):
@@ -94,11 +94,11 @@ def smoothed_sums(values: Floats, alpha: float, *, before: float) -> Floats:
         alpha: Weight of a new value, in (0, 1].
         before: s before the first value.
     """
-    rest = 1.0 - alpha
+    decay = 1.0 - alpha
     sums: Floats = alpha * values
-    sums[0] += rest * before
+    sums[0] += decay * before
     # prefix doubling: each iteration doubles the number of preceding values that a sum includes
-    span, weight = 1, rest
+    span, weight = 1, decay
     while span < len(values) and weight > 0.0:
         sums[span:] += weight * sums[:-span]
         span, weight = 2 * span, weight * weight
@@ -129,30 +129,30 @@ class RateWindows(MetricWindows):
     def _has_deferred_window(self) -> bool:
         if not self._length or self.watermark is None:
             return False
-        return any(key * self._length <= self.watermark for key in self._open)
+        return any(key * self._length <= self.watermark for key in self._open_windows)
 
-    def _is_due(self, opened: float, at: float) -> bool:
-        del opened
+    def _is_due(self, opened_at: float, at: float) -> bool:
+        del opened_at
         return at - self._since >= self._seconds
 
-    def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
-        if not closed:
+    def _points(self, closed_windows: list[tuple[int, Accumulator]], at: float) -> list[Point]:
+        if not closed_windows:
             return []
         if at <= self._since:  # no time has passed: the next point includes these events
-            self._defer(closed, at)
+            self._defer(closed_windows, at)
             return []
-        step, window = closed[0]
-        for later, events in closed[1:]:
-            step = max(step, later)
+        step, window = closed_windows[0]
+        for last_step, events in closed_windows[1:]:
+            step = max(step, last_step)
             window.merge(events)
         value = window.total / (at - self._since)
         self._logged_at = at
         return [self._point(step, window, value)]
 
-    def _defer(self, closed: list[tuple[int, Accumulator]], at: float) -> None:
-        for step, window in closed:
+    def _defer(self, closed_windows: list[tuple[int, Accumulator]], at: float) -> None:
+        for step, window in closed_windows:
             key = -(-step // self._length) if self._length else 0
-            self._open[key] = merged(self._open.get(key), window)
+            self._open_windows[key] = merged(self._open_windows.get(key), window)
             self._opened_at[key] = at
 
     def to_state(self) -> dict[str, Any]:

@@ -164,14 +164,14 @@ def accumulate(
 def _single_group(values: Floats, steps: Ints, times: Floats, xs: Ints | None) -> Accumulator:
     count, total, top = len(values), float(values.sum()), int(steps.max())
     # the last received event at the highest step
-    last = count - 1 if steps[-1] == top else count - 1 - int(np.argmax(steps[::-1]))
+    last_index = count - 1 if steps[-1] == top else count - 1 - int(np.argmax(steps[::-1]))
     return Accumulator(
         count=count,
         total=total,
         low=float(values.min()),
         high=float(values.max()),
         m2=float(np.square(values - total / count).sum()) if count > 1 else 0.0,
-        last=float(values[last]),
+        last=float(values[last_index]),
         step=top,
         time=float(times.max()),
         x=None if xs is None else int(xs.max()),
@@ -183,18 +183,18 @@ def _groups(
 ) -> Iterator[tuple[int, Accumulator]]:
     counts = np.diff(np.append(starts, len(keys)))
     totals = np.add.reduceat(values, starts)
-    m2 = last = np.zeros(len(starts))
+    m2 = last_values = np.zeros(len(starts))
     if aggregation == "std":
         m2 = np.add.reduceat(np.square(values - np.repeat(totals / counts, counts)), starts)
     if aggregation == "latest":
-        last = values[_last_at_the_highest_step(steps, starts, counts)]
+        last_values = values[_last_at_the_highest_step(steps, starts, counts)]
     columns = (
         counts.tolist(),
         totals.tolist(),
         np.minimum.reduceat(values, starts).tolist(),
         np.maximum.reduceat(values, starts).tolist(),
         m2.tolist(),
-        last.tolist(),
+        last_values.tolist(),
         np.maximum.reduceat(steps, starts).tolist(),
         np.maximum.reduceat(times, starts).tolist(),
         [None] * len(starts) if xs is None else np.maximum.reduceat(xs, starts).tolist(),
@@ -243,10 +243,10 @@ class MetricWindows:
         self.highest: int | None = None
         self.num_late = 0
         self.num_events = 0
-        self._open: dict[int, Accumulator] = {}
+        self._open_windows: dict[int, Accumulator] = {}
         self._opened_at: dict[int, float] = {}
         self._late: Accumulator | None = None
-        self._carried: list[Point] = []
+        self._carried_points: list[Point] = []
         self._times = times
         self._length = config.log_frequency_steps
         self._seconds = config.log_frequency_seconds
@@ -283,16 +283,16 @@ class MetricWindows:
         if self._length and self.watermark is not None and key * self._length <= self.watermark:
             self.num_late += events.count
             self._late = merged(self._late, events)
-        elif key in self._open:
-            self._open[key].merge(events)
+        elif key in self._open_windows:
+            self._open_windows[key].merge(events)
         else:
-            self._open[key] = events
+            self._open_windows[key] = events
             self._opened_at[key] = at
 
     def _merge_late_events(self) -> None:
-        if self._late is not None and self._open:
-            first = min(self._open)
-            self._open[first] = merged(self._late, self._open[first])
+        if self._late is not None and self._open_windows:
+            first_key = min(self._open_windows)
+            self._open_windows[first_key] = merged(self._late, self._open_windows[first_key])
             self._late = None
 
     def go_back(self, step: int) -> None:
@@ -316,14 +316,14 @@ class MetricWindows:
             at: Journal time in seconds.
             step: Skip open windows that contain events beyond this step; None: include all.
         """
-        closed = self._completed(at, self.highest if step is None else step)
+        closed_windows = self._completed(at, self.highest if step is None else step)
         if self._length or self._seconds:
-            closed += self._close_open(step)
-        return self._take_carried() + self._points(closed, at)
+            closed_windows += self._close_open(step)
+        return self._take_carried() + self._points(closed_windows, at)
 
     def _take_carried(self) -> list[Point]:
-        carried, self._carried = self._carried, []
-        return carried
+        points, self._carried_points = self._carried_points, []
+        return points
 
     def _completed(self, at: float, step: int | None) -> list[tuple[int, Accumulator]]:
         if self.highest is not None:
@@ -332,46 +332,46 @@ class MetricWindows:
         return self._reached() + self._expired(at)
 
     def _close_open(self, step: int | None) -> list[tuple[int, Accumulator]]:
-        keys = sorted(key for key, events in self._open.items() if step is None or events.step <= step)
-        closed = [(self._open[key].step, self._pop(key)) for key in keys]
-        if self._late is not None and not self._open and self.highest is not None:
-            closed.append((self.highest, self._late))
+        keys = sorted(key for key, events in self._open_windows.items() if step is None or events.step <= step)
+        closed_windows = [(self._open_windows[key].step, self._pop(key)) for key in keys]
+        if self._late is not None and not self._open_windows and self.highest is not None:
+            closed_windows.append((self.highest, self._late))
             self._late = None
-        return closed
+        return closed_windows
 
-    def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
+    def _points(self, closed_windows: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         del at
         aggregation = self.config.aggregation
-        return [self._point(step, window, reduce(window, aggregation)) for step, window in closed]
+        return [self._point(step, window, reduce(window, aggregation)) for step, window in closed_windows]
 
     @property
     def waits_for_time(self) -> bool:
         """Whether a point can become due without new events."""
-        return bool(self._carried or (self._seconds and self._open))
+        return bool(self._carried_points or (self._seconds and self._open_windows))
 
     @property
     def carries(self) -> bool:
         """Whether points of an earlier configuration are pending."""
-        return bool(self._carried)
+        return bool(self._carried_points)
 
     def _reached(self) -> list[tuple[int, Accumulator]]:
         if not self._length or self.watermark is None:
             return []
-        ends = sorted(key for key in self._open if key * self._length <= self.watermark)
+        ends = sorted(key for key in self._open_windows if key * self._length <= self.watermark)
         return [(key * self._length, self._pop(key)) for key in ends]
 
     def _expired(self, at: float) -> list[tuple[int, Accumulator]]:
         if not self._seconds:
             return []
-        due = sorted(key for key, opened in self._opened_at.items() if self._is_due(opened, at))
-        return [(self._open[key].step, self._pop(key)) for key in due]
+        due_keys = sorted(key for key, opened_at in self._opened_at.items() if self._is_due(opened_at, at))
+        return [(self._open_windows[key].step, self._pop(key)) for key in due_keys]
 
-    def _is_due(self, opened: float, at: float) -> bool:
-        return at - opened >= self._seconds
+    def _is_due(self, opened_at: float, at: float) -> bool:
+        return at - opened_at >= self._seconds
 
     def _pop(self, key: int) -> Accumulator:
         del self._opened_at[key]
-        return self._open.pop(key)
+        return self._open_windows.pop(key)
 
     def _point(self, step: int, window: Accumulator, value: float) -> Point:
         if not math.isfinite(value):  # the sum of finite values can be infinite
@@ -400,10 +400,10 @@ class MetricWindows:
             "highest": self.highest,
             "num_late": self.num_late,
             "num_events": self.num_events,
-            "open": [[key, window.to_state()] for key, window in self._open.items()],
-            "opened_at": [self._opened_at[key] for key in self._open],
+            "open": [[key, window.to_state()] for key, window in self._open_windows.items()],
+            "opened_at": [self._opened_at[key] for key in self._open_windows],
             "late": self._late and self._late.to_state(),
-            "carried": [point.to_row() for point in self._carried],
+            "carried": [point.to_row() for point in self._carried_points],
         }
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
@@ -418,15 +418,15 @@ class MetricWindows:
         """
         self.watermark, self.highest = state.get("watermark"), state.get("highest")
         self.num_late, self.num_events = state.get("num_late", 0), state.get("num_events", 0)
-        self._carried = [Point.from_row(row) for row in state.get("carried", [])]
+        self._carried_points = [Point.from_row(row) for row in state.get("carried", [])]
         windows = [(key, Accumulator.from_state(window)) for key, window in state.get("open", [])]
         late = Accumulator.from_state(state["late"]) if state.get("late") else None
         times = [opened + shift_s for opened in state.get("opened_at", [])] or [self._attempt_start] * len(windows)
         if state.get("aggregation", self.config.aggregation) != self.config.aggregation:
             self._carry(windows, late, state["aggregation"])
         elif state.get("length") == self._length:
-            self._open, self._late = dict(windows), late
-            self._opened_at = dict(zip(self._open, times, strict=True))
+            self._open_windows, self._late = dict(windows), late
+            self._opened_at = dict(zip(self._open_windows, times, strict=True))
         else:
             self._late = late
             for (_, window), opened in zip(windows, times, strict=True):
@@ -436,11 +436,11 @@ class MetricWindows:
     def _carry(self, windows: list[tuple[int, Accumulator]], late: Accumulator | None, aggregation: str) -> None:
         if aggregation == "rate" or not (self._length or self._seconds):
             return  # an unfinished interval has no rate, and a metric that is never logged has no points
-        closed = [(window.step, window) for _, window in sorted(windows, key=lambda item: item[0])]
+        closed_windows = [(window.step, window) for _, window in sorted(windows, key=lambda item: item[0])]
         if late is not None and self.highest is not None:
-            closed.append((self.highest, late))
+            closed_windows.append((self.highest, late))
         reducer = aggregation if aggregation in REDUCERS else "mean"
-        self._carried += [self._point(step, window, reduce(window, reducer)) for step, window in closed]
+        self._carried_points += [self._point(step, window, reduce(window, reducer)) for step, window in closed_windows]
 
 
 def merged(older: Accumulator | None, newer: Accumulator) -> Accumulator:
