@@ -175,7 +175,7 @@ def test_failures_during_close_are_retried(run, source):
     sink = FlakySink(0)
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     assert thread.when_ready(SOON_S)
-    sink._left = 2
+    sink._failures_left = 2
     add(thread, source, points(0, 3))
     assert thread.close("FINISHED", SOON_S)
     assert steps_of(sink) == [0, 1, 2]
@@ -202,7 +202,7 @@ def test_rejected_points_are_counted_and_reported_once(run, source, caplog):
     sink = FlakySink(0, error=ProcessingError("no such thing"))
     thread = SinkThread(sink, run, source)
     assert thread.when_ready(SOON_S)
-    sink._left = 2
+    sink._failures_left = 2
     for first, num in [(0, 3), (3, 4), (7, 1)]:
         add(thread, source, points(first, num))
         assert thread.flush(SOON_S)

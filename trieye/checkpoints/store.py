@@ -118,9 +118,9 @@ class Retention:
         best_entries = ranked[: self.keep_best]
         every = self.keep_every_steps
         older_entries = entries[: -self.keep_last]
-        pending = [state for state in entries if state.is_awaited]
-        kept = [*best_entries, *pending[-1:], *[state for state in pending if state.attempt == entries[-1].attempt]]
-        return [state for state in older_entries if state not in kept and not (every and state.step % every == 0)]
+        awaited = [state for state in entries if state.is_awaited]
+        retained = [*best_entries, *awaited[-1:], *[state for state in awaited if state.attempt == entries[-1].attempt]]
+        return [state for state in older_entries if state not in retained and not (every and state.step % every == 0)]
 
 
 @dataclass(frozen=True)
@@ -260,22 +260,22 @@ class CheckpointStore:
         entries = self.entries()
         if max_step is not None:
             entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
-        intact = self._first_intact(reversed(entries), read)
+        intact_entry = self._first_intact(reversed(entries), read)
         named = self._named(max_step)
         for link in (links := [path for path in named if path.is_symlink()]):
             logger.warning("%s is a link and is not used", link)
-        if intact is None and links:
+        if intact_entry is None and links:
             raise CheckpointError(
                 f"{links[0]} is a link, possibly created by another user, and is not followed; if you trust it, set "
                 f"load_checkpoint_path={links[0].resolve()} for a new run"
             )
-        if intact is None and named:
+        if intact_entry is None and named:
             raise CheckpointError(
                 f"{self.directory} has {len(named)} saved state(s), but none is intact: "
                 f"{', '.join(path.name for path in named[:5])}; restore one from a backup, or from "
                 "persistence.mirror by deleting them; to start from scratch, choose another run_name"
             )
-        return intact
+        return intact_entry
 
     def best(self, mode: Mode | None = None, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best intact state: by `objective`, otherwise the newest one saved with `is_best`."""

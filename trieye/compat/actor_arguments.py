@@ -49,14 +49,14 @@ def sent_lightly(method: Method) -> Method:
     return _sent(method, _light)
 
 
-def _sent(method: Method, converted: Callable[[str | int, Any], Any]) -> Method:
-    """Convert each argument of a method in the process of the caller; `converted` takes its position or name, too."""
+def _sent(method: Method, convert: Callable[[str | int, Any], Any]) -> Method:
+    """Convert each argument of a method in the process of the caller; `convert` takes its position or name, too."""
 
     def converting(call: Callable[..., Any]) -> Callable[..., Any]:
         def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
             return call(
-                [converted(position, value) for position, value in enumerate(args)],
-                {name: converted(name, value) for name, value in kwargs.items()},
+                [convert(position, value) for position, value in enumerate(args)],
+                {name: convert(name, value) for name, value in kwargs.items()},
             )
 
         return send

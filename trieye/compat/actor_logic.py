@@ -68,12 +68,12 @@ class ActorLogic(HubLogic):
             self._state.update_last_processed_step(plain_step(step))
 
     def _make_sinks(self) -> list[Sink]:
-        injected: dict[str, Sink] = {}
+        sink_by_name: dict[str, Sink] = {}
         if self._client is not None:
-            injected["mlflow"] = MlflowSink(self.files.note_mlflow_run_id, self._client)
+            sink_by_name["mlflow"] = MlflowSink(self.files.note_mlflow_run_id, self._client)
         if self._writer is not None:
-            injected["tensorboard"] = ScalarWriterSink(self._writer, self.config.sinks.tensorboard.flush_interval_s)
-        return [injected.get(sink.name, sink) for sink in super()._make_sinks()]
+            sink_by_name["tensorboard"] = ScalarWriterSink(self._writer, self.config.sinks.tensorboard.flush_interval_s)
+        return [sink_by_name.get(sink.name, sink) for sink in super()._make_sinks()]
 
     @request("ingest")
     def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:
@@ -133,10 +133,10 @@ class ActorLogic(HubLogic):
         """Return the state of an earlier attempt or run, and continue its windows unless this attempt already does."""
         self._check_open()
         with self.status.doing("reading a checkpoint"):
-            loaded, restored = self._training.find()
+            loaded_state, restored = self._training.find()
         if restored is None or not self._ledger.is_under_way(restored.hub_state):
             self._continue_from(restored, key)
-        return loaded
+        return loaded_state
 
     @request("ingest")
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:

@@ -77,20 +77,20 @@ def _converted(
 def _files_of(run_dir: Path) -> list[tuple[Path, int | None]]:
     """Return the old files of a run, checkpoints first, with the steps in their names; the lowest step first."""
     checkpoints, buffers = run_dir / CHECKPOINTS, run_dir / BUFFERS
-    numbered = [*_numbered(checkpoints, CHECKPOINT_PREFIX, LATEST), *_numbered(buffers, BUFFER_PREFIX, BUFFER)]
-    if not numbered:
+    step_paths = [*_numbered(checkpoints, CHECKPOINT_PREFIX, LATEST), *_numbered(buffers, BUFFER_PREFIX, BUFFER)]
+    if not step_paths:
         raise ConfigurationError(
             f"run {run_dir.name!r}: there is nothing to convert: no {CHECKPOINT_PREFIX}<step>.pkl or {LATEST} in "
             f"{checkpoints}, and no {BUFFER_PREFIX}<step>.pkl or {BUFFER} in {buffers}"
         )
-    return numbered
+    return step_paths
 
 
 def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[Path, int | None]]:
     """Return the files with a step in their names; where there is none, the file that has the name of the link."""
-    numbered: list[tuple[Path, int | None]] = [(path, step) for step, path in numbered_pickles(directory, prefix)]
+    path_steps: list[tuple[Path, int | None]] = [(path, step) for step, path in numbered_pickles(directory, prefix)]
     link = directory / link_name
-    return numbered or ([(link, None)] if link.is_file() and not link.is_symlink() else [])
+    return path_steps or ([(link, None)] if link.is_file() and not link.is_symlink() else [])
 
 
 def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
@@ -111,16 +111,16 @@ def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: 
     """Save the content of an old file and return the new directory, or the existing one for its step."""
     prefix = CHECKPOINT_PREFIX if isinstance(data, CheckpointData) else BUFFER_PREFIX
     store = CheckpointStore(directory, prefix=prefix)
-    saved = store.entries()
-    if any(entry.step == step for entry in saved):
+    saved_entries = store.entries()
+    if any(entry.step == step for entry in saved_entries):
         return store.path(step)
-    if saved and saved[-1].step > step:  # it would count as the newest one
+    if saved_entries and saved_entries[-1].step > step:  # it would count as the newest one
         raise SerializationError(
-            f"{saved[-1].path.name} has a later step; convert {path.name} to another directory with --output"
+            f"{saved_entries[-1].path.name} has a later step; convert {path.name} to another directory with --output"
         )
     metadata: dict[str, Any] = {"converted_from": path.name}
     if isinstance(data, CheckpointData):
-        best = path.with_name(BEST)  # 0.1.5 copied the best checkpoint to this name
-        is_best = best.is_file() and filecmp.cmp(path, best, shallow=False)
+        best_path = path.with_name(BEST)  # 0.1.5 copied the best checkpoint to this name
+        is_best = best_path.is_file() and filecmp.cmp(path, best_path, shallow=False)
         metadata |= {"run_name": data.run_name, "is_best": is_best}
     return store.save(step, serializer.encode(data, copy=False), metadata=metadata)

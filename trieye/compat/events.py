@@ -64,24 +64,24 @@ class SentEvents(NamedTuple):
     @classmethod
     def of(cls, events: Iterable[Any]) -> Self:
         """Pack events for sending; other objects count as dropped."""
-        sent = cls([], [])
+        sent_events = cls([], [])
         for event in events:
             if isinstance(event, RawMetricEvent):
                 context = event.context or None
                 if context is not None and context_bytes(context) > MAX_CONTEXT_BYTES:
-                    sent.drops.append(("context_too_large", event.name, 1))
+                    sent_events.drops.append(("context_too_large", event.name, 1))
                     context = None
-                sent.rows.append((event.name, event.value, event.global_step, event.timestamp, context))
+                sent_events.rows.append((event.name, event.value, event.global_step, event.timestamp, context))
             else:
-                sent.drops.append(("invalid", type(event).__name__, 1))
-        return sent
+                sent_events.drops.append(("invalid", type(event).__name__, 1))
+        return sent_events
 
 
 def rows_of(events: Iterable[Any] | SentEvents, *, arrived: float) -> tuple[list[EventRow], list[tuple[str, str, int]]]:
     """Return events as the rows of a batch, and (reason, name, count) of other objects."""
-    sent = events if isinstance(events, SentEvents) else SentEvents.of(events)
+    sent_events = events if isinstance(events, SentEvents) else SentEvents.of(events)
     rows = [
         EventRow(name, value, step, time if time is not None and 0.0 <= time < MAX_TIMESTAMP_S else arrived, context)
-        for name, value, step, time, context in sent.rows
+        for name, value, step, time, context in sent_events.rows
     ]
-    return rows, sent.drops
+    return rows, sent_events.drops

@@ -35,10 +35,10 @@ class TrainingChoice(Choice):
             run_name: The run whose checkpoint was loaded.
             max_step: The step of that checkpoint; a newer buffer does not fit it.
         """
-        if (named := self.given_buffer()) is not None:
-            return named
-        earlier = earlier_runs(self._files, self._config.run_name) if self._config.auto_resume_latest else []
-        directories = self._files.directories_of(run_name) if run_name else [run.directory for run in earlier]
+        if (given_buffer := self.given_buffer()) is not None:
+            return given_buffer
+        runs = earlier_runs(self._files, self._config.run_name) if self._config.auto_resume_latest else []
+        directories = self._files.directories_of(run_name) if run_name else [run.directory for run in runs]
         buffers = (self.newest_buffer(self._files.at(directory), max_step) for directory in directories)
         return next((buffer for buffer in buffers if buffer is not None), None)
 

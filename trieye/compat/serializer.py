@@ -171,20 +171,20 @@ class Serializer:
         if not source.exists():
             logger.warning("%s does not exist", path)
             return None
-        loaded = self._content(source, state)
+        content = self._content(source, state)
         try:
-            return schema.model_validate(loaded)
+            return schema.model_validate(content)
         except ValidationError as error:
             logger.error("%s holds no %s: %s", path, schema.__name__, error)  # noqa: TRY400 - the message is complete
             return None
 
     def _content(self, path: Path, state: EncodedState | None) -> Any:
         if path.is_dir():
-            encoded = state or load_state(path, key=self.key, allow_pickle=self.allow_pickle)
-            return decode(encoded, copy=False, on_damage=self.on_damage)
-        loaded = load_pickle(path, allow_pickle=self.allow_pickle)
+            encoded_state = state or load_state(path, key=self.key, allow_pickle=self.allow_pickle)
+            return decode(encoded_state, copy=False, on_damage=self.on_damage)
+        content = load_pickle(path, allow_pickle=self.allow_pickle)
         # the fields, not the object, whose class belongs to 0.1.5
-        return dict(vars(loaded)) if isinstance(loaded, BaseModel) else loaded
+        return dict(vars(content)) if isinstance(content, BaseModel) else content
 
 
 def _has_state(value: Any) -> bool:

@@ -47,10 +47,10 @@ class TrainingStates:
         checkpoint, buffer, encode = self._checkpoint_data(hub_state, state), None, self._serializer.encode
         if state["save_buffer"] and self._config.save_buffer:
             buffer = encode(self._buffer_data(state["buffer_content"]), copy=False)
-        step, encoded = checkpoint.global_step, encode(checkpoint, copy=False)
+        step, encoded_state = checkpoint.global_step, encode(checkpoint, copy=False)
         metadata = {"is_best": state["is_best"]}
         with contextlib.nullcontext() if buffer is None else self._buffer_saved(step, buffer):
-            return self._states.save(step, encoded, metadata)
+            return self._states.save(step, encoded_state, metadata)
 
     @contextlib.contextmanager
     def _buffer_saved(self, step: int, buffer: EncodedState) -> Iterator[None]:
@@ -70,8 +70,8 @@ class TrainingStates:
     def _prune_buffers(self) -> None:
         """Delete the buffers that no checkpoint is loaded with any more."""
         buffers = [entry.step for entry in self._buffers.entries()]
-        saved = [entry.step for entry in self._states.checkpoints.entries()]
-        needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}
+        saved_steps = [entry.step for entry in self._states.checkpoints.entries()]
+        needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved_steps}
         for step in set(buffers) - needed - {max(buffers)}:
             self._buffers.remove(step)
 
@@ -126,10 +126,10 @@ class TrainingStates:
         checkpoint = self._serializer.load_checkpoint(path, state=state)
         if checkpoint is None:
             raise CheckpointError(f"{path} is not a checkpoint of save_training_state")
-        loaded = LoadedTrainingState(
+        loaded_state = LoadedTrainingState(
             checkpoint_data=checkpoint,
             buffer_data=buffer and load_buffer(buffer.path, state=buffer.state),
             buffer_step=buffer and buffer.step,
             resumed_from=point.run_name,
         )
-        return loaded, self._states.restored(point, None, lambda: checkpoint.actor_state)
+        return loaded_state, self._states.restored(point, None, lambda: checkpoint.actor_state)

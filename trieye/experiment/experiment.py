@@ -169,8 +169,8 @@ def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "lo
         hint = did_you_mean(attribute, choices)
         raise ConfigurationError(f"{name!r}: no {attribute} in {module.__file__}{hint} (it has: {', '.join(choices)})")
     target = getattr(module, attribute)
-    if missing := [method for method in methods if not callable(getattr(target, method, None))]:
-        raise ConfigurationError(f"{name!r} has no {missing[0]}(); required methods: {', '.join(methods)}")
+    if missing_methods := [method for method in methods if not callable(getattr(target, method, None))]:
+        raise ConfigurationError(f"{name!r} has no {missing_methods[0]}(); required methods: {', '.join(methods)}")
     return target
 
 
@@ -181,8 +181,8 @@ def checked_values(experiment: Experiment[Any], method: str, values: Any) -> Map
         ConfigurationError: It is not a mapping.
     """
     if not isinstance(values, Mapping):
-        shown = textwrap.shorten(repr(values), _MAX_SHOWN)
+        text = textwrap.shorten(repr(values), _MAX_SHOWN)
         hint = "; is a `return` missing?" if values is None else ""
         kind = type(experiment).__name__
-        raise ConfigurationError(f"{kind}.{method}() returned {shown}; expected a dict of values{hint}")
+        raise ConfigurationError(f"{kind}.{method}() returned {text}; expected a dict of values{hint}")
     return values

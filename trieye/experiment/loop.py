@@ -138,7 +138,7 @@ class Loop:
         self._profile = Profile(run.config.loop.profile_steps, RunFiles(run.config.trieye.persistence).profile_dir)
         self._began: float | None = None
         self.reason: str | None = None
-        self._evaluated: Mapping[str, float] | None = None
+        self._evaluation_values: Mapping[str, float] | None = None
         self._objective: float | None = None
         self._background = BackgroundEvaluation(experiment)
         self._stop = StopRequest(lambda: run.stop_requested_at)
@@ -193,9 +193,9 @@ class Loop:
     def advance(self) -> Mapping[str, float] | None:
         """Run one step, and the evaluations and saves due after it; return the values of an evaluation that ended."""
         self._run.step += self._counts_steps
-        self._evaluated = None
+        self._evaluation_values = None
         self._round()
-        return self._evaluated
+        return self._evaluation_values
 
     def end(self) -> None:
         """Write the profile, and wait until the last objective is stored."""
@@ -290,11 +290,11 @@ class Loop:
             kind = type(self._experiment).__name__
             raise ConfigurationError(f"loop.axis={axis}: {kind}.step() returned no {axis!r} to count")
         self._progress.count(values)
-        counted = self._progress.counted()
-        self._run.step = counted[axis]
-        names = {name for name in counted if values.get(name) is not None} | ({"step"} - {axis})
+        counts = self._progress.counted()
+        self._run.step = counts[axis]
+        names = {name for name in counts if values.get(name) is not None} | ({"step"} - {axis})
         self._run.log("time/step_ms", duration_s * 1000.0)
-        self._run.log({f"progress/{name}": counted[name] for name in sorted(names)})
+        self._run.log({f"progress/{name}": counts[name] for name in sorted(names)})
         self._run.log(values)
         self._profile.after_step(values)
 
@@ -305,10 +305,10 @@ class Loop:
     def _is_due(self, every: int, last_step: int | None) -> bool:
         """Return whether an action with an interval of `every` steps is due; `Experiment.can_save` may delay it."""
         periods = max(last_step or 0, 0) // every + 1 if every > 0 else 0
-        waited = self._run.step - periods * every
-        if every <= 0 or waited < 0:
+        waited_steps = self._run.step - periods * every
+        if every <= 0 or waited_steps < 0:
             return False
-        return waited >= max(every // 2, _MIN_PATIENCE_STEPS) or self._experiment.can_save
+        return waited_steps >= max(every // 2, _MIN_PATIENCE_STEPS) or self._experiment.can_save
 
     def _evaluate(self) -> None:
         if self._progress.evaluated_step == self._run.step:
@@ -363,7 +363,7 @@ class Loop:
 
     def _log_evaluation(self, values: Mapping[str, float], step: int) -> None:
         self._progress.evaluations += 1
-        self._evaluated = values
+        self._evaluation_values = values
         self._run.log({**values, **self._constants}, step=step)
         self._run.flush()  # evaluations are rare: show their points immediately
 

@@ -19,16 +19,16 @@ class Profile:
     """
 
     def __init__(self, steps: int, directory: Path) -> None:
-        self._left, self._directory, self._recorded = steps, directory, 0
+        self._steps_left, self._directory, self._num_recorded = steps, directory, 0
         self._profiler: Any = None
 
     def after_step(self, values: Mapping[str, Any]) -> None:
         """Start recording, count a recorded step, or write the files, after a step that returned `values`."""
-        if not self._left:
+        if not self._steps_left:
             return
         if self._profiler is not None:
-            self._recorded += 1
-            if self._recorded == self._left:
+            self._num_recorded += 1
+            if self._num_recorded == self._steps_left:
                 self.close()
         elif values.get("updates", 1):  # an experiment that does not report updates may update from the first step on
             self._begin()
@@ -41,7 +41,7 @@ class Profile:
 
     def close(self) -> None:
         """Write the recorded steps; a no-op if none were recorded or the files are written."""
-        self._left, profiler, self._profiler = 0, self._profiler, None
+        self._steps_left, profiler, self._profiler = 0, self._profiler, None
         if profiler is None:
             return
         profiler.stop()
@@ -50,4 +50,4 @@ class Profile:
         table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=_ROWS)
         write_atomic(self._directory / "table.txt", table.encode())
         files = "table.txt, and trace.json for ui.perfetto.dev"
-        say(f"the profile of {self._recorded} steps is in {self._directory}: {files}")
+        say(f"the profile of {self._num_recorded} steps is in {self._directory}: {files}")

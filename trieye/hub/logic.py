@@ -115,7 +115,7 @@ class HubLogic:
         self._ticker = Ticker("trieye-ticker", self.tick, stats.processing_interval_seconds)
 
     def _make_sinks(self) -> list[Sink]:
-        return make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, own=self._own_sinks)
+        return make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, own_sinks=self._own_sinks)
 
     @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:

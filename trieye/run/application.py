@@ -78,7 +78,7 @@ def _grow(tree: "Tree", name: str, value: Any) -> None:
 
     value = HIDDEN if looks_secret(name) and value is not None else redacted(value)
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        value = {item.get("name", number): item for number, item in enumerate(value)}
+        value = {item.get("name", index): item for index, item in enumerate(value)}
     if not isinstance(value, dict) or not value:
         tree.add(Text.assemble((name, "cyan"), " = ", repr(value)))
         return

@@ -112,22 +112,22 @@ class OpenAttempt:
         self._output: OutputLog | None = None
         self._name = config.run_name
         self._requeue_exit_code = config.runtime.requeue_exit_code
-        self._required = tuple(config.trieye.sinks.required)
+        self._required_sinks = tuple(config.trieye.sinks.required)
         self._paths = RunFiles(config.trieye.persistence)
         self._paths.check_not_above()
         signing.check_key()
         self._config, self._sinks = config, sinks
         self._commit = commit_of_program()
-        mirror, runtime = config.persistence.mirror, config.runtime
+        mirror_url, runtime = config.persistence.mirror, config.runtime
         check_job(self._paths, launch, self.group)  # names the job, which a held lock does not
         self._lock, notice = take_run(
-            self._paths, mirror, lambda: _acquired(RunLock(self._paths.lock_path), runtime, self._name)
+            self._paths, mirror_url, lambda: _acquired(RunLock(self._paths.lock_path), runtime, self._name)
         )
         try:
             if notice is not None:
                 say(notice)
-            previous = self._checked_record(config)
-            self.number = 1 if previous is None else previous.attempt + 1
+            previous_record = self._checked_record(config)
+            self.number = 1 if previous_record is None else previous_record.attempt + 1
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
             self._hub_class = _hub_class(runtime, sinks)
             self._link_from_sweep()
@@ -300,10 +300,10 @@ class OpenAttempt:
             ConfigurationError: A required sink does not exist.
             ProcessingError: A required sink fails, or refused points.
         """
-        if not self._required:
+        if not self._required_sinks:
             return
         sinks = {sink["name"]: sink for sink in self.hub.ask(HubLogic.health)["sinks"]}
-        for name in self._required:
+        for name in self._required_sinks:
             if name not in sinks:
                 raise ConfigurationError(
                     f"sinks.required: this run has no sink {name!r}{did_you_mean(name, sinks)} "
@@ -411,8 +411,8 @@ def _output_log(paths: RunFiles, attempt: int) -> OutputLog | None:
     except OSError as error:  # any other obstacle in that directory is an error of the hub
         say(f"{paths.get_output_log_path()} cannot be written ({error.strerror}); printed output is not recorded")
         return None
-    now = datetime.now().astimezone().isoformat(" ", "seconds")
-    output.keep(f"--- attempt {attempt}, {now}, process {os.getpid()} on {socket.gethostname()} ---")
+    opened_at = datetime.now().astimezone().isoformat(" ", "seconds")
+    output.keep(f"--- attempt {attempt}, {opened_at}, process {os.getpid()} on {socket.gethostname()} ---")
     return output
 
 
@@ -433,10 +433,10 @@ def check_changes(paths: RunFiles, config: TrieyeConfig) -> None:
     Raises:
         ConfigurationError: Another algorithm than in the last attempt, whose checkpoints do not fit.
     """
-    kind, current = changed_kind(paths.config_path, config)
-    if kind != current:
+    kind, current_config = changed_kind(paths.config_path, config)
+    if kind != current_config:
         raise ConfigurationError(
-            f"agent={current}: run {config.run_name!r} trains agent={kind}; choose another run_name, or set "
+            f"agent={current_config}: run {config.run_name!r} trains agent={kind}; choose another run_name, or set "
             f"agent={kind}"
         )
     if changes := changed_values(paths.config_path, config):

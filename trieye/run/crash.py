@@ -27,5 +27,5 @@ def save_crash(run: Run, **objects: Any) -> Path:
     state = encode(content, known_parts=attempt.saves.known_parts)
     hub_state = attempt.hub.ask(HubLogic.packed_state, step)
     metadata = {"is_crash": True, "config_hash": attempt.config_hash, "seed": run.config.seed}
-    saved = attempt.hub.begin(HubLogic.save_checkpoint, step, state, metadata, hub_state)
-    return Path(saved.result().path)
+    save_future = attempt.hub.begin(HubLogic.save_checkpoint, step, state, metadata, hub_state)
+    return Path(save_future.result().path)

@@ -159,7 +159,7 @@ class Flusher:
         self._is_closing = self._has_reported_full = False
         # guards the two fields below; acquired inside the module's lock, and no lock is acquired inside it
         self._attached_lock = threading.Lock()
-        self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._end_callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._state: Literal["open", "ended", "idle"] = "open"
         self._last_used = time.monotonic()
         self._worker = RoundWorker("trieye-flush", self._send, lambda: runtime.flush_interval_s, self._end)
@@ -176,7 +176,7 @@ class Flusher:
         with self._attached_lock:
             state = self._state
             if state == "open":
-                self._attached = [*self._living(), weakref.WeakMethod(on_end)]
+                self._end_callbacks = [*self._living(), weakref.WeakMethod(on_end)]
         if state == "ended":
             on_end()
         return state != "idle"
@@ -184,14 +184,14 @@ class Flusher:
     def detach(self, on_end: Callable[[], None]) -> None:
         """Undo `attach`, for an object that no longer uses the flusher."""
         with self._attached_lock:
-            self._attached = [reference for reference in self._living() if reference() != on_end]
+            self._end_callbacks = [reference for reference in self._living() if reference() != on_end]
 
     def detach_all(self) -> None:
         """Accept no more values, and call all attached methods."""
         with self._attached_lock:
             self._state = "ended"
-            attached, self._attached = self._attached, []
-        for reference in attached:
+            callbacks, self._end_callbacks = self._end_callbacks, []
+        for reference in callbacks:
             if (on_end := reference()) is not None:
                 on_end()
 
@@ -200,7 +200,7 @@ class Flusher:
         self._attached_lock = threading.Lock()
 
     def _living(self) -> list[weakref.WeakMethod[Callable[[], None]]]:
-        return [reference for reference in self._attached if reference() is not None]
+        return [reference for reference in self._end_callbacks if reference() is not None]
 
     def make_room(self) -> bool:
         """Return whether the queue has room for another event, after waiting unless `runtime.overflow` is `drop`.
@@ -247,12 +247,12 @@ class Flusher:
         Raises:
             ProcessingError: The hub accepts no values; they stay queued, unless it will never accept any.
         """
-        is_over, before = self._worker.next_round(), self._num_accepted
+        is_over, num_before = self._worker.next_round(), self._num_accepted
         while not self._worker.wait_for(is_over, self._runtime.ack_timeout_s):
             self._raise_failure()
-            if self._num_accepted == before:  # a slow hub is not a failure
+            if self._num_accepted == num_before:  # a slow hub is not a failure
                 self._raise_overdue()
-            before = self._num_accepted
+            num_before = self._num_accepted
         self._raise_failure()
 
     def _raise_overdue(self) -> None:
@@ -325,12 +325,12 @@ class Flusher:
 
     def _send(self) -> bool:
         """Send the values that are queued at the start of the call."""
-        left = len(self.pending)
-        while left:
-            size = min(left, MAX_BATCH_EVENTS)
+        num_left = len(self.pending)
+        while num_left:
+            size = min(num_left, MAX_BATCH_EVENTS)
             self._num_sending = size
             self._send_rows([self.pending.popleft() for _ in range(size)])
-            left -= size
+            num_left -= size
             self._note_accepted()
         for _ in range(len(self._media)):
             self._sender.log_operation(self._media[0])
@@ -343,8 +343,8 @@ class Flusher:
     def _end_if_idle(self) -> None:
         now = time.monotonic()
         with _lock, self._attached_lock:
-            self._attached = self._living()
-            is_used = self._attached or self.pending or self._media or self._state != "open"
+            self._end_callbacks = self._living()
+            is_used = self._end_callbacks or self.pending or self._media or self._state != "open"
             self._last_used = now if is_used else self._last_used
             if is_used or now - self._last_used < IDLE_S:
                 return
@@ -358,17 +358,17 @@ class Flusher:
         try:
             batch = EventBatch.from_rows(rows)
         except (OverflowError, TypeError, ValueError):
-            good, bad = salvage([EventRow(*row) for row in rows])
-            for reason, count in Counter(reason for reason, _ in bad).items():
+            valid_rows, invalid_rows = salvage([EventRow(*row) for row in rows])
+            for reason, count in Counter(reason for reason, _ in invalid_rows).items():
                 self._sender.count_dropped(reason, count)
-            batch = EventBatch.from_rows(good)
+            batch = EventBatch.from_rows(valid_rows)
         self._store_latest(batch)
         self._sender.log(batch)
 
     def _store_latest(self, batch: EventBatch) -> None:
-        last = np.zeros(len(batch.names))
-        last[batch.codes] = batch.values  # NumPy assigns in order: the last value of each name remains
-        for name, value in zip(batch.names, last.tolist(), strict=True):
+        last_values = np.zeros(len(batch.names))
+        last_values[batch.codes] = batch.values  # NumPy assigns in order: the last value of each name remains
+        for name, value in zip(batch.names, last_values.tolist(), strict=True):
             if name in self.latest or len(self.latest) < MAX_LATEST_NAMES:
                 self.latest[name] = value
 
@@ -379,9 +379,9 @@ class Flusher:
 
     def _report_dropped(self) -> None:
         with self._dropped_lock:
-            dropped, self._num_dropped = self._num_dropped, 0
-        if dropped:
-            self._sender.count_dropped("overflow", dropped)
+            num_dropped, self._num_dropped = self._num_dropped, 0
+        if num_dropped:
+            self._sender.count_dropped("overflow", num_dropped)
 
 
 def _size_bytes(medium: Medium) -> int:

@@ -163,7 +163,7 @@ def histogram(
     array = array_of(title, values)
     low, high, total, sum_squares = _moments(title, array)
     if isinstance(bins, int):
-        edges = _edges(low, high, bins, whole=array.dtype.kind in "bui")
+        edges = _edges(low, high, bins, is_integer=array.dtype.kind in "bui")
     else:
         edges = np.asarray(bins, np.float64)
     if not np.isfinite(edges).all():
@@ -253,22 +253,22 @@ def text(name: str, text: str, *, step: int, time: float) -> LogText:
     header = header_of(name, step, time)
     if not isinstance(text, str):
         raise TypeError(f"text {name!r}: the text must be a string, got {type(text).__name__}")
-    shown = printable(without_secret_variables(text))
-    size_bytes = len(shown.encode())
+    printable_text = printable(without_secret_variables(text))
+    size_bytes = len(printable_text.encode())
     if size_bytes > MAX_TEXT_BYTES:
         raise ValueError(
             f"text {name!r}: it has {size_bytes} bytes in UTF-8, the limit is {MAX_TEXT_BYTES};"
             " shorten it or use log_artifact"
         )
-    return LogText(*header, shown)
+    return LogText(*header, printable_text)
 
 
 def header_of(name: str, step: int, time: float) -> tuple[str, int, float]:
     """Return name, step and time of a medium, checked."""
-    number = step_of(name, step)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"log({name!r}, ..., step={number}): step must fit into 64 bits")
-    return printable(name_of(name)), number, number_of(name, time)
+    step_number = step_of(name, step)
+    if not -(2**63) <= step_number < 2**63:
+        raise ValueError(f"log({name!r}, ..., step={step_number}): step must fit into 64 bits")
+    return printable(name_of(name)), step_number, number_of(name, time)
 
 
 def array_of(title: str, values: Any) -> NDArray[Any]:
@@ -313,9 +313,9 @@ def _moments(title: str, array: NDArray[Any]) -> tuple[float, float, float, floa
     return low, high, total, sum_squares
 
 
-def _edges(low: float, high: float, bins: int, *, whole: bool) -> NDArray[np.float64]:
+def _edges(low: float, high: float, bins: int, *, is_integer: bool) -> NDArray[np.float64]:
     with np.errstate(over="ignore", invalid="ignore"):
-        if whole and high - low < bins and max(abs(low), abs(high)) < _MAX_HALVES:
+        if is_integer and high - low < bins and max(abs(low), abs(high)) < _MAX_HALVES:
             return np.arange(low - 0.5, high + 1)
         edges = np.linspace(low, high, bins + 1)
         if not np.isfinite(edges).all() or (edges[1:] > edges[:-1]).all():

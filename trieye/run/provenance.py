@@ -134,7 +134,7 @@ class Provenance(BaseModel):
 
     def changes_since(self, before: Self) -> list[str]:
         """Return the differences from an earlier attempt that may affect the training, as parts of a message."""
-        edited = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
+        edited_files = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
         new, old = ({**provenance.packages, "Python": provenance.python} for provenance in (self, before))
         versions = [
             f"{name} {old.get(name, 'missing')} -> {new.get(name, 'missing')}"
@@ -142,7 +142,7 @@ class Provenance(BaseModel):
             if new.get(name) != old.get(name)
         ]
         shas = [None if provenance.commit is None else provenance.commit.sha for provenance in (before, self)]
-        changes = [f"edited: {_abbreviated(edited)}"] if edited else []
+        changes = [f"edited: {_abbreviated(edited_files)}"] if edited_files else []
         changes += [f"commit {shas[0][:10]} -> {shas[1][:10]}"] if shas[0] and shas[1] and shas[0] != shas[1] else []
         return changes + ([f"packages: {_abbreviated(versions)}"] if versions else [])
 
@@ -220,35 +220,35 @@ class ProvenanceRecorder:
 
     def __init__(self, run_dir: Path, attempt: int, commit: Commit | None) -> None:
         self._path, self._commit = run_dir / DIRECTORY / f"attempt-{attempt}.json", commit
-        self._recorded: Provenance | None = None
+        self._recorded_provenance: Provenance | None = None
         self._thread = threading.Thread(target=self._write, name="trieye-provenance", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
         """Wait up to `TIMEOUT_S` for the files, then add the hashes of modules that were imported in the meantime."""
         self._thread.join(TIMEOUT_S)
-        if self._recorded is not None:
-            sources = self._recorded.sources
+        if self._recorded_provenance is not None:
+            sources = self._recorded_provenance.sources
             if new_sources := _sources(skip=sources):
                 with contextlib.suppress(OSError):
-                    self._store(self._recorded.model_copy(update={"sources": {**sources, **new_sources}}))
+                    self._store(self._recorded_provenance.model_copy(update={"sources": {**sources, **new_sources}}))
 
     def _write(self) -> None:
         try:
             self._path.parent.mkdir(exist_ok=True)
             if self._commit is not None and self._commit.is_dirty:
                 write_atomic(self._path.with_suffix(".patch"), _patch(self._commit.directory))
-            current, before = Provenance.gather(self._commit), Provenance.last(self._path.parents[1])
-            if before is not None and (changes := current.changes_since(before)):
+            provenance, last_provenance = Provenance.gather(self._commit), Provenance.last(self._path.parents[1])
+            if last_provenance is not None and (changes := provenance.changes_since(last_provenance)):
                 say(f"run {self._path.parents[1].name!r} changed since its last attempt: {'; '.join(changes)}")
-            signature = sign_command(current.command, current.overrides, current.directory)
-            self._store(current.model_copy(update={"signature": signature}))
+            signature = sign_command(provenance.command, provenance.overrides, provenance.directory)
+            self._store(provenance.model_copy(update={"signature": signature}))
         except OSError as error:
             say(f"the provenance of this attempt was not recorded: {self._path}: {error.strerror or error}")
 
     def _store(self, provenance: Provenance) -> None:
         write_atomic(self._path, provenance.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
-        self._recorded = provenance
+        self._recorded_provenance = provenance
 
 
 def _patch(directory: str) -> bytes:
@@ -260,8 +260,8 @@ def _patch(directory: str) -> bytes:
 
 
 def _abbreviated(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    suffix = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + suffix
 
 
 def command_line() -> str:
@@ -271,7 +271,7 @@ def command_line() -> str:
 
 def _command() -> list[str]:
     words = list(sys.orig_argv or sys.argv)
-    return [_without_secrets(word, before) for before, word in zip(["", *words], words, strict=False)]
+    return [_without_secrets(word, previous_word) for previous_word, word in zip(["", *words], words, strict=False)]
 
 
 def _without_secrets(word: str, flag: str = "") -> str:
@@ -283,8 +283,8 @@ def _without_secrets(word: str, flag: str = "") -> str:
 
 
 def _program() -> Path | None:
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return None if file is None else Path(file).resolve()
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if path is None else Path(path).resolve()
 
 
 def _user() -> str:
@@ -337,8 +337,8 @@ def sources_in(directory: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=10 * MAX_SOURCES)
-def _hash(file: str, _modified_ns: int) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+def _hash(path: str, _modified_ns: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 def _machine() -> Machine:

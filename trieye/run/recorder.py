@@ -167,8 +167,8 @@ class Recorder:
             TypeError, ValueError: The frames are no images of equal size, or too many or too large.
             ConfigurationError: `format` is invalid, or `mp4` without `trieye[video]`.
         """
-        encoded = video.video(name, frames, fps=fps, format=format, step=self._step(step), time=time())
-        self._open_flusher().submit(encoded)
+        medium = video.video(name, frames, fps=fps, format=format, step=self._step(step), time=time())
+        self._open_flusher().submit(medium)
 
     def log_table(self, name: str, table: Any, step: int | None = None) -> None:
         """Log a table without waiting for the hub.

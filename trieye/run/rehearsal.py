@@ -48,10 +48,10 @@ def exit_if_dry_run(stage: Stage, config: TrieyeConfig, *, misfit: str = "") -> 
     """
     if not is_dry_run(stage):
         return
-    shown = recorded(with_program(config))
+    items = recorded(with_program(config))
     report = Rehearsed(
-        config=shown,
-        config_hash=config_hash(type(config), shown),
+        config=items,
+        config_hash=config_hash(type(config), items),
         provenance=Provenance.gather(commit_of_program()),
         misfit=misfit,
     )

@@ -227,10 +227,10 @@ class Run(Recorder):
             ConfigurationError: `path` does not exist.
             SerializationError: `path` cannot be read, or the disk has no room for the copy.
         """
-        file = Path(os.path.abspath(path))  # noqa: PTH100 - does not resolve links
-        if not file.exists():
+        file_path = Path(os.path.abspath(path))  # noqa: PTH100 - does not resolve links
+        if not file_path.exists():
             raise ConfigurationError(f"log_artifact({str(path)!r}): no such file or directory")
-        self._begun_attempt().hub.ask(Tracking.log_artifact, file, artifact_path)
+        self._begun_attempt().hub.ask(Tracking.log_artifact, file_path, artifact_path)
 
     def flush(self) -> None:
         """Wait until the hub has accepted all values logged so far and logged the windows that end at this step.
@@ -332,9 +332,9 @@ class Run(Recorder):
         """
         refuse_if_dry_run("run.save()")
         attempt = self._begun_attempt()
-        saves, step, rated = attempt.saves, step_to_save(self._step(step)), objective is not None
+        saves, step, is_rated = attempt.saves, step_to_save(self._step(step)), objective is not None
         quality = None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
-        saves.make_room(rated=rated)
+        saves.make_room(rated=is_rated)
         replay = self._replay if self.config.persistence.save_buffer else None
         if replay is not None and objects.setdefault("replay", replay) is not replay:
             raise ConfigurationError("save(replay=...): the name 'replay' belongs to run.replay; choose another name")
@@ -345,7 +345,7 @@ class Run(Recorder):
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
         metadata |= {"seed": self.config.seed} | ({"is_awaited": True} if isinstance(objective, str) else {})
         begin = partial(hub.begin, HubLogic.save_checkpoint, step, state, metadata, hub_state)
-        handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
+        handle = saves.add(step, begin, parts=state.parts.keys(), rated=is_rated)
         self.saved_step = step
         saves.report(wait=False, exclude=handle)
         attempt.check_sinks()

@@ -90,12 +90,12 @@ def step_to_save(step: Any) -> int:
         TypeError: The step is not an integer.
     """
     try:
-        number = index(step)
+        step_index = index(step)
     except TypeError as error:
         raise TypeError(f"save(step={step!r}): step must be an integer") from error
-    if number < 0:
-        raise ConfigurationError(f"save(step={number}): step must be at least 0")
-    return number
+    if step_index < 0:
+        raise ConfigurationError(f"save(step={step_index}): step must be at least 0")
+    return step_index
 
 
 class PendingSaves:
@@ -114,7 +114,7 @@ class PendingSaves:
         self._parts: frozenset[str] = frozenset()
         self._requests: list[Future[None]] = []
         # must not be linked; a save that started before the damage was detected may still link them
-        self._damaged: set[str] = set()
+        self._damaged_parts: set[str] = set()
         # guards `_waiting` and the position of its saves in `_saves`: the writing thread reports the end of a save;
         # acquired with no other lock held
         self._lock = threading.RLock()
@@ -125,7 +125,7 @@ class PendingSaves:
 
         Excluded are parts that a save in progress lacks: that checkpoint may be deleted once the save is done.
         """
-        parts = self._parts - self._damaged
+        parts = self._parts - self._damaged_parts
         return parts.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module
 
     def restored(self, parts: Collection[str]) -> None:
@@ -155,14 +155,14 @@ class PendingSaves:
         handle = SaveHandle(self._run_name, step, parts)
         with self._lock:
             # a waiting save is started by the end of its predecessor, so its replacement must wait, too
-            replaced = self._waiting.pop()[0] if self._may_replace(rated=rated) else None
+            replaced_save = self._waiting.pop()[0] if self._may_replace(rated=rated) else None
             has_to_wait = self._policy == "coalesce" and any(not save.done for save in self._saves)
-            if has_to_wait or replaced is not None:
+            if has_to_wait or replaced_save is not None:
                 self._waiting.append((handle, begin, rated))
                 self._saves.append(handle)
-                if replaced is not None:
-                    replaced._supersede_by(handle)  # noqa: SLF001 - its own module
-                    self._saves.remove(replaced)
+                if replaced_save is not None:
+                    replaced_save._supersede_by(handle)  # noqa: SLF001 - its own module
+                    self._saves.remove(replaced_save)
                 return handle
         try:
             self._saves.append(handle)
@@ -223,9 +223,9 @@ class PendingSaves:
     def _finish(self, handle: SaveHandle, done: "Future[SavedCheckpoint]") -> None:
         error = CheckpointError("it was cancelled") if done.cancelled() else done.exception()
         if error is None:
-            path, damaged = done.result()
+            path, damaged_parts = done.result()
             self._parts = handle._parts  # noqa: SLF001 - its own module
-            self._damaged.update(damaged)
+            self._damaged_parts.update(damaged_parts)
             handle._outcome.set_result(path)  # noqa: SLF001 - its own module
         else:
             self._fail(handle, error)

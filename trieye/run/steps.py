@@ -100,9 +100,9 @@ def is_save_due(run: SteppedRun) -> bool:
 
 def farewell(run: SteppedRun) -> str:
     """Return the message for a run that stops before its end."""
-    saved = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
+    save_text = f"its state at step {run.saved_step} is saved" if run.saved_step >= 0 else "nothing was saved"
     end = stop_reason() or f"restart with run_name={run.name} to resume it"
-    return f"run {run.name!r} stops at step {run.step}: {saved}; {end}"
+    return f"run {run.name!r} stops at step {run.step}: {save_text}; {end}"
 
 
 def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:
@@ -112,5 +112,5 @@ def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]
     def rank(name: str) -> int:
         return next((index for index, start in enumerate(prefixes) if name.lower().startswith(start)), len(prefixes))
 
-    shown = [name for name in latest if not name.startswith(_HIDDEN_PREFIXES)]
-    return {name: latest[name] for name in sorted(shown, key=rank)}
+    names = [name for name in latest if not name.startswith(_HIDDEN_PREFIXES)]
+    return {name: latest[name] for name in sorted(names, key=rank)}

@@ -48,9 +48,9 @@ def table(name: str, content: Any, *, step: int, time: float) -> LogTable:
         )
     _check_size(title, num_rows * len(columns) * _MIN_CELL_BYTES, num_rows)
     cells = [[_cell(title, column, value) for value in values] for column, values in columns.items()]
-    encoded = msgspec.json.encode({"columns": list(columns), "data": list(zip(*cells, strict=True))})
-    _check_size(title, len(encoded), num_rows)
-    return LogTable(*header, num_rows, encoded)
+    json_bytes = msgspec.json.encode({"columns": list(columns), "data": list(zip(*cells, strict=True))})
+    _check_size(title, len(json_bytes), num_rows)
+    return LogTable(*header, num_rows, json_bytes)
 
 
 def _check_size(title: str, size_bytes: int, num_rows: int) -> None:
@@ -78,13 +78,13 @@ def _columns(title: str, content: Any) -> dict[str, list[Any]]:
 
 
 def _named(title: str, columns: Iterable[tuple[Any, list[Any]]]) -> dict[str, list[Any]]:
-    named: dict[str, list[Any]] = {}
+    values_by_name: dict[str, list[Any]] = {}
     for column, values in columns:
         name = printable(str(column))
-        if name in named:
+        if name in values_by_name:
             raise ValueError(f"{title}: several columns are named {name!r}")
-        named[name] = values
-    return named
+        values_by_name[name] = values
+    return values_by_name
 
 
 def _values(title: str, column: Any, values: Any) -> list[Any]:

@@ -60,15 +60,15 @@ def video(
     if format == "gif":
         every = -(-fps // MAX_GIF_FPS)
         pictures, fps = pictures[:: int(every)], fps / every
-    first = _frame(title, pictures[0])
-    height, width = first.shape[:2]
+    first_frame = _frame(title, pictures[0])
+    height, width = first_frame.shape[:2]
     if len(pictures) * height * width > MAX_VIDEO_PIXELS:
         raise ValueError(
             f"{title}: {len(pictures)} frames of {width} x {height} exceed the limit of {MAX_VIDEO_PIXELS:,} pixels; "
             "log fewer or smaller frames"
         )
-    checked = _checked_frames(title, first, pictures)
-    content = _gif(checked, fps) if format == "gif" else _mp4(title, checked, fps)
+    checked_frames = _checked_frames(title, first_frame, pictures)
+    content = _gif(checked_frames, fps) if format == "gif" else _mp4(title, checked_frames, fps)
     if len(content) > MAX_VIDEO_BYTES:
         raise ValueError(
             f"{title}: its {len(pictures)} frames of {width} x {height} take {len(content) / 2**20:.1f} MiB as "
@@ -91,14 +91,14 @@ def _sequence(title: str, frames: Any) -> Sequence[Any] | NDArray[Any]:
     return pictures
 
 
-def _checked_frames(title: str, first: Frame, pictures: Sequence[Any] | NDArray[Any]) -> Iterator[Frame]:
-    yield first
-    for number, picture in enumerate(pictures[1:], start=1):
+def _checked_frames(title: str, first_frame: Frame, pictures: Sequence[Any] | NDArray[Any]) -> Iterator[Frame]:
+    yield first_frame
+    for index, picture in enumerate(pictures[1:], start=1):
         frame = _frame(title, picture)
-        if frame.shape[:2] != first.shape[:2]:
+        if frame.shape[:2] != first_frame.shape[:2]:
             raise ValueError(
-                f"{title}: frame {number} is {frame.shape[1]} x {frame.shape[0]}, but the first frame is "
-                f"{first.shape[1]} x {first.shape[0]}"
+                f"{title}: frame {index} is {frame.shape[1]} x {frame.shape[0]}, but the first frame is "
+                f"{first_frame.shape[1]} x {first_frame.shape[0]}"
             )
         yield frame
 
@@ -115,7 +115,7 @@ def _gif(frames: Iterator[Frame], fps: float) -> bytes:
     from PIL import Image
 
     pictures = [Image.fromarray(frame).convert("RGB") for frame in frames]
-    ends = [round(100 * number / fps) for number in range(len(pictures) + 1)]  # GIF measures hundredths of a second
+    ends = [round(100 * index / fps) for index in range(len(pictures) + 1)]  # GIF measures hundredths of a second
     durations_ms = [10 * (end - start) for start, end in pairwise(ends)]
     buffer = io.BytesIO()
     pictures[0].save(buffer, "gif", save_all=True, append_images=pictures[1:], duration=durations_ms, loop=0)

@@ -44,8 +44,8 @@ class Bookmark:
         self._buffer = sink if isinstance(sink, Flushable) else None
         fields = source.cursor(sink.name)
         self._initial = None if fields is None else Cursor(*fields)
-        self.index = self.touched = self._flushed = self._first_index()
-        self._stored = self._initial or Cursor()
+        self.index = self.touched = self._flushed_index = self._first_index()
+        self._stored_cursor = self._initial or Cursor()
         self.is_exact = True
         self._unflushed_since = self._tried_at = 0.0
 
@@ -70,7 +70,7 @@ class Bookmark:
 
     def advance(self, end: int | None) -> None:
         """Record that the sink has every item before `end`; None: the index advances with a later call."""
-        if self.is_exact and self._flushed == self.index:
+        if self.is_exact and self._flushed_index == self.index:
             self._unflushed_since = time.monotonic()
         self.is_exact = end is not None
         if end is not None:
@@ -79,23 +79,23 @@ class Bookmark:
 
     def time_to_flush_s(self) -> float | None:
         """Return the seconds until the next flush is due; None if there is nothing to flush."""
-        if self._flushed == self.index or not self.is_exact:
+        if self._flushed_index == self.index or not self.is_exact:
             return None
         interval_s = 0.0 if self._buffer is None else self._buffer.flush_interval_s
         return max(0.0, self._unflushed_since + interval_s - time.monotonic())
 
     def flush(self) -> None:
         """Flush the sink and record its position."""
-        if self._flushed == self.index or not self.is_exact:
+        if self._flushed_index == self.index or not self.is_exact:
             return
         if self._buffer is not None:
             self._buffer.flush()
         self._note_position()
-        self._flushed = self.index
+        self._flushed_index = self.index
 
     def time_to_store_s(self) -> float | None:
         """Return the seconds until `store` is due; None if the stored cursor is current."""
-        if self._cursor() == self._stored:
+        if self._cursor() == self._stored_cursor:
             return None
         return max(0.0, self._tried_at + STORE_EVERY_S - time.monotonic())
 
@@ -106,13 +106,13 @@ class Bookmark:
             JournalError: The journal rejects the write at the moment.
         """
         cursor = self._cursor()
-        if cursor != self._stored:
+        if cursor != self._stored_cursor:
             self._tried_at = time.monotonic()
             self._source.set_cursor(self._sink.name, cursor)
-            self._stored = cursor
+            self._stored_cursor = cursor
 
     def _cursor(self) -> Cursor:
-        return Cursor(self._flushed, self._position())
+        return Cursor(self._flushed_index, self._position())
 
     def _position(self) -> str | None:
         return None
@@ -164,13 +164,13 @@ class ResumableBookmark(Bookmark):
 
     def _append(self) -> None:
         """Let the sink append to its content; the next flush determines its position."""
-        self.touched = self._flushed = self.index
+        self.touched = self._flushed_index = self.index
         self.is_exact = True
         self._sink_position = None
 
     def _clear(self) -> None:
         self._resumable.clear()
-        self.index = self.touched = self._flushed = 0
+        self.index = self.touched = self._flushed_index = 0
         self.is_exact = True
         self._sink_position = self._resumable.position()
 
@@ -200,7 +200,7 @@ class RerunningBookmark(Bookmark):
         A sink that is empty, because the output of earlier attempts was deleted, starts from scratch.
         """
         if self._rerunning.is_empty:
-            self.index = self.touched = self._flushed = 0
+            self.index = self.touched = self._flushed_index = 0
             self._noted_branch = self._source.branch
         self.follow()
 
@@ -216,8 +216,8 @@ class RerunningBookmark(Bookmark):
     def _note_branch(self, branch: int) -> None:
         num_shown = sum(1 for _ in self._source.superseded(self.index))
         self._rerunning.note_superseded(self._selected(self._source.superseded(self.index)))
-        missing = self._selected(islice(self._source.superseded(self._source.end), num_shown, None))
-        for points in _distinct_batches(missing):
+        missing_points = self._selected(islice(self._source.superseded(self._source.end), num_shown, None))
+        for points in _distinct_batches(missing_points):
             if self._source.branch != branch:  # another rewind: the counted points have changed
                 return
             with suppress(ProcessingError):  # the sink may have refused it before; a superseded point is no loss

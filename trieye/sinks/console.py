@@ -80,13 +80,13 @@ class LastResort(logging.Handler):
 
 
 def _handlers_above(logger: logging.Logger) -> Iterator[logging.Handler]:
-    current: logging.Logger | None = logger
-    while current is not None:
-        yield from current.handlers
-        current = current.parent if current.propagate else None
+    ancestor: logging.Logger | None = logger
+    while ancestor is not None:
+        yield from ancestor.handlers
+        ancestor = ancestor.parent if ancestor.propagate else None
 
 
 def _shows(handler: logging.Handler, level: int) -> bool:
     # a file handler does not print to the terminal: the run's log file is attached to this logger too
-    hidden = isinstance(handler, LastResort | logging.FileHandler | logging.NullHandler)
-    return not hidden and handler.level <= level
+    is_silent = isinstance(handler, LastResort | logging.FileHandler | logging.NullHandler)
+    return not is_silent and handler.level <= level

@@ -71,8 +71,8 @@ class FanOut:
         deadline = time.monotonic() + timeout_s
         threads = [thread for thread in self._threads if not (working_only and thread.error)]
         targets = [(thread, thread.request_flush()) for thread in threads]
-        flushed = [thread.wait_flushed(target, deadline) for thread, target in targets]
-        return all(flushed)
+        are_flushed = [thread.wait_flushed(target, deadline) for thread, target in targets]
+        return all(are_flushed)
 
     def close(self, status: RunStatus, timeout_s: float, *, patient: bool = False) -> bool:
         """Deliver remaining items, close every sink and return whether all got everything.
@@ -104,9 +104,9 @@ class FanOut:
 
     def close_sink(self, name: str, timeout_s: float) -> bool:
         """Remove and close one sink while the others continue; return whether it got everything."""
-        closing = [thread for thread in self._threads if thread.sink.name == name]
+        threads = [thread for thread in self._threads if thread.sink.name == name]
         self._threads = [thread for thread in self._threads if thread.sink.name != name]
-        return _closed(closing, "FINISHED", timeout_s)
+        return _closed(threads, "FINISHED", timeout_s)
 
     def mlflow_run_id(self, timeout_s: float) -> str | None:
         """Wait for the MLflow run and return its id; None without MLflow or if the store is unreachable."""
@@ -130,26 +130,26 @@ def _closed(threads: Sequence[SinkThread], status: RunStatus, timeout_s: float) 
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.request_close(status, timeout_s)
-    closed = [thread.wait_closed(deadline) for thread in threads]  # wait for each, even after a failure
-    return all(closed)
+    are_closed = [thread.wait_closed(deadline) for thread in threads]  # wait for each, even after a failure
+    return all(are_closed)
 
 
 def make_sinks(
-    config: SinksConfig, *, on_run_id: Callable[[str], None] | None = None, own: Sequence[Sink] = ()
+    config: SinksConfig, *, on_run_id: Callable[[str], None] | None = None, own_sinks: Sequence[Sink] = ()
 ) -> list[Sink]:
     """Return the enabled sinks, the user's sinks and the sinks of installed packages, none of them open.
 
     Args:
         config: Enables and configures sinks.
         on_run_id: Called with the id of the MLflow run, on the sink's thread, before the first point is written.
-        own: The user's sinks, which passed `check_own`.
+        own_sinks: The user's sinks, which passed `check_own`.
 
     Raises:
         ConfigurationError: The library of an enabled sink is not installed.
     """
     config.check()
-    used_names = {*OUR_NAMES, *(sink.name for sink in own)}
-    return [*_built_in(config, on_run_id), *own, *_sinks_of_packages(used_names, config.exclude_plugins)]
+    used_names = {*OUR_NAMES, *(sink.name for sink in own_sinks)}
+    return [*_built_in(config, on_run_id), *own_sinks, *_sinks_of_packages(used_names, config.exclude_plugins)]
 
 
 def _built_in(config: SinksConfig, on_run_id: Callable[[str], None] | None) -> Iterator[Sink]:

@@ -54,24 +54,24 @@ class Lag:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, float]] = deque()
+        self._end_times: deque[tuple[int, float]] = deque()
 
     def note(self, end: int) -> None:
         """Record that the history now ends at this index."""
-        marks = self._marks
-        if marks and marks[-1][0] >= end:
+        end_times = self._end_times
+        if end_times and end_times[-1][0] >= end:
             return
-        if len(marks) < _MAX_MARKS:
-            marks.append((end, time.monotonic()))
+        if len(end_times) < _MAX_MARKS:
+            end_times.append((end, time.monotonic()))
         else:  # a long outage: the oldest marks determine the lag
-            marks[-1] = (end, marks[-1][1])
+            end_times[-1] = (end, end_times[-1][1])
 
     def seconds(self, index: int) -> float:
         """Return the age in seconds of the oldest item from an index on; 0.0 if there is none."""
-        marks = self._marks
-        while marks and marks[0][0] <= index:
-            marks.popleft()
-        return time.monotonic() - marks[0][1] if marks else 0.0
+        end_times = self._end_times
+        while end_times and end_times[0][0] <= index:
+            end_times.popleft()
+        return time.monotonic() - end_times[0][1] if end_times else 0.0
 
 
 class Retry:

@@ -86,20 +86,20 @@ class SinkCalls:
         calls: list[tuple[int, int, Callable[[], None]]] = []
         index = start
         for kind, group in groupby(items, key=type):
-            same_kind = list(group)
+            operations = list(group)
             if kind is Point:
-                points = self.select(cast("list[Point]", same_kind))
+                points = self.select(cast("list[Point]", operations))
                 if points:
                     calls.append((index, len(points), partial(self._sink.write, points)))
             else:
-                for number, operation in enumerate(same_kind, index):
-                    if (make := self._operation_call(operation)) is not None:
-                        calls.append((number, 1, make))
-            index += len(same_kind)
+                for item_index, operation in enumerate(operations, index):
+                    if (call := self._operation_call(operation)) is not None:
+                        calls.append((item_index, 1, call))
+            index += len(operations)
         # counted indices match the history only if no superseded item was omitted
         starts: list[int | None] = [first if index == end else None for first, _, _ in calls]
         ends = [*starts[1:], end]
-        return [SinkCall(make, weight, call_end) for (_, weight, make), call_end in zip(calls, ends, strict=False)]
+        return [SinkCall(call, weight, call_end) for (_, weight, call), call_end in zip(calls, ends, strict=False)]
 
     def _operation_call(self, operation: Item) -> Callable[[], None] | None:
         tracker = self._tracker
@@ -154,7 +154,7 @@ class SinkThread:
         # fields; a thread that holds it may acquire the lock of the history's tail, and no other lock
         self._changed = threading.Condition()
         self._retry = Retry(sink.name, first_delay_s)
-        self._ready = threading.Event()
+        self._ready_event = threading.Event()
         self._lag = Lag()
         self._lag.note(source.end)
         self._num_requests = self._num_requests_seen = 0
@@ -208,14 +208,14 @@ class SinkThread:
         The thread clears a `Resumable` sink that shows superseded items, and reports them to a `Rerunning` one.
         """
         with self._changed:
-            before = self._rewind_start
-            self._rewind_start = first_superseded if before is None else min(first_superseded, before)
+            last_start = self._rewind_start
+            self._rewind_start = first_superseded if last_start is None else min(first_superseded, last_start)
             self._flushed_end = -1  # a flush must wait until all items are delivered again
             self._request()
 
     def when_ready(self, timeout_s: float) -> bool:
         """Wait until the sink is open, and return whether it is."""
-        return self._ready.wait(timeout_s)
+        return self._ready_event.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the sink has every current item of the history, and return whether it has.
@@ -240,7 +240,7 @@ class SinkThread:
             return self._has_flushed(target)
 
     def _has_flushed(self, target: int) -> bool:
-        return self._ready.is_set() and self._flushed_end >= target
+        return self._ready_event.is_set() and self._flushed_end >= target
 
     def close(self, status: RunStatus, timeout_s: float) -> bool:
         """Deliver remaining items, close the sink and return whether it got everything."""
@@ -281,7 +281,7 @@ class SinkThread:
     def _main(self) -> None:
         if self._call_sink(lambda: self.sink.open(self._run)):
             with self._changed:
-                self._ready.set()
+                self._ready_event.set()
                 self._changed.notify_all()
             self._deliver_all()
             self._call_sink(lambda: self.sink.close(self._close_status or "FINISHED"))
@@ -425,9 +425,9 @@ class SinkThread:
                 index = end
         except JournalError:
             return f"{self._num_undelivered} points and other items"
-        more = "more than " if index < self._close_end else ""
+        prefix = "more than " if index < self._close_end else ""
         others = num_all - num_points
-        return f"{more}{num_points} points" + (f" and {others} parameters, tags or files" if others else "")
+        return f"{prefix}{num_points} points" + (f" and {others} parameters, tags or files" if others else "")
 
     def _report_undelivered(self) -> None:
         if self._num_undelivered:

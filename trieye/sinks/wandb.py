@@ -135,8 +135,8 @@ class WandbSink:
                 raise ProcessingError(f"artifact {path} does not exist; skipped") from error
             except PermissionError as error:
                 raise ProcessingError(f"artifact {path} cannot be read; skipped") from error
-            for file in files:
-                run.save(glob.escape(str(file)), base_path=str(root), policy="now")
+            for file_path in files:
+                run.save(glob.escape(str(file_path)), base_path=str(root), policy="now")
 
     def log_media(self, medium: Medium) -> None:
         """Log an image, a video, a table, a histogram, or a text, which is shown verbatim.
@@ -277,7 +277,7 @@ def _copy(source: Path, target: Path) -> list[Path]:
         shutil.copyfile(source, target)
         return [target]
     shutil.copytree(source, target, dirs_exist_ok=True)
-    return sorted(file for file in target.rglob("*") if file.is_file())
+    return sorted(path for path in target.rglob("*") if path.is_file())
 
 
 def _media_value(medium: Medium) -> Any:

@@ -67,10 +67,10 @@ class ExperimentContract:
 
     def test_evaluations_arrive_in_order_and_the_last_is_marked(self, tmp_path: Path) -> None:
         """Each result has a finite objective."""
-        driven, results = self.begin(tmp_path), list[Mapping[str, Any]]()
+        driver, results = self.begin(tmp_path), list[Mapping[str, Any]]()
         while not results or not results[-1]["done"]:
-            results.append(driven.iterate())
-        driven.close()
+            results.append(driver.iterate())
+        driver.close()
         assert len(results) > 2, "make_config() must return a config with three or more evaluations"  # noqa: PLR2004
         assert [result["training_iteration"] for result in results] == list(range(1, len(results) + 1))
         objective = self.make_config().loop.objective
@@ -78,61 +78,61 @@ class ExperimentContract:
 
     def test_saving_changes_nothing_and_a_restored_copy_continues_bit_exactly(self, tmp_path: Path) -> None:
         """A checkpoint contains all state that training depends on, including generators and counters."""
-        undisturbed = self.begin(tmp_path, "undisturbed")
-        whole = [self._numbers(undisturbed.iterate()) for _ in range(3)]
-        undisturbed.close()
-        driven = self.begin(tmp_path)
-        first = self._numbers(driven.iterate())
-        driven.save(tmp_path / "saved")
-        rest = [self._numbers(driven.iterate()) for _ in range(2)]
-        driven.close()
-        assert [first, *rest] == whole, "saving changes the training"
-        again = self.begin(tmp_path)
-        again.restore(tmp_path / "saved")
-        assert [self._numbers(again.iterate()) for _ in range(2)] == rest, "the saved state is incomplete"
-        again.close()
+        reference = self.begin(tmp_path, "undisturbed")
+        all_numbers = [self._numbers(reference.iterate()) for _ in range(3)]
+        reference.close()
+        driver = self.begin(tmp_path)
+        first_numbers = self._numbers(driver.iterate())
+        driver.save(tmp_path / "saved")
+        later_numbers = [self._numbers(driver.iterate()) for _ in range(2)]
+        driver.close()
+        assert [first_numbers, *later_numbers] == all_numbers, "saving changes the training"
+        copy = self.begin(tmp_path)
+        copy.restore(tmp_path / "saved")
+        assert [self._numbers(copy.iterate()) for _ in range(2)] == later_numbers, "the saved state is incomplete"
+        copy.close()
 
     def test_reset_keeps_no_state_of_the_previous_trial(self, tmp_path: Path) -> None:
         """It starts from scratch or from a restored state like a new process, even if `reset_config` returns True."""
-        fresh = self.begin(tmp_path, "fresh", self.OTHER)
-        alone = self._numbers(fresh.iterate())
-        fresh.save(tmp_path / "saved")
-        fresh.close()
-        direct = self.begin(tmp_path, "direct", self.OTHER)
-        direct.restore(tmp_path / "saved")
-        onwards = self._numbers(direct.iterate())
-        direct.close()
+        fresh_driver = self.begin(tmp_path, "fresh", self.OTHER)
+        numbers_from_scratch = self._numbers(fresh_driver.iterate())
+        fresh_driver.save(tmp_path / "saved")
+        fresh_driver.close()
+        restored_driver = self.begin(tmp_path, "direct", self.OTHER)
+        restored_driver.restore(tmp_path / "saved")
+        numbers_after_restore = self._numbers(restored_driver.iterate())
+        restored_driver.close()
 
-        driven = self.begin(tmp_path)
-        driven.iterate()
-        driven.reset(with_values(self._config_below(tmp_path, "second"), self.OTHER), self.OTHER)
-        assert self._numbers(driven.iterate()) == alone
-        driven.reset(with_values(self._config_below(tmp_path, "third"), self.OTHER), self.OTHER)
-        driven.restore(tmp_path / "saved")
-        assert self._numbers(driven.iterate()) == onwards
-        driven.close()
+        driver = self.begin(tmp_path)
+        driver.iterate()
+        driver.reset(with_values(self._config_below(tmp_path, "second"), self.OTHER), self.OTHER)
+        assert self._numbers(driver.iterate()) == numbers_from_scratch
+        driver.reset(with_values(self._config_below(tmp_path, "third"), self.OTHER), self.OTHER)
+        driver.restore(tmp_path / "saved")
+        assert self._numbers(driver.iterate()) == numbers_after_restore
+        driver.close()
 
     def test_restoring_a_missing_state_changes_nothing(self, tmp_path: Path) -> None:
         """The error names the directory, and the training continues."""
-        driven = self.begin(tmp_path)
-        driven.iterate()
+        driver = self.begin(tmp_path)
+        driver.iterate()
         (tmp_path / "empty").mkdir()
         message = ""
         try:
-            driven.restore(tmp_path / "empty")
+            driver.restore(tmp_path / "empty")
         except CheckpointError as error:
             message = str(error)
         assert str(tmp_path / "empty") in message
-        assert driven.iterate()["training_iteration"] == 2  # noqa: PLR2004
-        driven.close()
+        assert driver.iterate()["training_iteration"] == 2  # noqa: PLR2004
+        driver.close()
 
     def test_exported_files_are_in_the_requested_directory(self, tmp_path: Path) -> None:
         """`export_model` writes files only to its argument, or nothing."""
-        driven = self.begin(tmp_path)
-        driven.iterate()
+        driver = self.begin(tmp_path)
+        driver.iterate()
         (tmp_path / "exported").mkdir()
-        paths = driven.export_model(tmp_path / "exported")
-        driven.close()
+        paths = driver.export_model(tmp_path / "exported")
+        driver.close()
         assert [path for path in paths if not path.is_file() or tmp_path / "exported" not in path.parents] == []
 
     def _config_below(self, root: Path, run_name: str) -> TrieyeConfig:

@@ -120,9 +120,9 @@ class SinkContract:
         run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 10))
-            stored = dict(source.cursors)
+            stored_cursors = dict(source.cursors)
             self.write(thread, source, _points(10, 20))
-        source.cursors = stored
+        source.cursors = stored_cursors
         self.attempt(run, _points(20, 30), status="KILLED", source=source)
         assert self.read_points(run) == _rows(_points(0, 30))  # noqa: S101 - a test
         source.cursors.clear()
@@ -142,8 +142,8 @@ class SinkContract:
             assert self.read_points(run) == _rows(_points(0, 5), _points(5, 8, branch=1))  # noqa: S101 - a test
         source.supersede(11, 13)  # and the process dies before it notifies the sink
         self.attempt(run, _points(6, 9, branch=2), source=source)
-        expected = _rows(_points(0, 5), _points(5, 6, branch=1), _points(6, 9, branch=2))
-        assert self.read_points(run) == expected  # noqa: S101 - a test
+        expected_rows = _rows(_points(0, 5), _points(5, 6, branch=1), _points(6, 9, branch=2))
+        assert self.read_points(run) == expected_rows  # noqa: S101 - a test
 
     def test_a_repeated_step_appears_once(self, tmp_path: Path) -> None:
         """A run restored a checkpoint and computes the same values again, at another time."""
@@ -152,9 +152,9 @@ class SinkContract:
         run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 5))
-            stored = dict(source.cursors)
+            stored_cursors = dict(source.cursors)
             self.write(thread, source, _points(5, 10))
-        source.cursors = stored  # the process was killed before it stored the sink's cursor
+        source.cursors = stored_cursors  # the process was killed before it stored the sink's cursor
         source.supersede(3, 10)
         with self.running(run, source) as thread:
             self.write(thread, source, _points(3, 7, later_s=60.0))

@@ -98,19 +98,19 @@ class FlakySink(MemorySink):
     def __init__(self, num_failures: int | None = None, *, error: Exception | None = None, name: str = "flaky") -> None:
         super().__init__(name)
         self.num_calls = 0
-        self._left = num_failures
+        self._failures_left = num_failures
         self._error = error or ConnectionError("the server is unavailable")
-        self._broken = threading.Event()
-        self._broken.set()
+        self._broken_event = threading.Event()
+        self._broken_event.set()
 
     def repair(self) -> None:
         """Make all later calls succeed."""
-        self._broken.clear()
+        self._broken_event.clear()
 
     def fail(self) -> None:
         """Make all later calls fail."""
-        self._left = None
-        self._broken.set()
+        self._failures_left = None
+        self._broken_event.set()
 
     def open(self, run: RunInfo) -> None:
         """Fail, or do nothing."""
@@ -134,10 +134,10 @@ class FlakySink(MemorySink):
 
     def _maybe_fail(self) -> None:
         self.num_calls += 1
-        if not self._broken.is_set():
+        if not self._broken_event.is_set():
             return
-        if self._left is None:
+        if self._failures_left is None:
             raise self._error
-        if self._left > 0:
-            self._left -= 1
+        if self._failures_left > 0:
+            self._failures_left -= 1
             raise self._error

@@ -59,8 +59,8 @@ class PolicyContract:
             columns = [columns_of(_alone(env.reset(seed=seed)[0])) for seed in range(n)]
         finally:
             env.close()
-        stacked = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
-        return nested({name: torch.from_numpy(array) for name, array in stacked.items()})
+        stacked_columns = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
+        return nested({name: torch.from_numpy(array) for name, array in stacked_columns.items()})
 
     def act(self, policy: Policy, n: int, *, explore: bool = True, seed: int = 0) -> Any:
         """Return the policy's output for `n` initial observations."""
@@ -109,16 +109,16 @@ class PolicyContract:
         torch.manual_seed(1)
         one = self.act(policy, n, seed=7)
         torch.manual_seed(2)
-        other = self.act(policy, n, seed=7)
-        assert torch.equal(one.action, other.action), "the policy draws from a generator other than ctx.generator"
-        assert all(torch.equal(one.extras[name], other.extras[name]) for name in one.extras)
+        other_step = self.act(policy, n, seed=7)
+        assert torch.equal(one.action, other_step.action), "the policy draws from a generator other than ctx.generator"
+        assert all(torch.equal(one.extras[name], other_step.extras[name]) for name in one.extras)
 
     def test_acting_changes_no_weights(self) -> None:
         """Many processes act with the same weights, which only learning changes."""
         policy = self.make_policy()
-        before = {name: item.clone() for name, item in policy.state_dict().items()}
+        old_weights = {name: item.clone() for name, item in policy.state_dict().items()}
         self.act(policy, 3)
-        assert [name for name, item in policy.state_dict().items() if not torch.equal(item, before[name])] == []
+        assert [name for name, item in policy.state_dict().items() if not torch.equal(item, old_weights[name])] == []
 
     def test_actions_depend_only_on_the_loaded_weights(self) -> None:
         """Explorers receive only parameters and buffers, in place."""
@@ -136,11 +136,11 @@ class PolicyContract:
         longest = min(env.max_episode_steps or self.MAX_EPISODE_STEPS, self.MAX_EPISODE_STEPS)
         evaluation = Evaluation(env.model_copy(update={"max_episode_steps": longest}))
         try:
-            played = evaluation.play(self.make_policy(), 2)
+            episodes = evaluation.play(self.make_policy(), 2)
         finally:
             evaluation.close()
-        assert [len(played), min(episode.length for episode in played) > 0] == [2, True]
-        assert all(isinstance(value, float) for episode in played for value in episode.metrics.values())
+        assert [len(episodes), min(episode.length for episode in episodes) > 0] == [2, True]
+        assert all(isinstance(value, float) for episode in episodes for value in episode.metrics.values())
 
 
 class TrainEngineContract:
@@ -167,7 +167,7 @@ class TrainEngineContract:
         """
         config = self.make_config()
         paths = {"root_data_dir": str(root), "run_name": run_name, "app_name": "contract"}
-        changed = {
+        new_groups = {
             "app_name": "contract",
             "run_name": run_name,
             "runtime": config.runtime.model_copy(update={"kind": "local", "address": None}),
@@ -177,7 +177,7 @@ class TrainEngineContract:
                 update={"steps": self.NUM_STEPS, "env_steps": None, "time_s": None, "target": None} | loop
             ),
         }
-        config = config.model_copy(update=changed)
+        config = config.model_copy(update=new_groups)
         engine = imported(config.agent.engine)
         self.calls: list[int] = []
         with nullcontext() if interrupt_at is None else suppress(RunInterrupted):
@@ -194,15 +194,15 @@ class TrainEngineContract:
 
     def test_a_stopped_training_resumes_bit_exactly(self, tmp_path: Path) -> None:
         """A checkpoint contains all state of the training: weights, moments, generators, counters, episodes."""
-        whole = self.train(tmp_path, "whole")
+        reference_dir = self.train(tmp_path, "whole")
         self.train(tmp_path, "parts", interrupt_at=max(len(self.calls) // 2, 1))
-        self._compare(whole, self.train(tmp_path, "parts"))
+        self._compare(reference_dir, self.train(tmp_path, "parts"))
 
     def test_evaluations_do_not_affect_the_training(self, tmp_path: Path) -> None:
         """An evaluation changes neither generators, environments nor policy."""
-        without = self.train(tmp_path, "without", evaluate_every_steps=0)
-        often = max(self.NUM_STEPS // 4, 1)
-        self._compare(without, self.train(tmp_path, "with", evaluate_every_steps=often))
+        reference_dir = self.train(tmp_path, "without", evaluate_every_steps=0)
+        every_steps = max(self.NUM_STEPS // 4, 1)
+        self._compare(reference_dir, self.train(tmp_path, "with", evaluate_every_steps=every_steps))
 
     @staticmethod
     def _compare(one: Path, other: Path) -> None:
@@ -258,8 +258,8 @@ class TransportContract:
     def test_weights_round_trip(self, tmp_path: Path) -> None:
         """Dtypes, shapes and bits are equal, in the existing memory of a module."""
         transport, weights = self.make_transport(tmp_path), self.weights(1.5)
-        fetched = self.fetched(transport, transport.publish(0, weights))
-        assert list(_differences(fetched, weights)) == []
+        fetched_weights = self.fetched(transport, transport.publish(0, weights))
+        assert list(_differences(fetched_weights, weights)) == []
 
     def test_published_weights_do_not_change(self, tmp_path: Path) -> None:
         """Published weights do not change when the learner updates its weights."""
@@ -274,17 +274,17 @@ class TransportContract:
         transport = self.make_transport(tmp_path)
         handles = [transport.publish(version, self.weights(float(version))) for version in range(6)]
         for version, handle in enumerate(handles):
-            fetched = self.fetched(transport, handle)
-            value = fetched["part.as_float64"].item()
+            fetched_weights = self.fetched(transport, handle)
+            value = fetched_weights["part.as_float64"].item()
             assert value >= version, f"handle {version} yields version {value:g}"
-            assert list(_differences(fetched, self.weights(value))) == []
+            assert list(_differences(fetched_weights, self.weights(value))) == []
 
     def test_it_can_be_pickled(self, tmp_path: Path) -> None:
         """Explorers fetch through a pickled copy of the transport."""
         transport = self.make_transport(tmp_path)
         handle = transport.publish(0, self.weights(2.0))
-        copied = pickle.loads(pickle.dumps(transport))  # noqa: S301 - our own bytes
-        assert list(_differences(self.fetched(copied, handle), self.weights(2.0))) == []
+        copy = pickle.loads(pickle.dumps(transport))  # noqa: S301 - our own bytes
+        assert list(_differences(self.fetched(copy, handle), self.weights(2.0))) == []
 
 
 class SamplingContract:
@@ -319,14 +319,14 @@ class SamplingContract:
         sampling, replay = self.make_sampling(), self.make_replay()
         for updates in range(3):
             sampling.minibatch(replay, 16, _CPU, updates=updates)
-        saved = decode(encode({"sampling": sampling, "replay": replay}))
+        saved_states = decode(encode({"sampling": sampling, "replay": replay}))
         others = self.make_sampling(), self.make_replay()
-        others[0].load_state_dict(saved["sampling"])
-        others[1].load_state_dict(saved["replay"])
+        others[0].load_state_dict(saved_states["sampling"])
+        others[1].load_state_dict(saved_states["replay"])
         for updates in range(3, 6):
-            one = sampling.minibatch(replay, 16, _CPU, updates=updates)
-            other = others[0].minibatch(others[1], 16, _CPU, updates=updates)
-            assert list(_differences(one.data, other.data)) == []
+            batch = sampling.minibatch(replay, 16, _CPU, updates=updates)
+            other_batch = others[0].minibatch(others[1], 16, _CPU, updates=updates)
+            assert list(_differences(batch.data, other_batch.data)) == []
 
 
 def _alone(obs: Any) -> Any:
@@ -353,13 +353,13 @@ def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
         for key in one.keys() & other.keys():
             yield from _differences(one[key], other[key], f"{path}/{key}")
     elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        for number, pair in enumerate(zip(one, other, strict=True)):
-            yield from _differences(*pair, f"{path}/{number}")
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, f"{path}/{index}")
     elif not _are_same(one, other):
         yield path
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    encoded = [encode(value, copy=False) for value in (one, other)]
-    contents = [{name: array.tobytes() for name, array in each.arrays.items()} for each in encoded]
-    return encoded[0].tree == encoded[1].tree and contents[0] == contents[1]
+    encoded_states = [encode(value, copy=False) for value in (one, other)]
+    contents = [{name: array.tobytes() for name, array in each.arrays.items()} for each in encoded_states]
+    return encoded_states[0].tree == encoded_states[1].tree and contents[0] == contents[1]

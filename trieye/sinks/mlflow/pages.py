@@ -59,14 +59,14 @@ def check_schema(database: Path) -> None:
     revisions, latest = _revisions()
     if revision == latest or latest is None:
         return
-    installed = f"the installed MLflow {version('mlflow')}"
+    version_text = f"the installed MLflow {version('mlflow')}"
     if revision not in revisions:
         raise ConfigurationError(
-            f"{database} has a newer schema than {installed} (revision {revision}, expected {latest}): "
+            f"{database} has a newer schema than {version_text} (revision {revision}, expected {latest}): "
             "pip install --upgrade mlflow"
         )
     raise ConfigurationError(
-        f"{database} has an older schema than {installed} (revision {revision}, expected {latest}), which would "
+        f"{database} has an older schema than {version_text} (revision {revision}, expected {latest}), which would "
         "migrate it: use the MLflow that wrote it; or, if no run of that version is active, copy the file and run "
         f"`mlflow db upgrade sqlite:///{database}`"
     )

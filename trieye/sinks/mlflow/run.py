@@ -106,8 +106,8 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            shown = redacted_text(run.tracking_uri)
-            log.warning("the MLflow run %s is not in %s; using another one", run.mlflow_run_id, shown)
+            shown_uri = redacted_text(run.tracking_uri)
+            log.warning("the MLflow run %s is not in %s; using another one", run.mlflow_run_id, shown_uri)
         else:
             require_active(client, mlflow_run)
             return mlflow_run
@@ -119,8 +119,8 @@ def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     """Create the MLflow run and return its id."""
     tags = {RUN_ID_TAG: run.run_id, "mlflow.user": _user()}
     start_ms = int(run.created * 1000) if 0 <= run.created < _END_OF_TIME_S else None
-    created = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.run_name)
-    return str(created.info.run_id)
+    mlflow_run = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.run_name)
+    return str(mlflow_run.info.run_id)
 
 
 def is_owned_by(owner: str, uri: str, mlflow_run_id: str, run_id: str) -> bool:
@@ -190,8 +190,8 @@ def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
     parents = _sweep_parents(client, experiment_id, group)
     if not parents:
         tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": _user()}
-        now = int(time.time() * 1000)
-        new_id = client.create_run(experiment_id, start_time=now, tags=tags, run_name=sweep_name(group)).info.run_id
+        now_ms = int(time.time() * 1000)
+        new_id = client.create_run(experiment_id, start_time=now_ms, tags=tags, run_name=sweep_name(group)).info.run_id
         parents = _sweep_parents(client, experiment_id, group)
         if parents[0].info.run_id != new_id:
             client.delete_run(new_id)
@@ -221,13 +221,13 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
             "the parent run of the sweep %s was deleted in MLflow; the runs of the sweep are no longer nested", group
         )
         return
-    oldest = parents[0].info.run_id
-    before = client.get_run(member_id).data.tags.get(PARENT_TAG)
-    if before != oldest:
-        client.set_tag(member_id, PARENT_TAG, oldest)
-        for younger in parents[1:]:
-            client.delete_run(younger.info.run_id)
-    client.set_terminated(oldest, "FINISHED")
+    oldest_id = parents[0].info.run_id
+    parent_id = client.get_run(member_id).data.tags.get(PARENT_TAG)
+    if parent_id != oldest_id:
+        client.set_tag(member_id, PARENT_TAG, oldest_id)
+        for younger_run in parents[1:]:
+            client.delete_run(younger_run.info.run_id)
+    client.set_terminated(oldest_id, "FINISHED")
 
 
 def describe_sweep(
@@ -256,15 +256,15 @@ def describe_sweep(
         if parent_id is None:
             return  # the tag was deleted manually
         parent = client.get_run(parent_id)
-        now = int(time.time() * 1000)
+        now_ms = int(time.time() * 1000)
         # parameters are immutable in MLflow: a tag stores the values of a parameter that has gained some
-        fresh = {key: value[:_MAX_SWEEP_PARAM] for key, value in params.items() if key not in parent.data.params}
-        grown = {key: value for key, value in params.items() if parent.data.params.get(key, value) != value}
-        tags = {_NOTE_TAG: note, _TABLES_TAG: json.dumps([{"path": _SWEEP_TABLE, "type": "table"}]), **grown}
+        new_params = {key: value[:_MAX_SWEEP_PARAM] for key, value in params.items() if key not in parent.data.params}
+        changed_params = {key: value for key, value in params.items() if parent.data.params.get(key, value) != value}
+        tags = {_NOTE_TAG: note, _TABLES_TAG: json.dumps([{"path": _SWEEP_TABLE, "type": "table"}]), **changed_params}
         client.log_batch(
             parent_id,
-            metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
-            params=[Param(key, value) for key, value in fresh.items()],
+            metrics=[Metric(key, value, now_ms, 0) for key, value in metrics.items()],
+            params=[Param(key, value) for key, value in new_params.items()],
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
         client.log_text(parent_id, table.decode(), _SWEEP_TABLE)
@@ -305,21 +305,21 @@ def mlflow_name(name: str) -> str:
     The mapping is injective: a valid name that looks escaped (`a_x40_`) is escaped too. An escaped name longer than
     `MAX_NAME_LENGTH` is truncated and ends in a hash of the original name.
     """
-    escaped = name
+    escaped_name = name
     if _INVALID.search(name) or _LOOKS_ESCAPED.search(name):
-        escaped = _AMBIGUOUS_UNDERSCORE.sub("_x5f_", name)
-        escaped = _INVALID.sub(lambda match: f"_x{ord(match[0]):x}_", escaped)
+        escaped_name = _AMBIGUOUS_UNDERSCORE.sub("_x5f_", name)
+        escaped_name = _INVALID.sub(lambda match: f"_x{ord(match[0]):x}_", escaped_name)
     if not name:
         return "_x_"
-    return f"{escaped[:200]}{_hash_suffix(name)}" if len(escaped) > MAX_NAME_LENGTH else escaped
+    return f"{escaped_name[:200]}{_hash_suffix(name)}" if len(escaped_name) > MAX_NAME_LENGTH else escaped_name
 
 
 def artifact_directory(name: str) -> str:
     """Return `mlflow_name(name)` as a relative path that file systems accept; the mapping stays injective."""
-    escaped = mlflow_name(name).encode()
-    if len(escaped) <= _MAX_PATH_BYTES:
-        return escaped.decode()
-    return f"{escaped[: _MAX_PATH_BYTES - 24].decode(errors='ignore')}{_hash_suffix(name)}"
+    escaped_name = mlflow_name(name).encode()
+    if len(escaped_name) <= _MAX_PATH_BYTES:
+        return escaped_name.decode()
+    return f"{escaped_name[: _MAX_PATH_BYTES - 24].decode(errors='ignore')}{_hash_suffix(name)}"
 
 
 def _hash_suffix(name: str) -> str:

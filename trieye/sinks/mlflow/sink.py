@@ -78,9 +78,9 @@ class MlflowSink:
         self._database: mlflow_store.FileIdentity | None = None
         self._names: dict[str, str] = {}
         self._params: dict[str, str] = {}
-        self._changed: dict[str, str] = {}
-        self._reported: set[tuple[str, ...]] = set()
-        self._superseded = SupersededPoints()
+        self._changed_params: dict[str, str] = {}
+        self._reported_keys: set[tuple[str, ...]] = set()
+        self._superseded_points = SupersededPoints()
         self._parent_id: str | None = None
         self._sweep: tuple[str, str] | None = None
         self._system_metrics_interval_s = system_metrics_interval_s
@@ -111,7 +111,7 @@ class MlflowSink:
 
     def note_superseded(self, points: Iterable[Point]) -> None:
         """Record points that MLflow has and a rewind superseded: equal points are not logged again."""
-        self._superseded.add(points)
+        self._superseded_points.add(points)
 
     def write(self, points: Sequence[Point]) -> None:
         """Log points in one request; their wall time is the time of the metric.
@@ -121,18 +121,18 @@ class MlflowSink:
         """
         from mlflow.entities import Metric
 
-        metrics, refused = [], []
-        for point in self._superseded.without(points):
+        metrics, refused_points = [], []
+        for point in self._superseded_points.without(points):
             timestamp = _milliseconds(point.wall_time)
             if timestamp is None:
-                refused.append((point, "wall time", f"{point.wall_time} cannot be stored as a time"))
+                refused_points.append((point, "wall time", f"{point.wall_time} cannot be stored as a time"))
             elif point.step not in _INT64:
-                refused.append((point, "step", f"{point.step} is beyond 64 bits"))
+                refused_points.append((point, "step", f"{point.step} is beyond 64 bits"))
             else:
                 metrics.append(Metric(self._name("metric", point.metric), point.value, timestamp, point.step))
         with self._explained("write"):
             self._log("metrics", metrics)
-        for point, part, reason in refused:
+        for point, part, reason in refused_points:
             self._refuse(f"metric {point.metric!r}: {part} {reason}", part, point.metric)
 
     def log_params(self, params: Mapping[str, str]) -> None:
@@ -143,19 +143,19 @@ class MlflowSink:
         """
         from mlflow.entities import Param
 
-        new, changed = {}, []
+        new_params, changes = {}, []
         for name, text in params.items():
             key, value = self._name("parameter", name), self._cut("parameter", name, text, _MAX_PARAM_LENGTH)
             if key not in self._params:
-                new[key] = value
-            elif self._changed.get(key, self._params[key]) != value:
-                changed.append((name, self._params[key], key, value))
+                new_params[key] = value
+            elif self._changed_params.get(key, self._params[key]) != value:
+                changes.append((name, self._params[key], key, value))
         with self._explained("write"):
-            self._log("params", [Param(key, value) for key, value in new.items()])
-        self._params.update(new)
-        for name, old, key, value in changed:
-            self._tag_change(name, old, value)
-            self._changed[key] = value
+            self._log("params", [Param(key, value) for key, value in new_params.items()])
+        self._params.update(new_params)
+        for name, old_value, key, value in changes:
+            self._tag_change(name, old_value, value)
+            self._changed_params[key] = value
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags.
@@ -218,9 +218,9 @@ class MlflowSink:
         """Add a table to the tag in which MLflow's UI looks for tables; drop the oldest if the tag gets too long."""
         from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
-        registered = json.loads(self._client.get_run(self.run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        old_tables = json.loads(self._client.get_run(self.run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
         table = {"path": artifact, "type": "table"}
-        tables = [*(other for other in registered if other != table), table]
+        tables = [*(other for other in old_tables if other != table), table]
         while len(text := json.dumps(tables)) > _MAX_TAG_LENGTH:
             tables.pop(0)
         self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, text)
@@ -270,8 +270,8 @@ class MlflowSink:
         if existing is None:
             return mlflow_run.create(self._client, run, experiment_id)
         self._params, tags = dict(existing.data.params), existing.data.tags
-        changed = (name for name in tags if name.startswith(CHANGED_PREFIX))
-        self._changed = {name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed}
+        changed_names = (name for name in tags if name.startswith(CHANGED_PREFIX))
+        self._changed_params = {name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed_names}
         self._client.update_run(existing.info.run_id, status="RUNNING")
         return str(existing.info.run_id)
 
@@ -296,15 +296,15 @@ class MlflowSink:
             return None
         return SystemMetrics(monitor)
 
-    def _tag_change(self, name: str, old: str, value: str) -> None:
+    def _tag_change(self, name: str, old_value: str, new_value: str) -> None:
         tag = f"{CHANGED_PREFIX}{name}"
-        self.set_tags({tag: value})
+        self.set_tags({tag: new_value})
         log.warning(
             "parameter %r remains %r in MLflow, where parameters are immutable; the tag %r stores the new value %r",
             name,
-            old[:100],
+            old_value[:100],
             tag,
-            value[:100],
+            new_value[:100],
         )
 
     def _names_in(self, artifact_path: str | None) -> set[str]:
@@ -347,16 +347,16 @@ class MlflowSink:
 
     def _cut(self, kind: str, name: str, value: str, length: int) -> str:
         value = printable(value).replace("\0", "\\x00")  # some databases reject NUL
-        if len(value) > length and (kind, name) not in self._reported:
-            self._reported.add((kind, name))
+        if len(value) > length and (kind, name) not in self._reported_keys:
+            self._reported_keys.add((kind, name))
             log.warning("%s %r is truncated from %d to %d characters, MLflow's limit", kind, name, len(value), length)
         return value[:length]
 
     def _refuse(self, message: str, *key: str) -> None:
         """Count an entity that MLflow rejected, and report it once per key."""
         self.refused += 1
-        if key not in self._reported:
-            self._reported.add(key)
+        if key not in self._reported_keys:
+            self._reported_keys.add(key)
             log.warning("MLflow rejects %s", message)
 
     @contextlib.contextmanager
@@ -370,15 +370,15 @@ class MlflowSink:
         except Exception as error:
             if doing != "open" and getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
                 raise self._gone(f"no longer has the run {self.run_id}") from error
-            shown, reason = redacted_text(self._uri), redacted_text(_first_line(error))
+            shown_uri, reason = redacted_text(self._uri), redacted_text(_first_line(error))
             if mlflow_store.is_sqlite(self._uri) and mlflow_store.is_locked(error):
-                raise SinkBusyError(f"MLflow at {shown} is locked by other processes ({reason})") from error
+                raise SinkBusyError(f"MLflow at {shown_uri} is locked by other processes ({reason})") from error
             hint = (
                 "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is correct"
                 if self._uri.startswith("http")
                 else "check that its directory is writable and that the disk is not full"
             )
-            raise TrieyeError(f"MLflow at {shown} failed to {doing}: {reason}; {hint}") from error
+            raise TrieyeError(f"MLflow at {shown_uri} failed to {doing}: {reason}; {hint}") from error
 
     def _gone(self, how: str) -> SinkGoneError:
         return SinkGoneError(
@@ -412,15 +412,15 @@ class SupersededPoints:
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         self._limit = limit
-        self._in_order = np.empty(0, np.int64)
-        self._sorted = self._in_order
+        self._keys = np.empty(0, np.int64)
+        self._sorted_keys = self._keys
 
     def add(self, points: Iterable[Point]) -> None:
         """Add points that are not in the set; beyond the limit, remove the oldest."""
         keys = (key for key in map(_key, points) if key is not None)
         while (chunk := np.fromiter(itertools.islice(keys, _CHUNK), np.int64)).size:
-            self._in_order = np.concatenate((self._in_order, chunk[~self._contains(chunk)]))[-self._limit :]
-            self._sorted = np.sort(self._in_order)
+            self._keys = np.concatenate((self._keys, chunk[~self._contains(chunk)]))[-self._limit :]
+            self._sorted_keys = np.sort(self._keys)
 
     def without(self, points: Sequence[Point]) -> Sequence[Point]:
         """Return the points that are not in the set."""
@@ -429,10 +429,10 @@ class SupersededPoints:
         return [point for point, key, hit in zip(points, keys, is_in_set, strict=True) if key is None or not hit]
 
     def _contains(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if not self._sorted.size:
+        if not self._sorted_keys.size:
             return np.zeros(keys.size, np.bool_)
-        indices = np.searchsorted(self._sorted, keys)
-        is_in_set: NDArray[np.bool_] = self._sorted[np.minimum(indices, self._sorted.size - 1)] == keys
+        indices = np.searchsorted(self._sorted_keys, keys)
+        is_in_set: NDArray[np.bool_] = self._sorted_keys[np.minimum(indices, self._sorted_keys.size - 1)] == keys
         return is_in_set
 
 

@@ -67,8 +67,8 @@ def _set_in_our_threads(name: str, value: object) -> None:
     variable = getattr(environment_variables, name, None)
     if variable is None:  # this version of MLflow lacks the variable
         return
-    before = type(variable).get
-    variable.get = lambda: value if _is_ours() and name not in os.environ else before(variable)
+    original_get = type(variable).get
+    variable.get = lambda: value if _is_ours() and name not in os.environ else original_get(variable)
 
 
 def _is_ours() -> bool:
@@ -139,9 +139,9 @@ def activity_of(uri: str) -> object:
         return None
     files = [path, Path(f"{path}-wal"), *path.parent.glob(_drafts_of(path))]
     states = []
-    for file in files:
+    for file_path in files:
         with contextlib.suppress(OSError):
-            stat = file.stat()
+            stat = file_path.stat()
             states.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
     return states
 
@@ -165,7 +165,7 @@ def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str
     """
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)) as connection, connection:
-            moved = _follow_move(connection, artifacts, experiment, run_id)
+            num_moved = _follow_move(connection, artifacts, experiment, run_id)
     except sqlite3.Error as error:
         log.warning(
             "cannot determine whether %s was moved (%s): if it was, MLflow writes artifacts to the old location",
@@ -173,37 +173,37 @@ def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str
             error,
         )
         return
-    if moved:
+    if num_moved:
         text = "%s was moved: the artifacts of %d MLflow runs, including deleted ones, are now in %s"
-        log.warning(text, database, moved, artifacts)
+        log.warning(text, database, num_moved, artifacts)
 
 
 def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: str, run_id: str | None) -> int:
     experiments = connection.execute(
         "SELECT experiment_id, artifact_location FROM experiments WHERE name = ?", (experiment,)
     ).fetchall()
-    moved = [experiment_id for experiment_id, location in experiments if _was_moved(location, artifacts, 2)]
+    moved_ids = [experiment_id for experiment_id, location in experiments if _was_moved(location, artifacts, 2)]
     connection.executemany(
         "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?",
-        [(artifacts.as_uri(), experiment_id) for experiment_id in moved],
+        [(artifacts.as_uri(), experiment_id) for experiment_id in moved_ids],
     )
     runs = connection.execute(
         "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid = ? OR (experiment_id = ? AND status != 'RUNNING')",
-        (run_id, moved[0] if moved else None),
+        (run_id, moved_ids[0] if moved_ids else None),
     ).fetchall()
     artifact_dirs = {run: artifacts / run / "artifacts" for run, _ in runs}
-    new = [(artifact_dirs[run].as_uri(), run) for run, uri in runs if _was_moved(uri, artifact_dirs[run], 4)]
-    connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", new)
-    return len(new)
+    new_uris = [(artifact_dirs[run].as_uri(), run) for run, uri in runs if _was_moved(uri, artifact_dirs[run], 4)]
+    connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", new_uris)
+    return len(new_uris)
 
 
-def _was_moved(old_uri: str, new: Path, num_same: int) -> bool:
+def _was_moved(old_uri: str, new_path: Path, num_same: int) -> bool:
     """Return whether a directory moved; the last `num_same` components of a moved path are unchanged."""
     parts = urlsplit(old_uri)
-    old = Path(unquote(parts.path))
-    if parts.scheme != "file" or old == new or old.parts[-num_same:] != new.parts[-num_same:]:
+    old_path = Path(unquote(parts.path))
+    if parts.scheme != "file" or old_path == new_path or old_path.parts[-num_same:] != new_path.parts[-num_same:]:
         return False
-    return not old.exists() or (new.exists() and not new.samefile(old))
+    return not old_path.exists() or (new_path.exists() and not new_path.samefile(old_path))
 
 
 def _is_error_or_outside_sinks(record: logging.LogRecord) -> bool:
@@ -223,17 +223,17 @@ def require_password(uri: str) -> None:
         ConfigurationError: The URI was read from the records of a run, which contain no passwords.
     """
     if is_redacted(uri):
-        current = redacted_text(os.environ.get("MLFLOW_TRACKING_URI", ""))
+        current_uri = redacted_text(os.environ.get("MLFLOW_TRACKING_URI", ""))
         raise ConfigurationError(
             f"MLflow at {uri}: passwords are never stored; set the environment variable MLFLOW_TRACKING_URI to that "
-            f"URI with the password (currently {current or 'not set'})"
+            f"URI with the password (currently {current_uri or 'not set'})"
         )
 
 
 def database_of(uri: str) -> Path | None:
     """Return the file of an SQLite database, or None for another kind of store."""
-    scheme, _, rest = uri.partition(":///")
-    path = rest.partition("?")[0]
+    scheme, _, location = uri.partition(":///")
+    path = location.partition("?")[0]
     if not scheme.startswith("sqlite") or path in {"", ":memory:"} or path.startswith("file:"):
         return None
     return Path(path).resolve()  # SQLite writes its journals next to the file, not next to a symbolic link
@@ -269,21 +269,21 @@ def forget_connections(path: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    draft = path.with_name(f"{path.name}.new-{os.getpid()}")
+    draft_path = path.with_name(f"{path.name}.new-{os.getpid()}")
     try:
-        _make_tables(draft)
-        _use_wal(draft)
-        with draft.open("rb+") as file:
+        _make_tables(draft_path)
+        _use_wal(draft_path)
+        with draft_path.open("rb+") as file:
             os.fsync(file.fileno())
         for suffix in _SIDE_FILES:  # left by a deleted database: SQLite would apply them to the new one
             Path(f"{path}{suffix}").unlink(missing_ok=True)
-        draft.replace(path)
+        draft_path.replace(path)
         fsync_directory(path.parent)
     finally:
         _remove_drafts(path)
 
 
-def _make_tables(draft: Path) -> None:
+def _make_tables(draft_path: Path) -> None:
     from mlflow import MlflowClient, environment_variables
 
     # MLflow never disposes its engines, and an engine with a pool leaves a connection to the draft open
@@ -292,15 +292,15 @@ def _make_tables(draft: Path) -> None:
     _threads.pool = "NullPool"
     try:
         with quiet("mlflow.store.db.utils"):
-            MlflowClient(tracking_uri=f"sqlite:///{draft}").search_experiments(max_results=1)
+            MlflowClient(tracking_uri=f"sqlite:///{draft_path}").search_experiments(max_results=1)
     finally:
         _threads.pool = None
 
 
 def _remove_drafts(path: Path) -> None:
     # only the lock holder creates drafts, so any other draft is left over from a crash
-    for draft in path.parent.glob(_drafts_of(path)):
-        draft.unlink(missing_ok=True)
+    for draft_path in path.parent.glob(_drafts_of(path)):
+        draft_path.unlink(missing_ok=True)
 
 
 def _drafts_of(path: Path) -> str:

@@ -80,10 +80,10 @@ class EventFiles:
             )
         while self._pending:
             file = self._file or self._create_file()
-            written = file.write(self._pending)
-            crc = zlib.crc32(self._pending[:written], self._position.crc)
-            self._position = FilePosition(self._position.file, self._position.size_bytes + written, crc)
-            del self._pending[:written]
+            num_written = file.write(self._pending)
+            crc = zlib.crc32(self._pending[:num_written], self._position.crc)
+            self._position = FilePosition(self._position.file, self._position.size_bytes + num_written, crc)
+            del self._pending[:num_written]
         return self._position
 
     def go_back(self, position: FilePosition) -> bool:
@@ -94,12 +94,12 @@ class EventFiles:
         if position.file and not self._is_intact(position):
             return False
         self._reset()
-        last = self._directory / position.file
+        last_path = self._directory / position.file
         for path in self._files():
             if path.name > position.file:
                 os.truncate(path, 0)
-        if position.file and last.stat().st_size > position.size_bytes:
-            os.truncate(last, position.size_bytes)
+        if position.file and last_path.stat().st_size > position.size_bytes:
+            os.truncate(last_path, position.size_bytes)
         self._remove_empty()
         self._position = position
         return True
@@ -132,10 +132,10 @@ class EventFiles:
         newest = int(files[-1].name.split(".")[3]) if files else 0
         stamp = max(int(time.time()), newest + 1)
         name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.trieye"
-        restarted = bool(files) and not any([path.stat().st_size for path in files])
+        is_restarted = bool(files) and not any([path.stat().st_size for path in files])
         self._file = (self._directory / name).open("xb", buffering=0)
         self._position = FilePosition(name)
-        self._pending[:0] = frame(header(restarted=restarted))
+        self._pending[:0] = frame(header(restarted=is_restarted))
         return self._file
 
     def _files(self) -> list[Path]:
@@ -147,14 +147,14 @@ class EventFiles:
     def _is_intact(self, position: FilePosition) -> bool:
         if not _FILE_NAME.fullmatch(position.file):
             return False
-        crc, left = 0, position.size_bytes
+        crc, num_left = 0, position.size_bytes
         try:
             with (self._directory / position.file).open("rb") as file:
-                while left and (data := file.read(min(left, _READ_BYTES))):
-                    crc, left = zlib.crc32(data, crc), left - len(data)
+                while num_left and (data := file.read(min(num_left, _READ_BYTES))):
+                    crc, num_left = zlib.crc32(data, crc), num_left - len(data)
         except FileNotFoundError:
             return False
-        return not left and crc == position.crc
+        return not num_left and crc == position.crc
 
     def _remove_empty(self) -> None:
         """Remove empty files except the newest: readers have advanced from the others to a later file."""

@@ -42,9 +42,9 @@ def scalars_in(
             if event.HasField("session_log") and event.session_log.status == SessionLog.START:
                 scalars = {tag: [item for item in items if item.step < event.step] for tag, items in scalars.items()}
             for value in event.summary.value:
-                number = _number(value)
-                if number is not None:
-                    scalars.setdefault(value.tag, []).append(Scalar(event.step, number, event.wall_time))
+                scalar = _number(value)
+                if scalar is not None:
+                    scalars.setdefault(value.tag, []).append(Scalar(event.step, scalar, event.wall_time))
                 elif media is not None and (kind := _kind(value)) is not None:
                     media.setdefault(kind, set()).add(value.tag)
     return {tag: items for tag, items in scalars.items() if items}
@@ -73,8 +73,8 @@ def params_of(files: Sequence[Path], first_bytes: int) -> tuple[dict[str, Any], 
 
 def params_in_text(text: str) -> dict[str, str]:
     """Return the parameters in a Markdown table with two columns, CleanRL's format."""
-    rows = [(key.strip(), shown.strip()) for key, shown in _CELL.findall(text)]
-    return {key: shown for key, shown in rows if key != "param" and set(key) != {"-"}}
+    rows = [(key.strip(), text_value.strip()) for key, text_value in _CELL.findall(text)]
+    return {key: text_value for key, text_value in rows if key != "param" and set(key) != {"-"}}
 
 
 def _events(path: Path, first_bytes: int | None, note: Callable[[Path, str], None]) -> Iterator[Any]:

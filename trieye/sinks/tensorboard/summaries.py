@@ -140,8 +140,8 @@ def _markdown(medium: LogTable) -> str:
     columns, rows = medium.rows()
     lines = [columns, ["---"] * len(columns), *([_escaped(cell) for cell in row] for row in rows[:_MAX_ROWS_SHOWN])]
     lines[0] = [_escaped(column) for column in columns]
-    omitted = f"\n\n... and {len(rows) - _MAX_ROWS_SHOWN} more rows" if len(rows) > _MAX_ROWS_SHOWN else ""
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + omitted
+    note = f"\n\n... and {len(rows) - _MAX_ROWS_SHOWN} more rows" if len(rows) > _MAX_ROWS_SHOWN else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + note
 
 
 def _escaped(cell: Cell) -> str:
