@@ -88,8 +88,8 @@ def offset_of(samples: list[tuple[float, float, float]]) -> tuple[float, float]:
     Uses the sample with the shortest round trip and assumes that the remote clock was read halfway through it
     (F. Cristian, Probabilistic clock synchronization, 1989).
     """
-    sent, remote, received = min(samples, key=lambda sample: sample[2] - sample[0])
-    return received - sent, remote - (sent + received) / 2.0
+    sent_at, remote_time, received_at = min(samples, key=lambda sample: sample[2] - sample[0])
+    return received_at - sent_at, remote_time - (sent_at + received_at) / 2.0
 
 
 def compare(nodes: list[Node], here: Node, root: str) -> Findings:
@@ -124,8 +124,8 @@ def by_text(findings: list[tuple[Node, str]]) -> list[str]:
 def _names(nodes: list[Node]) -> str:
     if len(nodes) == 1:
         return nodes[0].name
-    shown = ", ".join(node.host or node.address for node in nodes[:_SHOWN])
-    return f"{len(nodes)} nodes ({shown}{', ...' if len(nodes) > _SHOWN else ''})"
+    node_names = ", ".join(node.host or node.address for node in nodes[:_SHOWN])
+    return f"{len(nodes)} nodes ({node_names}{', ...' if len(nodes) > _SHOWN else ''})"
 
 
 def incompatibilities(node: Node, here: Node) -> list[str]:

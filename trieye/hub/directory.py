@@ -127,8 +127,8 @@ class HubFiles:
         return self.record
 
     def _open_stores(self, path: Path | None) -> None:
-        expected = Expected.of_attempt(self.record, self.paths.tb_log_dir)
-        self.journal = Journal(path, durability=self._config.persistence.durability, expected=expected)
+        expectations = Expected.of_attempt(self.record, self.paths.tb_log_dir)
+        self.journal = Journal(path, durability=self._config.persistence.durability, expected=expectations)
         url = self._config.persistence.mirror
         if path is not None and url is not None:
             refill_history(self.paths, url, self.journal.segments())
@@ -213,30 +213,30 @@ class HubFiles:
     def save_config(self, extra: Mapping[str, Any]) -> Path:
         """Write the config, earlier additions and `extra` to configs.json, without secrets; return its path."""
         path = self.paths.config_path
-        merged = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
-        write_config(recorded(merged), path)
+        content = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
+        write_config(recorded(content), path)
         return path
 
     def add_to_config(self, extra: Mapping[str, Any]) -> Path:
         """Add to configs.json; keys that clash with fields of the run's config go under `run_config`."""
         fields = TrieyeConfig.model_fields
-        clashing = {str(key): value for key, value in extra.items() if key in fields}
-        other = {str(key): value for key, value in extra.items() if key not in fields}
-        return self.save_config({**other, **({"run_config": clashing} if clashing else {})})
+        clashing_items = {str(key): value for key, value in extra.items() if key in fields}
+        other_items = {str(key): value for key, value in extra.items() if key not in fields}
+        return self.save_config({**other_items, **({"run_config": clashing_items} if clashing_items else {})})
 
-    def note_restored(self, restored: RestoredCheckpoint | None) -> None:
+    def note_restored(self, checkpoint: RestoredCheckpoint | None) -> None:
         """Record the checkpoint that this attempt resumes from; None: it starts from scratch."""
-        if restored is None:
+        if checkpoint is None:
             if self.record.forked_from is not None:  # recorded by an attempt that left no checkpoint
                 with self._changed_record() as record:
                     record.forked_from = None
             return
         with self._changed_record() as record:
-            record.resumed_from = restored.origin["path"]
-            if restored.fork is not None:
-                record.forked_from = restored.fork
-            if restored.went_back_to is not None:
-                record.went_back_to, record.went_back_in = restored.went_back_to, record.attempt
+            record.resumed_from = checkpoint.origin["path"]
+            if checkpoint.fork is not None:
+                record.forked_from = checkpoint.fork
+            if checkpoint.went_back_to is not None:
+                record.went_back_to, record.went_back_in = checkpoint.went_back_to, record.attempt
             elif record.went_back_to != self._config.persistence.load_checkpoint_path:
                 record.went_back_to = record.went_back_in = None
 

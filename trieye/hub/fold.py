@@ -143,19 +143,19 @@ class EventProcessor:
 
     def take_change(self) -> int | None:
         """Return the lowest index superseded since the last call, or None."""
-        changed, self._changed_from = self._changed_from, None
-        return changed
+        changed_from, self._changed_from = self._changed_from, None
+        return changed_from
 
     def _supersede(self, points: Sequence[Point]) -> None:
         """Supersede older points before a reader sees the new ones."""
         if self.supersession is None:
             return
-        if superseded := self.supersession.of([p for p in points if not self.stats.is_over_time(p.metric)]):
-            before = self._history.superseded_ranges
-            self._history.set_superseded(merged([*before, *superseded]))
-            first = first_difference(before, self._history.superseded_ranges)
-            if first is not None:
-                self._changed_from = first if self._changed_from is None else min(first, self._changed_from)
+        if new_ranges := self.supersession.of([p for p in points if not self.stats.is_over_time(p.metric)]):
+            old_ranges = self._history.superseded_ranges
+            self._history.set_superseded(merged([*old_ranges, *new_ranges]))
+            first_index = first_difference(old_ranges, self._history.superseded_ranges)
+            if first_index is not None:
+                self._changed_from = first_index if self._changed_from is None else min(first_index, self._changed_from)
 
     def if_closed(self, at: float) -> tuple[list[Point], list[Range]]:
         """Return the points of the windows, which stay open, and the indices that these points would supersede."""

@@ -81,8 +81,8 @@ class Ledger:
         self._lock = threading.RLock()
         self._zero, self._snapshot_at = clock(), 0.0
         self._mark: AttemptMark
-        self._applied = self._unsaved_bytes = self._undecided_bytes = 0
-        self._flushed, self._is_finished = FlushedPosition(0, 0, 0), False
+        self._applied_pos = self._unsaved_bytes = self._undecided_bytes = 0
+        self._flushed_position, self._is_finished = FlushedPosition(0, 0, 0), False
 
     def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
         """Replay the journal, and begin a new attempt unless its last attempt is this one.
@@ -96,27 +96,27 @@ class Ledger:
             Whether the attempt continues after the death of its hub.
         """
         with self._processing, self._lock:
-            earlier = AttemptMark.from_bytes(stored) if (stored := self._journal.meta("attempt")) else None
-            self._replay(earlier)
+            last_mark = AttemptMark.from_bytes(payload) if (payload := self._journal.meta("attempt")) else None
+            self._replay(last_mark)
             self._zero = self._clock() - self._journal.last_at
-            if earlier is not None and earlier.is_of(run_id, attempt):
-                self._mark = earlier
-                self._processor.adopt(self._config, earlier)
+            if last_mark is not None and last_mark.is_of(run_id, attempt):
+                self._mark = last_mark
+                self._processor.adopt(self._config, last_mark)
                 if self._history.next_index > self._history.end:
                     self.snapshot()
                 return True
-            self._begin(attempt, created, earlier, run_id)
+            self._begin(attempt, created, last_mark, run_id)
             return False
 
-    def _replay(self, earlier: AttemptMark | None) -> None:
-        if earlier is not None:  # with the earlier metrics config, for which the entries were written
-            self._processor.begin(earlier.stats_config() or self._config, earlier)
+    def _replay(self, last_mark: AttemptMark | None) -> None:
+        if last_mark is not None:  # with the earlier metrics config, for which the entries were written
+            self._processor.begin(last_mark.stats_config() or self._config, last_mark)
         snapshot = self._journal.snapshot()
         if snapshot is not None:
             self._processor.next_index = snapshot.index
             self._history.skip_to(snapshot.index)
             self._processor.load(LedgerState.from_bytes(snapshot.payload))
-            self._applied = snapshot.pos
+            self._applied_pos = snapshot.pos
         elif markers := [FlushMarker.from_bytes(e.payload) for e in self._journal.records(0) if e.kind == "pass"]:
             self._processor.next_index = markers[0].index if markers[0].index >= 0 else self._history.end
         self._catch_up()
@@ -124,33 +124,33 @@ class Ledger:
         self._processor.take_change()  # no sink is open yet, and each one compares its branch when it opens
 
     def _catch_up(self) -> None:
-        for entry in self._journal.records(self._applied):
+        for entry in self._journal.records(self._applied_pos):
             self._note_applied(entry.pos, len(entry.payload))
             self._processor.apply(entry)
 
     def _note_applied(self, pos: int, num_bytes: int) -> None:
-        self._applied = pos
+        self._applied_pos = pos
         self._unsaved_bytes += num_bytes + ENTRY_BYTES
         self._undecided_bytes += num_bytes + ENTRY_BYTES
 
-    def _begin(self, attempt: int, created: float, earlier: AttemptMark | None, run_id: str) -> None:
+    def _begin(self, attempt: int, created_at: float, last_mark: AttemptMark | None, run_id: str) -> None:
         if len(self._queue) or self._processor.has_news:
             self._append_flush(FlushMarker())  # complete windows belong to the previous attempt
         self._mark = AttemptMark.begin(
             attempt,
             run_id=run_id,
-            pos=self._applied,
+            pos=self._applied_pos,
             index=self._history.next_index,
             at=self._at(),
-            now=self._wall_clock(),
-            created=created,
-            earlier=earlier,
+            wall_clock_time=self._wall_clock(),
+            created_at=created_at,
+            last_mark=last_mark,
             config=self._config,
         )
         self._processor.adopt(self._config, self._mark)
         self._processor.supersede_before(self._mark.index)
         self._note_flushed()
-        self._save_snapshot(self._processor.state(self._flushed.num_accepted), discontinuous=True)
+        self._save_snapshot(self._processor.state(self._flushed_position.num_accepted), discontinuous=True)
 
     @request("ingest")
     def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> bool:
@@ -177,17 +177,17 @@ class Ledger:
             drops: Counts of events that the caller dropped.
             key: Unique key of the call, which identifies repetitions; empty: the call is never repeated.
         """
-        batch, refused = batch_of(rows)
-        return self._accept("rows", batch, [*drops, *refused], client=key, seq=None)
+        batch, refused_drops = batch_of(rows)
+        return self._accept("rows", batch, [*drops, *refused_drops], client=key, seq=None)
 
     def _accept(self, kind: Kind, batch: EventBatch, drops: Sequence[Drop], *, client: str, seq: int | None) -> bool:
         if len(self._queue) > MAX_PENDING_EVENTS:
             self.ingest()  # if it fails, the batch is not accepted
-        batch, refused = admit(batch, self._processor.stats.context_keys)
-        dropped = [*drops, *refused]
-        with self._processing if dropped else nullcontext():  # a flush in progress first counts earlier drops
-            payload = encode_events(batch, dropped)
-            return self._append(kind, payload, client, seq, events=(batch, dropped), while_open=True)
+        batch, refused_drops = admit(batch, self._processor.stats.context_keys)
+        all_drops = [*drops, *refused_drops]
+        with self._processing if all_drops else nullcontext():  # a flush in progress first counts earlier drops
+            payload = encode_events(batch, all_drops)
+            return self._append(kind, payload, client, seq, events=(batch, all_drops), while_open=True)
 
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
         """Count events that were dropped before they reached the ledger; see `accept_rows`."""
@@ -239,7 +239,7 @@ class Ledger:
         with self._lock:
             at, payload = self._at(), msgspec.structs.replace(marker, index=self._history.end).to_bytes()
             pos = self._journal.append("pass", payload, at=at)
-            if pos is None or pos - self._applied > 1:
+            if pos is None or pos - self._applied_pos > 1:
                 self._catch_up()
                 batches = None
             else:
@@ -251,7 +251,7 @@ class Ledger:
 
     def _note_flushed(self) -> None:
         """Note the current position; the queue is empty."""
-        self._flushed = FlushedPosition(self._applied, self._processor.num_accepted, self._unsaved_bytes)
+        self._flushed_position = FlushedPosition(self._applied_pos, self._processor.num_accepted, self._unsaved_bytes)
 
     def _append(
         self,
@@ -275,7 +275,7 @@ class Ledger:
                 raise RunClosedError("the run is closed; start it again to log more")
             at = self._at()
             pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
-            num_new = self._journal.last_pos - self._applied
+            num_new = self._journal.last_pos - self._applied_pos
             if pos is not None and num_new == 1:
                 self._note_applied(pos, len(payload))
                 if events is None:
@@ -315,32 +315,32 @@ class Ledger:
                     self._note_flushed()
             if not is_flushed:
                 self.ingest()
-            self._save_snapshot(self._processor.state(self._flushed.num_accepted))
+            self._save_snapshot(self._processor.state(self._flushed_position.num_accepted))
 
     def _save_snapshot(
         self,
         state: LedgerState,
         *,
         index: int = 0,
-        superseded: Sequence[tuple[int, int]] | None = None,
+        superseded_ranges: Sequence[tuple[int, int]] | None = None,
         discontinuous: bool = False,
     ) -> None:
         """Store the state at the last position with an empty queue; events may be accepted during the call."""
         at, end = self._at(), self._history.end
-        snapshot = Snapshot(self._flushed.pos, max(index, self._history.next_index), at, state.to_bytes())
+        snapshot = Snapshot(self._flushed_position.pos, max(index, self._history.next_index), at, state.to_bytes())
         self._journal.commit(
             snapshot,
             chunks=self._history.pending(),
             keep_after=snapshot.pos if self._mark.decided else self._mark.pos,
-            superseded=self._history.pending_superseded if superseded is None else superseded,
+            superseded=self._history.pending_superseded if superseded_ranges is None else superseded_ranges,
             meta={"attempt": self._mark.to_bytes()},
             discontinuous=discontinuous,
         )
         self._history.committed(end)
         self._processor.skip_to(snapshot.index)
         with self._lock:
-            self._unsaved_bytes -= self._flushed.num_bytes
-            self._flushed = self._flushed._replace(num_bytes=0)
+            self._unsaved_bytes -= self._flushed_position.num_bytes
+            self._flushed_position = self._flushed_position._replace(num_bytes=0)
             self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
         self._snapshot_at = at
 
@@ -366,8 +366,8 @@ class Ledger:
 
     def is_final(self, checkpoint: str) -> bool:
         """Return whether the run ended with this checkpoint, and no item was added since."""
-        stored = self._journal.meta("final")
-        return stored is not None and msgspec.msgpack.decode(stored) == [checkpoint, self._mark.index]
+        payload = self._journal.meta("final")
+        return payload is not None and msgspec.msgpack.decode(payload) == [checkpoint, self._mark.index]
 
     def keep(self, step: int | None) -> None:
         """Resume from the final state of the last attempt, saved at `step`, so that nothing is superseded."""
@@ -397,24 +397,24 @@ class Ledger:
             if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
                 self._mark = self._mark.at_step(step)  # a fork; the next snapshot stores it
                 return None
-            entries, first, end = self._own_branch(state)
-            index = position_of(state).get("index", first if state else 0)
-            ranges, dead = self._history.superseded_ranges, (*self._mark.dead, (first, max(first, index)))
-            earlier = map(tuple, position_of(state).get("superseded", ranges))
-            superseded = merged([*earlier, (min(index, first), end), *dead])
-            rewound = self._processor.rewound(state, entries, self._mark, at=self._mark.at if entries else self._at())
+            entries, first_index, end = self._own_branch(state)
+            index = position_of(state).get("index", first_index if state else 0)
+            ranges, dead = self._history.superseded_ranges, (*self._mark.dead, (first_index, max(first_index, index)))
+            earlier_ranges = map(tuple, position_of(state).get("superseded", ranges))
+            superseded_ranges = merged([*earlier_ranges, (min(index, first_index), end), *dead])
+            new_state = self._processor.rewound(state, entries, self._mark, at=self._mark.at if entries else self._at())
             self._note_flushed()
-            before, self._mark = self._mark, self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
+            last_mark, self._mark = self._mark, self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
             try:  # after a loss at the journal's end, no index below the checkpoint's may be reused
-                self._save_snapshot(rewound, index=index, superseded=superseded, discontinuous=True)
+                self._save_snapshot(new_state, index=index, superseded_ranges=superseded_ranges, discontinuous=True)
             except BaseException:
-                self._mark = before
+                self._mark = last_mark
                 raise
             self._processor.begin(self._config, self._mark)
-            self._processor.load(rewound)
+            self._processor.load(new_state)
             self._history.dead = self._mark.dead
-            self._history.set_superseded(superseded)
-            return first_difference(ranges, superseded)
+            self._history.set_superseded(superseded_ranges)
+            return first_difference(ranges, superseded_ranges)
 
     def open_again(self, choose: Choice, *, resumed_at: int | None = None) -> int | None:
         """Close all windows, and begin another opening with other superseded points.
@@ -428,23 +428,23 @@ class Ledger:
         """
         with self._processing, self._lock:
             self._append_flush(FlushMarker(force=True))
-            before, stats, continuation = self._mark, self._processor.stats.to_state(), self._processor.continuation
-            ranges, superseded = self._history.superseded_ranges, choose(self._history, before.all_openings)
-            self._mark = before.opened_again(self._history.end, self._wall_clock())
+            last_mark, stats, continuation = self._mark, self._processor.stats.to_state(), self._processor.continuation
+            old_ranges, new_ranges = self._history.superseded_ranges, choose(self._history, last_mark.all_openings)
+            self._mark = last_mark.opened_again(self._history.end, self._wall_clock())
             try:
                 if resumed_at is not None:
                     self._mark = self._mark.at_step(resumed_at - 1).determined()
                     self._processor.stats.go_back(resumed_at)
                 self._processor.supersede_before(self._history.end)
-                state = self._processor.state(self._flushed.num_accepted)
-                self._save_snapshot(state, superseded=superseded, discontinuous=True)
+                state = self._processor.state(self._flushed_position.num_accepted)
+                self._save_snapshot(state, superseded_ranges=new_ranges, discontinuous=True)
             except BaseException:
-                self._mark = before
+                self._mark = last_mark
                 self._processor.stats.restore(stats)
                 self._processor.continue_from(continuation)
                 raise
-            self._history.set_superseded(superseded)
-            return first_difference(ranges, superseded)
+            self._history.set_superseded(new_ranges)
+            return first_difference(old_ranges, new_ranges)
 
     def take_change(self) -> int | None:
         """Return the lowest index superseded by new points since the last call, or None."""

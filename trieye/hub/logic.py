@@ -69,7 +69,7 @@ class HubLogic:
     ) -> None:
         self.config, self.files, self._pending = config, files or HubFiles(config), PendingEvents()
         self._clock, self._wall_clock, self._own_sinks = clock, wall_clock, sinks
-        self._closed, self._has_reported_superseding = False, False
+        self._is_closed, self._has_reported_superseding = False, False
 
     def open(
         self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
@@ -97,8 +97,8 @@ class HubLogic:
     def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
         stats, journal, history = self.config.stats, self.files.journal, self.files.history
         clocks = {"clock": self._clock, "wall_clock": self._wall_clock}
-        undeclared = stats.undeclared or ("warn" if stats.metrics else "auto")
-        self._ledger = Ledger(stats, journal, history, self._pending, undeclared=undeclared, **clocks)
+        undeclared_policy = stats.undeclared or ("warn" if stats.metrics else "auto")
+        self._ledger = Ledger(stats, journal, history, self._pending, undeclared=undeclared_policy, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
         if not self._ledger.stats.summary:  # of an earlier version, or the journal was lost
             self._ledger.stats.remember(record.summary)
@@ -134,7 +134,7 @@ class HubLogic:
         self._show()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise RunClosedError(f"run {self.config.run_name!r} is closed; start it again to log more")
 
     def tick(self) -> None:
@@ -175,7 +175,7 @@ class HubLogic:
             ) from failure
 
     def _pass(self, *, step: int | None, force: bool = False) -> None:
-        if not self._closed:
+        if not self._is_closed:
             self._ledger.advance(step=None if step is None else plain_step(step), force=force)
             self._show()
 
@@ -229,31 +229,31 @@ class HubLogic:
         return path
 
     @request("ingest", is_slow=True)
-    def resume(self, restored: RestoredCheckpoint | None, *, key: str = "") -> None:
+    def resume(self, checkpoint: RestoredCheckpoint | None, *, key: str = "") -> None:
         """Resume from a checkpoint that the driver has restored, with its open windows.
 
         The hub supersedes every point logged after the checkpoint. Without a checkpoint the run starts from scratch,
         and the hub supersedes every point of earlier attempts.
 
         Args:
-            restored: The checkpoint, without its state; None if the run has none. If it belongs to another run, the
+            checkpoint: The checkpoint, without its state; None if the run has none. If it belongs to another run, the
                 points that this run logged before its step are retained.
             key: See `Ledger.accept_rows`.
         """
         self._check_open()
-        if restored is not None:
-            self.files.states.quarantine(restored.damaged)
-        self._continue_from(restored, key)
+        if checkpoint is not None:
+            self.files.states.quarantine(checkpoint.damaged)
+        self._continue_from(checkpoint, key)
 
-    def _continue_from(self, restored: RestoredCheckpoint | None, key: str) -> None:
-        self.files.note_restored(restored)
-        step = None if restored is None else restored.origin["step"]
-        if restored is not None and self._ledger.is_final(restored.identity):
+    def _continue_from(self, checkpoint: RestoredCheckpoint | None, key: str) -> None:
+        self.files.note_restored(checkpoint)
+        step = None if checkpoint is None else checkpoint.origin["step"]
+        if checkpoint is not None and self._ledger.is_final(checkpoint.identity):
             self._ledger.keep(step)
         else:
-            self._rewind({} if restored is None else restored.hub_state, key, step)
-        if restored is not None and restored.fork is not None:
-            self.tracking.set_tags(restored.fork.tags())
+            self._rewind({} if checkpoint is None else checkpoint.hub_state, key, step)
+        if checkpoint is not None and checkpoint.fork is not None:
+            self.tracking.set_tags(checkpoint.fork.tags())
 
     @request("ingest")
     def packed_state(self, complete_step: int) -> bytes:
@@ -274,27 +274,27 @@ class HubLogic:
 
     def _show(self, changed_from: int | None = None) -> None:
         """Wake the sinks for new items, or rewind them to the first item that was superseded or restored."""
-        superseded = self._ledger.take_change()
-        if superseded is not None and not self._has_reported_superseding:
+        superseded_from = self._ledger.take_change()
+        if superseded_from is not None and not self._has_reported_superseding:
             self._has_reported_superseding = True
             name = self.config.run_name
             say(
                 f"run {name!r}: earlier points of the same steps are superseded; `trieye attempts {name}` lists them "
                 "and can restore them"
             )
-        changed = min((index for index in (changed_from, superseded) if index is not None), default=None)
-        if changed is None:
+        first_changed = min((index for index in (changed_from, superseded_from) if index is not None), default=None)
+        if first_changed is None:
             self._sinks.wake()
         else:
-            self._sinks.rewind(changed)
+            self._sinks.rewind(first_changed)
 
     @request("ingest", is_slow=True)
     def supersede(self, step: int | None) -> bool:
         """Supersede points from a step on, for a program that restores its state itself (see `Run.supersede`)."""
         self._check_open()
-        changed = self._ledger.open_again(partial(after_restore, step=step), resumed_at=step)
-        self._show(changed)
-        return changed is not None
+        first_changed = self._ledger.open_again(partial(after_restore, step=step), resumed_at=step)
+        self._show(first_changed)
+        return first_changed is not None
 
     @request("ingest")
     def note_stepless(self, metric: str) -> None:
@@ -305,7 +305,7 @@ class HubLogic:
     @request("ingest", is_slow=True)
     def restore_opening(self, number: int) -> None:
         """Restore the superseded points of an opening; they replace all other points from their first step on."""
-        self._show(self._ledger.open_again(partial(with_opening, number=number)))
+        self._show(self._ledger.open_again(partial(with_opening, opening_number=number)))
 
     @request("ingest", is_slow=True)
     def summary(self) -> dict[str, MetricSummary]:
@@ -316,10 +316,8 @@ class HubLogic:
             return summary
         visible = history.summary()
         # the history lacks metrics of attempts that lost their journal
-        superseded = history.series(superseded=True) if summary.keys() - visible.keys() else {}
-        return {
-            name: visible.get(name, of) for name, of in summary.items() if name in visible or name not in superseded
-        }
+        hidden = history.series(superseded=True) if summary.keys() - visible.keys() else {}
+        return {name: visible.get(name, of) for name, of in summary.items() if name in visible or name not in hidden}
 
     @request("ingest", is_slow=True)
     def current_summary(self) -> dict[str, MetricSummary]:
@@ -329,13 +327,13 @@ class HubLogic:
         self._raise_failed_tick()
         return self._ledger.read(lambda _: self._summary_with(*self._ledger.if_closed()))
 
-    def _summary_with(self, points: Sequence[Point], superseded: Sequence[Range]) -> dict[str, MetricSummary]:
+    def _summary_with(self, points: Sequence[Point], superseded_ranges: Sequence[Range]) -> dict[str, MetricSummary]:
         """Return `summary` with further points, which supersede others."""
         summary = self.summary()
-        if superseded:
-            logged = {point.metric for point in points}
-            others = {name: of for name, of in summary.items() if name not in logged}
-            summary = self.files.history.summary(superseded) | others
+        if superseded_ranges:
+            metrics = {point.metric for point in points}
+            other_summaries = {name: of for name, of in summary.items() if name not in metrics}
+            summary = self.files.history.summary(superseded_ranges) | other_summaries
         for point in points:
             summarize(summary, point)
         return summary
@@ -360,16 +358,16 @@ class HubLogic:
             patient: Wait for sinks and mirror while they make progress; otherwise only a few seconds, since clients of
                 the drop-in API wait no longer.
         """
-        if self._closed:
+        if self._is_closed:
             return
         with self.status.doing("closing the hub"):
             self._ticker.stop()
             try:
                 self._finish(status)
-                self._closed = True
+                self._is_closed = True
                 self._raise_failed_tick()
             except BaseException as error:
-                self._closed = True
+                self._is_closed = True
                 with noted(error, "closing the run"):
                     self._close("FAILED", patient=patient)
                 raise

@@ -137,9 +137,9 @@ class AttemptMark(_Stored, frozen=True):
         pos: int,
         index: int,
         at: float,
-        now: float,
-        created: float,
-        earlier: Self | None,
+        wall_clock_time: float,
+        created_at: float,
+        last_mark: Self | None,
         config: StatsConfig,
     ) -> Self:
         """Return the mark of a new attempt.
@@ -152,27 +152,27 @@ class AttemptMark(_Stored, frozen=True):
             pos: Last position of the journal.
             index: End of the history.
             at: Journal time in seconds.
-            now: Unix time in seconds.
-            created: Start of the run, Unix time in seconds.
-            earlier: Mark of the previous attempt; None for the first.
+            wall_clock_time: Unix time in seconds.
+            created_at: Start of the run, Unix time in seconds.
+            last_mark: Mark of the previous attempt; None for the first.
             config: The metrics.
         """
-        age = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
-        openings = () if earlier is None else earlier.all_openings
+        age_s = 0.0 if last_mark is None else last_mark.elapsed + (at - last_mark.at)
+        openings = () if last_mark is None else last_mark.all_openings
         opening_number = max(number, openings[-1].number + 1 if openings else 1)
         return cls(
             number=number,
             pos=pos,
             index=index,
             at=at,
-            started=now,
-            elapsed=max(age, now - created),
-            decided=earlier is None,
+            started=wall_clock_time,
+            elapsed=max(age_s, wall_clock_time - created_at),
+            decided=last_mark is None,
             resumed=False,
             config=config.model_dump_json(),
             run_id=run_id,
-            dead=() if earlier is None else earlier.dead,
-            openings=(*openings, Opening(opening_number, index, now)),
+            dead=() if last_mark is None else last_mark.dead,
+            openings=(*openings, Opening(opening_number, index, wall_clock_time)),
         )
 
     @property
@@ -180,12 +180,12 @@ class AttemptMark(_Stored, frozen=True):
         """All openings of the run; an earlier version stored only the start of the current attempt."""
         return self.openings or (Opening(self.number, self.index, self.started),)
 
-    def opened_again(self, index: int, now: float) -> Self:
+    def opened_again(self, index: int, opened_at: float) -> Self:
         """Return the mark with another opening added, unless the last opening has no items yet."""
         openings = self.all_openings
         if openings[-1].index == index:
             return self
-        opening = Opening(openings[-1].number + 1, index, now, is_reopening=True)
+        opening = Opening(openings[-1].number + 1, index, opened_at, is_reopening=True)
         return msgspec.structs.replace(self, openings=(*openings, opening))
 
     def determined(self, **changes: Any) -> Self:
@@ -194,17 +194,17 @@ class AttemptMark(_Stored, frozen=True):
 
     def at_step(self, step: int | None) -> Self:
         """Return the mark with the step of the checkpoint that the last opening resumed from; None changes nothing."""
-        *openings, last = self.all_openings
-        last = last if step is None else msgspec.structs.replace(last, resumed_step=step)
-        return msgspec.structs.replace(self, openings=(*openings, last))
+        *openings, last_opening = self.all_openings
+        last_opening = last_opening if step is None else msgspec.structs.replace(last_opening, resumed_step=step)
+        return msgspec.structs.replace(self, openings=(*openings, last_opening))
 
     def is_of(self, run_id: str, number: int) -> bool:
         """Return whether the mark belongs to an attempt of a run."""
         return (self.run_id, self.number) == (run_id, number)
 
-    def position(self, index: int, at: float, superseded: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    def position(self, index: int, at: float, superseded_ranges: Sequence[tuple[int, int]]) -> dict[str, Any]:
         """Return the position of a checkpoint of this attempt, for `position_of`."""
-        ranges = [list(indices) for indices in superseded]
+        ranges = [list(indices) for indices in superseded_ranges]
         return {"index": index, "at": at, "attempt": self.number, "run": self.run_id, "superseded": ranges}
 
     def own_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -33,10 +33,10 @@ def ask_cluster(address: str, root: Path, timeout_s: float) -> list[Node]:
         ConfigurationError: No cluster answers at the address.
     """
     setting = f"address={address}"
-    resolved = address_to_join(setting, address)
+    resolved_address = address_to_join(setting, address)
     try:
         with children_outlive_signals():
-            ray.init(address=resolved, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(address=resolved_address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigurationError(unreachable(setting, error)) from error
     try:
@@ -61,7 +61,7 @@ def address_to_join(setting: str, address: str) -> str:
     if address != "auto":
         return address
     try:
-        detected = ray._private.services.get_ray_address_from_environment(address, None)  # noqa: SLF001 - docs/private_apis.md
+        detected_address = ray._private.services.get_ray_address_from_environment(address, None)  # noqa: SLF001 - docs/private_apis.md
     except AttributeError:
         return address
     except ConnectionError as error:
@@ -69,8 +69,8 @@ def address_to_join(setting: str, address: str) -> str:
             f"{setting}: no Ray runs on this machine; start one with `ray start --head`, or join one with "
             "`ray start --address=HEAD:6379`"
         ) from error
-    refuse_unreachable(f"{setting}, which was {detected} when Ray was started here", detected)
-    return str(detected)
+    refuse_unreachable(f"{setting}, which was {detected_address} when Ray was started here", detected_address)
+    return str(detected_address)
 
 
 def ask_nodes(root: Path, timeout_s: float) -> list[Node]:
@@ -149,9 +149,9 @@ def _answer(probe: Any, description: Any, deadline: float) -> dict[str, Any]:
         answer = dict(ray.get(description, timeout=max(deadline - time.monotonic(), 1.0)))
         samples = []
         for _ in range(NUM_SAMPLES):
-            sent = time.time()
-            now = ray.get(probe.now.remote(), timeout=max(deadline - time.monotonic(), 1.0))
-            samples.append((sent, now, time.time()))
+            sent_at = time.time()
+            remote_time = ray.get(probe.now.remote(), timeout=max(deadline - time.monotonic(), 1.0))
+            samples.append((sent_at, remote_time, time.time()))
     except ray.exceptions.GetTimeoutError:
         return {"error": "no worker started there in time; see Ray's logs on that node"}
     except ray.exceptions.RuntimeEnvSetupError as error:

@@ -63,11 +63,11 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime", *, log_to_driver: b
 
 def _refuse_unknown(env: Mapping[str, Any], group: str) -> None:
     """Refuse keys that Ray would ignore with a log line; nothing is refused if Ray plugins may define further keys."""
-    allowed = {name.lstrip("_") for name in ray.runtime_env.RuntimeEnv.known_fields} - {"working_dir"}
-    for name in env.keys() - allowed if "RAY_RUNTIME_ENV_PLUGINS" not in os.environ else ():
+    allowed_keys = {name.lstrip("_") for name in ray.runtime_env.RuntimeEnv.known_fields} - {"working_dir"}
+    for name in env.keys() - allowed_keys if "RAY_RUNTIME_ENV_PLUGINS" not in os.environ else ():
         raise ConfigurationError(
-            f"{group}.runtime_env: Ray {ray.__version__} has no key {name!r}{did_you_mean(name, allowed)} "
-            f"(choose from: {', '.join(sorted(allowed))})"
+            f"{group}.runtime_env: Ray {ray.__version__} has no key {name!r}{did_you_mean(name, allowed_keys)} "
+            f"(choose from: {', '.join(sorted(allowed_keys))})"
         )
 
 
@@ -120,8 +120,8 @@ def _start_ray(**options: Any) -> None:
         keep_token_private()
         node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - docs/private_apis.md
         for kind, processes in getattr(node, "all_processes", {}).items():
-            for started in processes:
-                _make_mortal(started.process, is_raylet=kind == "raylet")
+            for ray_process in processes:
+                _make_mortal(ray_process.process, is_raylet=kind == "raylet")
 
 
 @contextlib.contextmanager
@@ -153,19 +153,19 @@ def _worker_settings() -> dict[str, str]:
     They start with the niceness of services, unless the user has set another: with Ray's default of 15, a hub starts
     for a minute on a busy machine, and users other than root cannot lower the niceness of a process.
     """
-    preloaded = filter(None, (os.environ.get(_PRELOADED), "trieye.hub.ray_worker"))
-    return {_PRELOADED: ",".join(preloaded), _NICENESS: os.environ.get(_NICENESS, str(SERVICE_NICENESS))}
+    modules = filter(None, (os.environ.get(_PRELOADED), "trieye.hub.ray_worker"))
+    return {_PRELOADED: ",".join(modules), _NICENESS: os.environ.get(_NICENESS, str(SERVICE_NICENESS))}
 
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the block, and restore them at its end."""
-    before = {name: os.environ.get(name) for name in variables}
+    old_values = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_values.items():
             if value is None:
                 del os.environ[name]
             else:

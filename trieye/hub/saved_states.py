@@ -94,7 +94,7 @@ class SavedStates:
             read_only=read_only,
         )
         self._config, self._files, self._trust, self._attempt = config, files, trust, attempt
-        self._read_only, self._damaged = read_only, list[Path]()
+        self._read_only, self._damaged_paths = read_only, list[Path]()
         self.checkpoints = self.store(files.checkpoint_dir)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes = b"") -> Path:
@@ -120,10 +120,10 @@ class SavedStates:
 
     def _save_crash(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Path:
         """Write the state at an error, and delete earlier crash checkpoints; no link points to it."""
-        candidates = self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")
-        earlier = [
+        paths = self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")
+        crash_paths = [
             other
-            for other in candidates
+            for other in paths
             if other.name.removeprefix(CRASH_PREFIX).isdecimal() and other.is_dir() and not other.is_symlink()
         ]
         path = save_state(
@@ -136,7 +136,7 @@ class SavedStates:
             checksum=self._config.checksum,
             find_part=parts_in([entry.path for entry in reversed(self.checkpoints.entries())]),
         )
-        for other in earlier:
+        for other in crash_paths:
             if other != path:
                 remove_directory(other)
         return path
@@ -156,8 +156,8 @@ class SavedStates:
 
     def _is_best(self, path: Path, metadata: Mapping[str, Any]) -> bool:
         is_rated = metadata.get("objective") is not None
-        ranked = self.checkpoints.ranked(_mode_of(metadata)) if is_rated else []  # omits non-finite objectives
-        return any(entry.path == path for entry in ranked[:1])
+        ranked_entries = self.checkpoints.ranked(_mode_of(metadata)) if is_rated else []  # omits non-finite objectives
+        return any(entry.path == path for entry in ranked_entries[:1])
 
     def _prune(self, metadata: Mapping[str, Any]) -> None:
         config = self._config
@@ -182,18 +182,18 @@ class SavedStates:
             read=self._read,
             changes_nothing=self._read_only,
         )
-        return None if point is None else replace(self._opened(point), damaged=tuple(self._damaged))
+        return None if point is None else replace(self._opened(point), damaged=tuple(self._damaged_paths))
 
     def _read(self, path: Path) -> EncodedState:
         try:
             return self.checkpoints.read(path)
         except CheckpointError:
-            self._damaged.append(path)
+            self._damaged_paths.append(path)
             raise
 
-    def quarantine(self, damaged: Collection[Path]) -> None:
+    def quarantine(self, damaged_paths: Collection[Path]) -> None:
         """Rename the damaged checkpoints of this run, so that no later attempt reads them again."""
-        for path in damaged:
+        for path in damaged_paths:
             if path.parent == self._files.checkpoint_dir:
                 self.checkpoints.quarantine(path)
 
@@ -238,12 +238,12 @@ class SavedStates:
         is_copy = is_given and point.run_name == self._config.run_name
         is_own = is_copy or (own_dir in path.resolve().parents and path.is_dir())
         # a trial that takes over another trial's state keeps its curves up to that step
-        earlier = self._nearest(point.checkpoint.step or 0) if is_given and not is_own else None
-        curves = path if is_own else earlier
+        nearest_path = self._nearest(point.checkpoint.step or 0) if is_given and not is_own else None
+        curves_path = path if is_own else nearest_path
         return RestoredCheckpoint(
             state=state,
-            hub_state={} if curves is None else hub_state() if is_own else _hub_state_in(curves),
-            identity="" if curves is None else _identity(curves),
+            hub_state={} if curves_path is None else hub_state() if is_own else _hub_state_in(curves_path),
+            identity="" if curves_path is None else _identity(curves_path),
             origin={
                 "path": str(path),
                 "step": point.checkpoint.step,
@@ -261,8 +261,8 @@ class SavedStates:
         """Return the parts of a state that the next save may link; a copy may refer to parts of a replaced branch."""
         if not is_copy:
             return list(state.parts)
-        find = parts_in([entry.path for entry in self.checkpoints.entries()])
-        return [name for name in state.parts if find(name) is not None]
+        find_part = parts_in([entry.path for entry in self.checkpoints.entries()])
+        return [name for name in state.parts if find_part(name) is not None]
 
     def _nearest(self, step: int) -> Path | None:
         """Return the checkpoint of this run nearest to a step; evaluation steps of trials differ slightly."""
@@ -275,9 +275,9 @@ class SavedStates:
         with contextlib.suppress(SerializationError):  # only the checkpoint must be intact
             record = RunRecord.read(path.parents[1] / RUN_RECORD)
         names = () if record is None else ("app_name", "run_id", "mlflow_run_id")
-        recorded = {name: getattr(record, name) for name in names}
+        recorded_fields = {name: getattr(record, name) for name in names}
         return ForkPoint(
-            **{"app_name": self._config.app_name, **recorded},
+            **{"app_name": self._config.app_name, **recorded_fields},
             run_name=point.run_name,
             step=step,
             objective=_metadata_of(path).get("objective"),
@@ -310,12 +310,12 @@ def _hub_state_in(path: Path) -> Mapping[str, Any]:
     Raises:
         CheckpointError: The state is damaged.
     """
-    compressed = read_hub_state(path)
-    if not compressed:  # an earlier version stored it in the manifest
+    deflated_state = read_hub_state(path)
+    if not deflated_state:  # an earlier version stored it in the manifest
         in_manifest: Mapping[str, Any] = read_manifest(path).metadata.get("hub", {})
         return in_manifest
     try:
-        return unpack_state(zlib.decompress(compressed))
+        return unpack_state(zlib.decompress(deflated_state))
     except (zlib.error, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} does not hold the state of a hub that this version can read: {error}") from error
 

@@ -56,9 +56,9 @@ class HubStatus:
         self._ledger, self._sinks, self._files = ledger, sinks, files
         self._every_s, self._clock, self._wall_clock = every_s, clock, wall_clock
         self._logged_at = clock()
-        self._full: str | None = None
+        self._full_error: str | None = None
         self._num_failed_saves = 0
-        self._shown: dict[str, Any] = {}
+        self._published: dict[str, Any] = {}
         self._activities: list[str] = []
 
     def update(self) -> None:
@@ -80,10 +80,10 @@ class HubStatus:
         Raises:
             JournalFullError: The journal is full.
         """
-        shown = {**self.health(), "metrics": self._metrics()}
-        if shown != self._shown:
-            self._files.journal.set_meta(STATUS_KEY, msgspec.json.encode({"time": self._wall_clock(), **shown}))
-            self._shown = shown
+        content = {**self.health(), "metrics": self._metrics()}
+        if content != self._published:
+            self._files.journal.set_meta(STATUS_KEY, msgspec.json.encode({"time": self._wall_clock(), **content}))
+            self._published = content
 
     def note_failed_save(self, step: int) -> None:
         """Count a checkpoint that could not be written."""
@@ -95,11 +95,11 @@ class HubStatus:
 
     def note_full(self, error: JournalFullError | None) -> None:
         """Record whether the journal can grow, and log each change."""
-        if error is not None and self._full is None:
+        if error is not None and self._full_error is None:
             logger.error("%s; until it can be written again, new events wait in the training process", error)
-        elif error is None and self._full is not None:
+        elif error is None and self._full_error is not None:
             logger.warning("the journal can be written again")
-        self._full = None if error is None else str(error)
+        self._full_error = None if error is None else str(error)
 
     def health(self) -> dict[str, Any]:
         """Return the state of sinks, journal and mirror, and counts of events, late events, drops and failed saves."""
@@ -114,7 +114,7 @@ class HubStatus:
             "dropped": dropped,
             "points": self._files.history.end,
             "journal_bytes": journal.size_bytes,
-            "journal_error": self._full,
+            "journal_error": self._full_error,
             "journal_damage": list(journal.damage),
             "save_failures": self._num_failed_saves,
             "mirror": None if self._files.mirror is None else self._files.mirror.health(),

@@ -75,12 +75,12 @@ class Supersession:
     def first_steps(self, batches: Iterable[EventBatch]) -> dict[str, int]:
         """Return the lowest step of each event name that the attempt has not logged before."""
         steps: dict[str, int] = {}
-        logged = self.state.logged
+        logged_names = self.state.logged
         for batch in batches:
             for code, name in enumerate(batch.names):
-                if name not in logged and (name_steps := batch.steps[batch.codes == code]).size:
+                if name not in logged_names and (name_steps := batch.steps[batch.codes == code]).size:
                     steps[name] = min(int(name_steps.min()), steps.get(name, int(name_steps[0])))
-        logged.update(steps)
+        logged_names.update(steps)
         return steps
 
     def note_older(self, metrics: Iterable[str], end: int) -> None:
@@ -90,45 +90,45 @@ class Supersession:
 
     def of(self, points: Sequence[Point]) -> list[Range]:
         """Return the indices superseded by new points; the points of each metric are in logging order."""
-        superseded: list[NDArray[np.int64]] = []
+        index_arrays: list[NDArray[np.int64]] = []
         floors = self._floors
         for point in points:
             floor = floors.get(point.metric)
             if floor is None or point.step < floor:
-                superseded.append(self._superseded_by(point.metric, point.step))
-        return of_indices(np.concatenate(superseded)) if superseded else []
+                index_arrays.append(self._superseded_by(point.metric, point.step))
+        return of_indices(np.concatenate(index_arrays)) if index_arrays else []
 
     def _superseded_by(self, metric: str, step: int) -> NDArray[np.int64]:
         if step == 0 and metric in self.state.stepless:
             return _NOTHING
-        older = self._older_of(metric)
-        if older is None or not older.steps.size:
+        older_items = self._older_of(metric)
+        if older_items is None or not older_items.steps.size:
             self._floors[metric] = _NOWHERE
             return _NOTHING
-        curve = self._follow(metric, step, older)
+        curve = self._follow(metric, step, older_items)
         if curve.range_start is not None:
             self._floors[metric] = curve.range_start
             del self._older[metric]
-            return older.indices[np.searchsorted(older.steps, curve.range_start) :]
+            return older_items.indices[np.searchsorted(older_items.steps, curve.range_start) :]
         self._floors.pop(metric, None)
-        first, end = np.searchsorted(older.steps, [step, step + 1]).tolist()
+        first, end = np.searchsorted(older_items.steps, [step, step + 1]).tolist()
         if first < end:
-            self._older[metric] = older.take(np.delete(np.arange(len(older.steps)), slice(first, end)))
-        return older.indices[first:end]
+            self._older[metric] = older_items.take(np.delete(np.arange(len(older_items.steps)), slice(first, end)))
+        return older_items.indices[first:end]
 
-    def _follow(self, metric: str, step: int, older: NamedItems) -> SupersedingCurve:
+    def _follow(self, metric: str, step: int, older_items: NamedItems) -> SupersedingCurve:
         curve = self.state.curves.get(metric)
         if curve is None or curve.range_start is not None or step < curve.last:
             curve = self.state.curves[metric] = SupersedingCurve(step, step)
         elif step > curve.last:
-            previous, curve.last = curve.last, step
-            if previous > curve.start:  # a jump over older points: is the next jump about as long?
-                if 2 * (step - previous) > previous - curve.start:
+            last_step, curve.last = curve.last, step
+            if last_step > curve.start:  # a jump over older points: is the next jump about as long?
+                if 2 * (step - last_step) > last_step - curve.start:
                     curve.range_start = curve.start
                     return curve
-                curve.start = previous
-            first, end = np.searchsorted(older.steps, [curve.start + 1, step]).tolist()
-            if first == end:
+                curve.start = last_step
+            first_row, end_row = np.searchsorted(older_items.steps, [curve.start + 1, step]).tolist()
+            if first_row == end_row:
                 curve.range_start = curve.start
         return curve
 
@@ -182,11 +182,11 @@ def after_restore(history: History, openings: Sequence[Opening], step: int | Non
     if step <= 0:
         return merged([*ranges, (0, history.end)])
     series = history.series(with_media=True)
-    reaching = [metric for metric in series.values() if (metric.steps >= step).any()]
-    if not reaching:
+    reaching_series = [metric for metric in series.values() if (metric.steps >= step).any()]
+    if not reaching_series:
         return ranges
     # compares times first, because the indices of one flush are ordered by step
-    time, limit, index = max(_first_passage(metric, step) for metric in reaching)
+    time, limit, index = max(_first_passage(metric, step) for metric in reaching_series)
     begin = max((opening.index for opening in openings if opening.index <= index), default=0)
     end = min((opening.index for opening in openings if opening.index > index), default=history.end)
 
@@ -194,7 +194,7 @@ def after_restore(history: History, openings: Sequence[Opening], step: int | Non
         is_earlier = (metric.indices >= begin) & (metric.indices < end) & (metric.times < time)
         return bool((metric.steps[is_earlier] > 2 * limit).any())
 
-    coarse = [metric for metric in reaching if not is_finer(metric)]
+    coarse = [metric for metric in reaching_series if not is_finer(metric)]
     return merged([*ranges, *of_indices(np.concatenate([metric.indices[metric.steps >= step] for metric in coarse]))])
 
 
@@ -205,23 +205,23 @@ def _first_passage(series: NamedItems, step: int) -> tuple[float, int, int]:
     return float(series.times[row]), int(series.steps[row]), int(series.indices[row])
 
 
-def with_opening(history: History, openings: Sequence[Opening], number: int) -> list[Range]:
+def with_opening(history: History, openings: Sequence[Opening], opening_number: int) -> list[Range]:
     """Return all superseded ranges after an opening replaces the others from its first superseded step on.
 
     Args:
         history: The history.
         openings: The openings so far.
-        number: Number of the opening that is restored.
+        opening_number: Number of the opening that is restored.
     """
-    first = next(opening.index for opening in openings if opening.number == number)
-    end = next((opening.index for opening in openings if opening.number > number), history.end)
-    superseded = mask(0, history.end, history.superseded_ranges)
-    shown = history.series(with_media=True)
+    first_index = next(opening.index for opening in openings if opening.number == opening_number)
+    end = next((opening.index for opening in openings if opening.number > opening_number), history.end)
+    is_superseded = mask(0, history.end, history.superseded_ranges)
+    visible_series = history.series(with_media=True)
     for name, (steps, indices, _) in history.series(with_media=True, superseded=True).items():
-        inside = (indices >= first) & (indices < end)
-        if inside.any():
-            superseded[indices[inside]] = False
-            if name in shown:
-                others = shown[name].indices[shown[name].steps >= steps[inside].min()]
-                superseded[others[(others < first) | (others >= end)]] = True
-    return of_indices(np.flatnonzero(superseded))
+        is_inside = (indices >= first_index) & (indices < end)
+        if is_inside.any():
+            is_superseded[indices[is_inside]] = False
+            if name in visible_series:
+                others = visible_series[name].indices[visible_series[name].steps >= steps[is_inside].min()]
+                is_superseded[others[(others < first_index) | (others >= end)]] = True
+    return of_indices(np.flatnonzero(is_superseded))

@@ -143,12 +143,12 @@ class Tracking:
         if self._files.mirror is not None:
             self._files.mirror.wake()
         is_best = self._files.paths.best_checkpoint_path.resolve() == path.resolve()
-        relative = str(path.relative_to(self._files.paths.app_root_dir))  # the app's directory may be moved
-        best = {"trieye.best_checkpoint": relative} if is_best else {}
-        self._record(SetTags({"trieye.latest_checkpoint": relative, **best}))
+        relative_path = str(path.relative_to(self._files.paths.app_root_dir))  # the app's directory may be moved
+        best_tags = {"trieye.best_checkpoint": relative_path} if is_best else {}
+        self._record(SetTags({"trieye.latest_checkpoint": relative_path, **best_tags}))
         try:
-            if self._sinks.trackers and (staged := self._artifacts.stage(path, is_best=is_best)) is not None:
-                self._record_copy(staged, CHECKPOINTS_PATH)
+            if self._sinks.trackers and (staged_copy := self._artifacts.stage(path, is_best=is_best)) is not None:
+                self._record_copy(staged_copy, CHECKPOINTS_PATH)
         except JournalFullError:
             raise
         except (SerializationError, OSError) as error:  # retention deleted it already, or the disk is full
@@ -284,18 +284,18 @@ class Artifacts:
         """
         if not self._has_listed_earlier:
             self._has_listed_earlier = True
-            earlier = [parent for parent in self.directory.glob("*/") if parent not in self._copies]
-            self._copies.update({parent: _index_in(parent / _RECORDED, end) for parent in earlier})
+            parents = [parent for parent in self.directory.glob("*/") if parent not in self._copies]
+            self._copies.update({parent: _index_in(parent / _RECORDED, end) for parent in parents})
         return bool(self._copies)
 
-    def release(self, delivered: int) -> None:
+    def release(self, delivered_end: int) -> None:
         """Delete the copies that every tracker has received.
 
         Args:
-            delivered: Every tracker has received the items of the history before this index.
+            delivered_end: Every tracker has received the items of the history before this index.
         """
-        for parent, recorded in list(self._copies.items()):
-            if recorded is not None and recorded <= delivered:
+        for parent, recorded_end in list(self._copies.items()):
+            if recorded_end is not None and recorded_end <= delivered_end:
                 self._drop(parent)
 
     def _drop(self, parent: Path) -> None:

@@ -49,8 +49,8 @@ def project_of_program() -> Path | None:
 
 def project_around(directory: Path) -> Path:
     """Return the nearest project root at or above a directory, or the directory itself if there is none."""
-    marked = (path for path in (directory, *directory.parents) if any((path / mark).exists() for mark in _MARKS))
-    return next(marked, directory)
+    roots = (path for path in (directory, *directory.parents) if any((path / mark).exists() for mark in _MARKS))
+    return next(roots, directory)
 
 
 def stage(source: Path, into: Path) -> str:
@@ -69,10 +69,10 @@ def stage(source: Path, into: Path) -> str:
     total = sum(sizes.values())
     if total > MOST_BYTES:
         largest = sorted(sizes, key=lambda file: -sizes[file])[:_SHOWN]
-        named = ", ".join(f"{file} ({_size(sizes[file])})" for file in largest)
+        file_list = ", ".join(f"{file} ({_size(sizes[file])})" for file in largest)
         raise ConfigurationError(
             f"runtime.working_dir={source}: its {len(files)} files have {_size(total)}, but at most "
-            f"{_size(MOST_BYTES)} are sent to each node; the largest: {named}. Add them to .gitignore, or set "
+            f"{_size(MOST_BYTES)} are sent to each node; the largest: {file_list}. Add them to .gitignore, or set "
             "runtime.working_dir=null if the nodes have the code already"
         )
     for file in files:
@@ -101,14 +101,14 @@ def files_of(source: Path) -> list[Path]:
             "runtime.working_dir=null if the nodes have the code already"
         )
     tracked = _git_files(root)
-    listed = [
+    files = [
         file for file in (_all_files(root) if tracked is None else tracked) if not any(map(_is_excluded, file.parts))
     ]
-    directories = {parent for file in listed for parent in file.parents[:-1]}
-    excluded = {directory for directory in directories if _has_excluding_file(root / directory)}
-    resolved = {file: (root / file).resolve() for file in listed if excluded.isdisjoint(file.parents)}
-    regular = {path for file, path in resolved.items() if path == root / file}
-    return sorted(file for file, path in resolved.items() if path in regular and path.is_file())
+    directories = {parent for file in files for parent in file.parents[:-1]}
+    excluded_directories = {directory for directory in directories if _has_excluding_file(root / directory)}
+    resolved_paths = {file: (root / file).resolve() for file in files if excluded_directories.isdisjoint(file.parents)}
+    regular_paths = {path for file, path in resolved_paths.items() if path == root / file}
+    return sorted(file for file, path in resolved_paths.items() if path in regular_paths and path.is_file())
 
 
 def _is_excluded(name: str) -> bool:

@@ -134,14 +134,14 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         self._returns[is_step] += rewards[is_step]
         self._lengths[is_step] += 1
         self._steps = _steps_so_far(self._steps, self._run) + int(is_step.sum())
-        ended = (terminated | truncated) & is_step
+        is_done = (terminated | truncated) & is_step
         now = time.perf_counter()
-        for index in np.flatnonzero(ended):
+        for index in np.flatnonzero(is_done):
             seconds = now - self._began[index]
             stats = {"return": self._returns[index], "length": self._lengths[index], "seconds": seconds}
             self._run.log({f"{self._prefix}/{name}": float(value) for name, value in stats.items()}, step=self._steps)
-        self._returns[ended], self._lengths[ended], self._began[ended] = 0.0, 0, now
-        self._is_over = ended if self._resets_next else np.zeros_like(ended)
+        self._returns[is_done], self._lengths[is_done], self._began[is_done] = 0.0, 0, now
+        self._is_over = is_done if self._resets_next else np.zeros_like(is_done)
         return obs, rewards, terminated, truncated, info
 
 

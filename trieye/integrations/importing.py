@@ -46,8 +46,8 @@ class Imported(NamedTuple):
 
 
 def _in_event_files(path: Path, problems: Problems) -> list[LoadedRun]:
-    wanted = "a directory with TensorBoard event files below it"
-    runs = _of_source(path, (EventDirectories, JobDirectories), problems, wanted)
+    description = "a directory with TensorBoard event files below it"
+    runs = _of_source(path, (EventDirectories, JobDirectories), problems, description)
     source = EventDirectories(problems, names_media=True)
     return [replace(run, source=source) if isinstance(run.source, EventDirectories) else run for run in runs]
 
@@ -69,13 +69,13 @@ KINDS: Mapping[str, Callable[[Path, Problems], list[LoadedRun]]] = {
 }
 
 
-def _of_source(path: Path, source: type | tuple[type, ...], problems: Problems, wanted: str) -> list[LoadedRun]:
+def _of_source(path: Path, source: type | tuple[type, ...], problems: Problems, description: str) -> list[LoadedRun]:
     results = load(path)
     for text in results.problems:
         problems.texts.setdefault(text)
     foreign = [run for run in results.runs if isinstance(run.source, source) and not run.run_id]
     if not foreign:
-        raise ConfigurationError(f"{path}: contains only trieye runs; expected {wanted}")
+        raise ConfigurationError(f"{path}: contains only trieye runs; expected {description}")
     return foreign
 
 
@@ -96,13 +96,13 @@ def import_runs(
     Raises:
         ConfigurationError: The path does not exist or contains no run.
     """
-    problems, imported = Problems(), list[Imported]()
+    problems, imported_runs = Problems(), list[Imported]()
     for run in runs_at(kind, path, problems):
         try:
-            imported.append(import_run(run, root=root, app=app))
+            imported_runs.append(import_run(run, root=root, app=app))
         except TrieyeError as error:
             problems.leave_out(run.path, error)
-    return imported, list(problems.texts)
+    return imported_runs, list(problems.texts)
 
 
 def runs_at(kind: str, path: Path, problems: Problems) -> list[LoadedRun]:
@@ -171,8 +171,8 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
 
 def _target(foreign: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
     """Return the first of `name`, `name-2`, ... that is unused or holds this run, with its record."""
-    for number in count(1):
-        directory = run_dir_of(name if number == 1 else f"{name}-{number}", app=app, root=root)
+    for index in count(1):
+        directory = run_dir_of(name if index == 1 else f"{name}-{index}", app=app, root=root)
         record = _record(directory)
         if record is None or _is_import(record, foreign):
             return record, directory
@@ -202,10 +202,10 @@ def _record(directory: Path) -> RunRecord | None:
         return RunRecord(app_name="unknown", run_name="unknown")  # unreadable: not ours to overwrite
 
 
-def _date(directory: Path, created: float) -> None:
+def _date(directory: Path, created_at: float) -> None:
     """Set the creation time in the record to the start of the original run."""
     path = directory / RUN_RECORD
     record = RunRecord.read(path)
-    if record is not None and math.isfinite(created):
-        record.created = created
+    if record is not None and math.isfinite(created_at):
+        record.created = created_at
         record.save(path)

@@ -104,10 +104,10 @@ class RunLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log values at a step; None: the last step."""
-        run, before = self.adopted.run, f"{self._prefix}/" if self._prefix else ""
+        run, prefix = self.adopted.run, f"{self._prefix}/" if self._prefix else ""
         at = run.step if step is None else step
         logged_step, logged = self._logged_at
-        values = {f"{before}{name}": value for name, value in metrics.items()}
+        values = {f"{prefix}{name}": value for name, value in metrics.items()}
         run.log({name: value for name, value in values.items() if at != logged_step or name not in logged}, step=at)
         run.step = max(run.step, at)
 
@@ -132,9 +132,9 @@ class RunLogger(Logger):
         if caption is not None and len(caption) != len(images):
             raise ConfigurationError(f"log_image({key!r}): there are {len(images)} images and {len(caption)} captions")
         run = self.adopted.run
-        for number, image in enumerate(images):
-            name = f"{key}/{number}" if len(images) > 1 else key
-            Image(image, caption=None if caption is None else caption[number]).log_to(
+        for index, image in enumerate(images):
+            name = f"{key}/{index}" if len(images) > 1 else key
+            Image(image, caption=None if caption is None else caption[index]).log_to(
                 run, name, run.step if step is None else step
             )
 

@@ -100,14 +100,14 @@ class AdoptedRun:
         app = app or app_of_program()
         config_items = config_items if root is None else {**config_items, "root": root}
         config = adopted_config(name, app, config_items)
-        adopted = cls._open.get(config.persistence.get_run_base_dir())
-        if adopted is None:
-            adopted = cls(name, app, config_items)
+        adopted_run = cls._open.get(config.persistence.get_run_base_dir())
+        if adopted_run is None:
+            adopted_run = cls(name, app, config_items)
         else:
-            adopted.run.flush()
-            adopted.run.supersede(None)
-        adopted._users += 1
-        return adopted
+            adopted_run.run.flush()
+            adopted_run.run.supersede(None)
+        adopted_run._users += 1
+        return adopted_run
 
     def leave(self, status: RunStatus = "FINISHED") -> None:
         """Release the run; the last user to leave closes it."""
@@ -123,10 +123,10 @@ class AdoptedRun:
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run, as KILLED after a signal; a second call does nothing."""
         status = "KILLED" if self.run.was_interrupted else status
-        with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
-            rest.callback(self._close_run, status)
+        with contextlib.ExitStack() as stack:  # an error in one call does not skip the others
+            stack.callback(self._close_run, status)
             while not self.is_closed and self.before_close:
-                rest.callback(self.before_close.pop(0), status)
+                stack.callback(self.before_close.pop(0), status)
 
     def _close_run(self, status: RunStatus) -> None:
         if self._open.pop(self.run.dir, None) is not None:
@@ -214,23 +214,23 @@ class _Ending:
 
     @classmethod
     def _note_error(
-        cls, before: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        cls, old_hook: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         cls.status = "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
-        before(kind, error, trace)
+        old_hook(kind, error, trace)
 
     @classmethod
-    def _note_exit(cls, before: Callable[[Any], NoReturn], code: Any = None, /) -> NoReturn:
+    def _note_exit(cls, old_exit: Callable[[Any], NoReturn], code: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():  # in another thread it ends only that thread
             cls.status = "FINISHED" if code is None or code == 0 else "FAILED"
-        before(code)
+        old_exit(code)
 
     @classmethod
     def close_all(cls) -> None:
         atexit.unregister(cls.close_all)  # a run may have called it before its turn
-        with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
-            for adopted in AdoptedRun._open.values():  # noqa: SLF001 - its own
-                rest.callback(adopted.close, cls.status)
+        with contextlib.ExitStack() as stack:  # an error in one call does not skip the others
+            for adopted_run in AdoptedRun._open.values():  # noqa: SLF001 - its own
+                stack.callback(adopted_run.close, cls.status)
 
     @classmethod
     def _forget(cls) -> None:

@@ -204,9 +204,9 @@ class SummaryWriter(AdoptingLogger):
     ) -> None:
         """Log a matplotlib figure, or a list of figures in one image; `close` closes them in pyplot."""
         del walltime
-        drawn = media.drawn(f"add_figure({tag!r})", figure, close=close)
+        image = media.drawn(f"add_figure({tag!r})", figure, close=close)
         run, step = self._at(global_step)
-        run.log_image(tag, drawn, step)
+        run.log_image(tag, image, step)
 
     def add_video(
         self, tag: str, vid_tensor: Any, global_step: int | None = None, fps: float = 4, walltime: float | None = None
@@ -260,17 +260,17 @@ class SummaryWriter(AdoptingLogger):
         """Block until all logged values are accepted, so that they survive a crash of this process."""
         if self._adopted is not None:
             self.run.flush()
-            for other in set(self._others.values()):
-                other.flush()
+            for other_writer in set(self._others.values()):
+                other_writer.flush()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run; the next call opens it again."""
         if self._adopted is not None:
-            for other in set(self._others.values()):
-                other.close()
+            for other_writer in set(self._others.values()):
+                other_writer.close()
             self._others.clear()
-            adopted, self._adopted = self._adopted, None
-            adopted.leave(status)
+            adopted_run, self._adopted = self._adopted, None
+            adopted_run.leave(status)
 
     _end = close
 
@@ -285,9 +285,9 @@ def _name_and_tags(log_dir: Path) -> tuple[str, dict[str, str]]:
     tags: dict[str, str] = redacted({LOG_DIR: path.as_posix(), LOG_PATH: str(absolute)})
     run_dir = run_dir_of(name)
     record = RunRecord.read(run_dir / RUN_RECORD)
-    before = tags if record is None else {**tags, **record.tags}
-    is_elsewhere = before[LOG_PATH] != tags[LOG_PATH] and Path(before[LOG_PATH]).resolve() == run_dir.resolve()
-    if (is_elsewhere or before[LOG_DIR] != tags[LOG_DIR]) and log_dir.resolve() != run_dir.resolve():
+    old_tags = tags if record is None else {**tags, **record.tags}
+    is_elsewhere = old_tags[LOG_PATH] != tags[LOG_PATH] and Path(old_tags[LOG_PATH]).resolve() == run_dir.resolve()
+    if (is_elsewhere or old_tags[LOG_DIR] != tags[LOG_DIR]) and log_dir.resolve() != run_dir.resolve():
         text = str(absolute if is_elsewhere else path)
         name = safe_name(f"{name[:_MAX_STEM]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}")
     return name, tags
@@ -318,8 +318,8 @@ def _bin_edges(values: NDArray[np.float64], bins: str | int, max_bins: int | Non
         count = int(np.log(largest / _SMALLEST) / np.log(_GROWTH)) + 2
         positive = _SMALLEST * _GROWTH ** np.arange(count)
         edges = np.concatenate([-positive[::-1], [0.0], positive])
-        first = max(int(np.searchsorted(edges, finite.min(), "right")) - 1, 0)
-        edges = edges[first : int(np.searchsorted(edges, finite.max(), "right")) + 1]
+        first_bin = max(int(np.searchsorted(edges, finite.min(), "right")) - 1, 0)
+        edges = edges[first_bin : int(np.searchsorted(edges, finite.max(), "right")) + 1]
     if max_bins is not None and len(edges) - 1 > max_bins:
         edges = edges[:: -(-(len(edges) - 1) // max_bins)]
         edges[-1] = max(edges[-1], finite.max())

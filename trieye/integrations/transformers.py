@@ -38,10 +38,10 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # types are checked w
         """Record the arguments; after a resume, supersede the points after the checkpoint."""
         if state.is_world_process_zero:
             step, is_first = state.global_step, self._adopted is None
-            adopted = self._open(state)
-            adopted.run.log_params(args.to_sanitized_dict())
-            adopted.resumes_at(0 if is_first and not step else step + 1)
-            self._last_logged = {name: (seen["step"], None) for name, seen in adopted.run.summary().items()}
+            adopted_run = self._open(state)
+            adopted_run.run.log_params(args.to_sanitized_dict())
+            adopted_run.resumes_at(0 if is_first and not step else step + 1)
+            self._last_logged = {name: (metric["step"], None) for name, metric in adopted_run.run.summary().items()}
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Any, **_more: Any) -> None:
         """Log numbers and texts, except values already logged at this step, such as the epoch."""

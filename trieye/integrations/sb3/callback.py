@@ -32,7 +32,7 @@ class RunOutput(KVWriter):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._last: dict[str, tuple[int, Any]] = {}
+        self._last_values: dict[str, tuple[int, Any]] = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Log values, except those excluded for `trieye` and repetitions at the same step."""
@@ -42,9 +42,9 @@ class RunOutput(KVWriter):
             if isinstance(value, str):
                 media.log_text(self._run, name, value, step)
             elif isinstance(value, np.ScalarType):
-                if self._last.get(name) != (step, value):  # evaluations and rollouts record the same counters
+                if self._last_values.get(name) != (step, value):  # evaluations and rollouts record the same counters
                     self._run.log(name, value, step=step)
-                self._last[name] = (step, value)
+                self._last_values[name] = (step, value)
             else:
                 self._write_medium(name, value, step)
 
@@ -110,23 +110,23 @@ class RunCallback(BaseCallback):
         options: dict[str, Any] = {"persistence": retention, "loop": objective}
         self.run = run if isinstance(run, Run) else AdoptedRun.join(run, **options).run
         self._evaluation, self._video = evaluation, video
-        self._evaluated = self._rollouts = 0
+        self._num_evaluated = self._rollouts = 0
         self._continues = True
 
     def _init_callback(self) -> None:
         model = self.model
         total = model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
-        self._restored = RestoredModel.of(model, self.run, total)
-        self._restored.begin_call(total)
+        self._restored_model = RestoredModel.of(model, self.run, total)
+        self._restored_model.begin_call(total)
         self._output = RunOutput(self.run)
         if not self.run.resumed and not self.run.step:
             self.run.log_params(_hyperparameters(model))
         if self._evaluation is not None:
             self._evaluation.init_callback(model)
-            restored = self._restored.evaluation
-            vars(self._evaluation).update({name: restored[name] for name in _NOTED if name in restored})
-        if self._restored.timesteps is not None:
-            self._resume(self._restored.timesteps)
+            evaluation = self._restored_model.evaluation
+            vars(self._evaluation).update({name: evaluation[name] for name in _NOTED if name in evaluation})
+        if self._restored_model.timesteps is not None:
+            self._resume(self._restored_model.timesteps)
         elif model.num_timesteps < self.run.step:
             raise ConfigurationError(
                 f"learn() begins at timestep {model.num_timesteps}, but run {self.run.name!r} is at {self.run.step}: "
@@ -136,17 +136,17 @@ class RunCallback(BaseCallback):
     def _resume(self, timesteps: int) -> None:
         """Restore the counters that `learn` has reset, up to its total; a later call may resume the remainder."""
         model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
-        state.load_counters(self._restored.state)
-        model.num_timesteps, self._evaluated = min(timesteps, total), timesteps // model.n_envs
+        state.load_counters(self._restored_model.state)
+        model.num_timesteps, self._num_evaluated = min(timesteps, total), timesteps // model.n_envs
         if total < timesteps:
             return
-        self._restored.timesteps = None
+        self._restored_model.timesteps = None
         model._num_timesteps_at_start = timesteps  # noqa: SLF001 - docs/private_apis.md
         env, normalizer = self.training_env, model.get_vec_normalize_env()
         if model.seed is not None:  # the same seed would repeat the first episodes
             env.seed(model.seed + 1_000_003 * self.run.attempt % (1 << 31))
         if normalizer is not None:  # the reset must not change the moments
-            state.load_moments(self._restored.state)
+            state.load_moments(self._restored_model.state)
             trains, normalizer.training = normalizer.training, False
         model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
         if normalizer is not None:  # other wrappers may enclose this one, so `env` is the outermost
@@ -166,13 +166,13 @@ class RunCallback(BaseCallback):
         """Evaluate and save if due, and stop if a signal requested it."""
         run = self.run
         run.step = self.num_timesteps = self.model.num_timesteps
-        if self._restored.rows is not None:
-            self._restored.rows.total += self._rollouts
+        if self._restored_model.rows is not None:
+            self._restored_model.rows.total += self._rollouts
         self._rollouts = 0
         objective = self._evaluate(run.step // self.training_env.num_envs)
         is_new = run.step > max(run.saved_step, 0)
         if is_new and (objective is not None or run.save_due or is_end):
-            run.save(objective=objective, **self._restored.objects(self.model, self._evaluation_state()))
+            run.save(objective=objective, **self._restored_model.objects(self.model, self._evaluation_state()))
         if not is_end:
             next(self._steps, None)
 
@@ -182,12 +182,12 @@ class RunCallback(BaseCallback):
         """Evaluate if due after `calls` steps of each environment, and return the mean reward, else None."""
         evaluation = self._evaluation
         every = 0 if evaluation is None else evaluation.eval_freq
-        if evaluation is None or every <= 0 or calls // every <= self._evaluated // every:
+        if evaluation is None or every <= 0 or calls // every <= self._num_evaluated // every:
             return None
-        self._evaluated, best = calls, evaluation.best_mean_reward
+        self._num_evaluated, best_reward = calls, evaluation.best_mean_reward
         evaluation.n_calls = every - 1  # EvalCallback evaluates at multiples of eval_freq
         self._continues = evaluation.on_step()
-        if self._video and evaluation.best_mean_reward > best:
+        if self._video and evaluation.best_mean_reward > best_reward:
             self._log_video(evaluation)
         return evaluation.last_mean_reward
 
@@ -204,8 +204,8 @@ class RunCallback(BaseCallback):
         self.run.log_video("eval/video", [frame for frame in frames if frame is not None], self.run.step, fps=fps)
 
     def _evaluation_state(self) -> dict[str, Any]:
-        noted = {} if self._evaluation is None else {name: getattr(self._evaluation, name) for name in _NOTED}
-        return {"timesteps": self.model.num_timesteps, "learn_calls": self._restored.calls, **noted}
+        state = {} if self._evaluation is None else {name: getattr(self._evaluation, name) for name in _NOTED}
+        return {"timesteps": self.model.num_timesteps, "learn_calls": self._restored_model.calls, **state}
 
     def _on_training_end(self) -> None:
         self._save_between_updates(is_end=True)

@@ -190,8 +190,8 @@ def load_model(make_model: Callable[[], BaseAlgorithm], run_dir: str | Path, whi
 
 def _moments(normalizer: Any) -> list[tuple[str, RunningMeanStd]]:
     obs_rms = normalizer.obs_rms if normalizer.norm_obs else {}
-    named = obs_rms if isinstance(obs_rms, dict) else {"": obs_rms}
-    return [*((f"obs.{name}", one) for name, one in named.items()), ("returns", normalizer.ret_rms)]
+    moments_by_key = obs_rms if isinstance(obs_rms, dict) else {"": obs_rms}
+    return [*((f"obs.{name}", one) for name, one in moments_by_key.items()), ("returns", normalizer.ret_rms)]
 
 
 def _plain(value: Any) -> Any:

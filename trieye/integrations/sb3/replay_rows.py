@@ -55,15 +55,15 @@ class ReplayRows:
         small = [part for part in parts if (part[2] - part[1]) * row_bytes < SMALL_PART_BYTES]
         if len(small) > MAX_SMALL_PARTS:
             parts = [part for part in parts if part not in small]
-        reused, new = tuple(name for name, _, _ in parts), dict[str, Arrays]()
+        reused_names, new_parts = tuple(name for name, _, _ in parts), dict[str, Arrays]()
         for first, end in _gaps(parts, low, self.total, max(MAX_PART_BYTES // row_bytes, 1)):
             name = f"sb3-{first}-{end}-{secrets.token_hex(4)}"
             slots = np.arange(first, end) % self._size
-            new[name] = {key: array[slots] for key, array in arrays.items()}
+            new_parts[name] = {key: array[slots] for key, array in arrays.items()}
             parts.append((name, first, end))
         self._parts = parts = sorted(parts, key=itemgetter(1))
         state = {"total": self.total, "parts": [list(part) for part in parts], "arrays": _shapes(arrays)}
-        return StateParts({**state, **self._state_without_rows(arrays)}, reused, new)
+        return StateParts({**state, **self._state_without_rows(arrays)}, reused_names, new_parts)
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a saved state; an unfinished episode ends at the last saved row.
@@ -116,9 +116,9 @@ class ReplayRows:
         }
 
     def _state_without_rows(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        buffer, first = cast("Any", self._buffer), min(self.total, self._size)
-        changing = {name: getattr(buffer, name)[:first].copy() for name in _CHANGING if hasattr(buffer, name)}
-        changing = {name: np.pad(array, ((0, self._size - first), (0, 0))) for name, array in changing.items()}
+        buffer, num_rows = cast("Any", self._buffer), min(self.total, self._size)
+        changing = {name: getattr(buffer, name)[:num_rows].copy() for name in _CHANGING if hasattr(buffer, name)}
+        changing = {name: np.pad(array, ((0, self._size - num_rows), (0, 0))) for name, array in changing.items()}
         if hasattr(buffer, "_current_ep_start"):
             changing["_current_ep_start"] = buffer._current_ep_start.copy()  # noqa: SLF001 - docs/private_apis.md
         tail = arrays["observations"][buffer.pos].copy() if buffer.optimize_memory_usage else None
@@ -137,10 +137,10 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
             yield from ((f"{name}.{key}", array) for key, array in _flat(value))
 
 
-def _gaps(stored: Sequence[Part], low: int, total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of `[low, total)` outside the stored parts, each of at most `most` rows."""
-    ranges = [part[1:] for part in sorted(stored, key=itemgetter(1))]
-    edges = [low, *(max(edge, low) for ends in ranges for edge in ends), total]
+def _gaps(stored_parts: Sequence[Part], first_row: int, total: int, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of `[first_row, total)` outside the stored parts, each of at most `max_rows` rows."""
+    ranges = [part[1:] for part in sorted(stored_parts, key=itemgetter(1))]
+    edges = [first_row, *(max(edge, first_row) for ends in ranges for edge in ends), total]
     for first, end in zip(edges[::2], edges[1::2], strict=True):
-        for start in range(first, end, most):
-            yield start, min(start + most, end)
+        for start in range(first, end, max_rows):
+            yield start, min(start + max_rows, end)

@@ -90,17 +90,17 @@ def init(project: str | None = None, name: str | None = None, *, settings: Any =
         ConfigurationError: An argument is unknown or has an invalid value, or `resume` does not fit the run.
     """
     global _current
-    passed = _merged({"project": project, "name": name, **options}, settings)
-    if passed["reinit"] != "create_new" and (previous := _previous(passed)) is not None:
-        return previous
-    made = _made(passed)
+    arguments = _merged({"project": project, "name": name, **options}, settings)
+    if arguments["reinit"] != "create_new" and (earlier_run := _previous(arguments)) is not None:
+        return earlier_run
+    made = _made(arguments)
     made.on_finish = _finished
     _active.append(made)
-    made.group, made.job_type, made.notes = passed["group"], passed["job_type"], passed["notes"]
-    made.tags = tuple(passed["tags"] or ())
-    params = _parsed(passed["config"], passed["config_include_keys"], passed["config_exclude_keys"])
+    made.group, made.job_type, made.notes = arguments["group"], arguments["job_type"], arguments["notes"]
+    made.tags = tuple(arguments["tags"] or ())
+    params = _parsed(arguments["config"], arguments["config_include_keys"], arguments["config_exclude_keys"])
     made.config.update(params, allow_val_change=True)
-    if passed["reinit"] != "create_new":
+    if arguments["reinit"] != "create_new":
         _current = made
     return made
 
@@ -117,8 +117,8 @@ def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     if without_effect := sorted(_IGNORED & arguments.keys()):
         say(f"wandb.init(): {', '.join(without_effect)} has no effect without the server of wandb")
     merged: dict[str, Any] = {key: os.environ.get(_VARIABLES.get(key, "")) for key in _ARGUMENTS}
-    own = settings if isinstance(settings, Mapping) else vars(settings or Settings())
-    for source in ({key.removeprefix("run_"): value for key, value in own.items()}, arguments):
+    own_settings = settings if isinstance(settings, Mapping) else vars(settings or Settings())
+    for source in ({key.removeprefix("run_"): value for key, value in own_settings.items()}, arguments):
         merged |= {key: value for key, value in source.items() if value is not None}
     for key, choices in _CHOICES.items():
         value = merged[key]
@@ -133,38 +133,38 @@ def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     return merged
 
 
-def _made(passed: Mapping[str, Any]) -> Run:
+def _made(options: Mapping[str, Any]) -> Run:
     """Open the run that the arguments of `init` describe."""
-    project, resume = passed["project"] or "uncategorized", passed["resume"]
+    project, resume = options["project"] or "uncategorized", options["resume"]
     resume = {True: "auto", False: None}[resume] if isinstance(resume, bool) else resume
-    chosen = passed["id"] or (_auto_id() if resume == "auto" else None) or _new_id()
-    names = {"id": chosen, "name": passed["name"] or chosen, "project": project}
-    if passed["mode"] == "disabled" or os.environ.get("WANDB_DISABLED") == "true":
+    run_id = options["id"] or (_auto_id() if resume == "auto" else None) or _new_id()
+    names = {"id": run_id, "name": options["name"] or run_id, "project": project}
+    if options["mode"] == "disabled" or os.environ.get("WANDB_DISABLED") == "true":
         return Run(None, resumed=False, **names)
-    root = Path(os.environ.get(ROOT) or Path(passed["dir"] or ".") / ".trieye_data")
-    directory, exists = _directory(root / safe_name(project) / "runs", chosen, names["name"], resume)
-    labels = {"id": chosen, "group": passed["group"], "job_type": passed["job_type"]}
-    labels["tags"] = ",".join(passed["tags"] or ())
-    about = {"tags": {f"wandb.{key}": value for key, value in labels.items() if value}, "description": passed["notes"]}
+    root = Path(os.environ.get(ROOT) or Path(options["dir"] or ".") / ".trieye_data")
+    directory, exists = _directory(root / safe_name(project) / "runs", run_id, names["name"], resume)
+    labels = {"id": run_id, "group": options["group"], "job_type": options["job_type"]}
+    labels["tags"] = ",".join(options["tags"] or ())
+    about = {"tags": {f"wandb.{key}": value for key, value in labels.items() if value}, "description": options["notes"]}
     rows: dict[str, Any] = {"stats": {"metrics": [ROWS_METRIC]}}
     adopted = AdoptedRun.join(directory.name, app=safe_name(project), root=root, **rows, **about)
     is_resumed = exists and resume in {"allow", "must", "auto"}
     if exists and not is_resumed:
         adopted.resumes_at(0)
-    say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
+    say(f"wandb: run {run_id!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
     made = Run(adopted, resumed=is_resumed, **names)
-    if passed["sync_tensorboard"] or passed["tensorboard"]:
+    if options["sync_tensorboard"] or options["tensorboard"]:
         _share_with_writers(made, root)
     if resume == "auto":
         RESUME_FILE.parent.mkdir(exist_ok=True)
-        write_atomic(RESUME_FILE, json.dumps({"run_id": chosen}).encode())
+        write_atomic(RESUME_FILE, json.dumps({"run_id": run_id}).encode())
     _announce()
     return made
 
 
-def _previous(passed: Mapping[str, Any]) -> Run | None:
+def _previous(arguments: Mapping[str, Any]) -> Run | None:
     """Return the open run for `init` to return, or None; `reinit` may finish open runs first."""
-    reinit, chosen = passed["reinit"], passed["id"]
+    reinit, run_id = arguments["reinit"], arguments["id"]
     for run in [run for run in _active if not run.is_open and not run.disabled]:
         _finished(run, "KILLED")
     if not _active:
@@ -175,9 +175,9 @@ def _previous(passed: Mapping[str, Any]) -> Run | None:
             run.finish()
         return None
     run = _active[-1]
-    if passed["resume"] == "must" and chosen != run.id:
+    if arguments["resume"] == "must" and run_id != run.id:
         raise ConfigurationError(
-            f"wandb.init(id={chosen!r}, resume='must'): run {run.id!r} is already open; {_HOW_TO_REOPEN}"
+            f"wandb.init(id={run_id!r}, resume='must'): run {run.id!r} is already open; {_HOW_TO_REOPEN}"
         )
     say(f"wandb.init(): returning run {run.id!r}, which is still open; {_HOW_TO_REOPEN}")
     return run
@@ -189,24 +189,24 @@ def _is_in_ipython() -> bool:
     return get_ipython is not None and get_ipython() is not None
 
 
-def _directory(runs: Path, chosen: str, name: str, resume: str | None) -> tuple[Path, bool]:
+def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[Path, bool]:
     """Return the directory of the run with an id, and whether the run exists."""
     exists = False
-    for directory in [*sorted(runs.glob(f"*-{glob.escape(safe_name(chosen))}")), runs / safe_name(chosen)]:
-        implied = chosen if directory.name == safe_name(chosen) else None  # by a run that has no id in its record
+    for directory in [*sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}")), runs / safe_name(run_id)]:
+        implied_id = run_id if directory.name == safe_name(run_id) else None  # by a run that has no id in its record
         record = RunRecord.read(directory / RUN_RECORD)
-        if exists := record is not None and record.tags.get("wandb.id", implied) == chosen:
+        if exists := record is not None and record.tags.get("wandb.id", implied_id) == run_id:
             break
     else:
-        directory = runs / safe_name(chosen if name == chosen else f"{name}-{chosen}")
+        directory = runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
     if resume == "must" and not exists:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): no run with this id in {runs}")
+        raise ConfigurationError(f"wandb.init(id={run_id!r}, resume='must'): no run with this id in {runs}")
     if resume == "never" and exists:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): the run exists in {directory}")
+        raise ConfigurationError(f"wandb.init(id={run_id!r}, resume='never'): the run exists in {directory}")
     if not exists and (directory / RUN_RECORD).exists():
-        raise ConfigurationError(f"wandb.init(id={chosen!r}): {directory} belongs to another run; choose another id")
+        raise ConfigurationError(f"wandb.init(id={run_id!r}): {directory} belongs to another run; choose another id")
     if any(run.is_open and Path(run.dir) == directory.resolve() for run in _active):
-        raise ConfigurationError(f"wandb.init(id={chosen!r}): this program has already opened this run")
+        raise ConfigurationError(f"wandb.init(id={run_id!r}): this program has already opened this run")
     return directory, exists
 
 
@@ -230,8 +230,8 @@ def _announce() -> None:
 def _parsed(config: Any, include: Sequence[str] | None, exclude: Sequence[str] | None) -> dict[str, Any]:
     """Return the parameters in a dict, a namespace, or a YAML file in wandb's format."""
     if isinstance(config, str):
-        loaded = yaml.safe_load(Path(config).read_text("utf-8")) or {}
-        config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in loaded.items()}
+        values = yaml.safe_load(Path(config).read_text("utf-8")) or {}
+        config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in values.items()}
     items = {} if config is None else dict(config) if isinstance(config, Mapping) else dict(vars(config))
     return {key: items[key] for key in items if key not in (exclude or ()) and (not include or key in include)}
 

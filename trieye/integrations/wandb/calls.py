@@ -27,8 +27,8 @@ Names = Sequence[str] | None
 class Run(Session):
     """A run with the methods of `wandb.Run`; also a context manager."""
 
-    def __init__(self, adopted: AdoptedRun | None, **names: Any) -> None:
-        super().__init__(adopted, **names)
+    def __init__(self, adopted_run: AdoptedRun | None, **names: Any) -> None:
+        super().__init__(adopted_run, **names)
         self._unhook: list[Callable[[], None]] = []
         self._alerts: dict[str, float] = {}
 
@@ -56,8 +56,8 @@ class Run(Session):
         def log_histograms(gradient: Any) -> None:
             if next(calls) % every == 0 and self._adopted is not None:
                 values = {"gradients": gradient, "parameters": parameter}
-                chosen = values if log == "all" else [log]
-                self._take({f"{kind}/{name}": Histogram(values[kind]) for kind in chosen})
+                kinds = values if log == "all" else [log]
+                self._take({f"{kind}/{name}": Histogram(values[kind]) for kind in kinds})
 
         self._unhook.append(parameter.register_hook(log_histograms).remove)
 

@@ -194,8 +194,8 @@ class Images(Media):
         self._items = items
 
     def _log(self, run: Run, name: str, step: int) -> None:
-        for number, item in enumerate(self._items):
-            item.log_to(run, f"{name}/{number}" if len(self._items) > 1 else name, step)
+        for index, item in enumerate(self._items):
+            item.log_to(run, f"{name}/{index}" if len(self._items) > 1 else name, step)
 
 
 class Histogram(Media):
@@ -252,9 +252,9 @@ class Table(Media):
 
     def add_computed_columns(self, fn: Callable[[int, dict[str, Any]], Mapping[str, Any]]) -> None:
         """Add columns from `fn(row_number, {column: cell})`, which returns the new cells of a row by column."""
-        computed = [fn(number, dict(zip(self.columns, row, strict=True))) for number, row in self.iterrows()]
-        for name in computed[0] if computed else ():
-            self.add_column(name, [values[name] for values in computed])
+        new_columns = [fn(index, dict(zip(self.columns, row, strict=True))) for index, row in self.iterrows()]
+        for name in new_columns[0] if new_columns else ():
+            self.add_column(name, [values[name] for values in new_columns])
 
     def get_column(self, name: str, convert_to: str | None = None) -> Any:
         """Return the cells of a column as a list, or as an array with `convert_to="numpy"`."""
@@ -281,9 +281,9 @@ class Table(Media):
     def _log(self, run: Run, name: str, step: int) -> None:
         """Log the table; objects are shown as text, media cells as the names under which they are logged."""
         cells: dict[str, list[Any]] = {column: [] for column in self.columns}
-        for number, row in self.iterrows():
+        for index, row in self.iterrows():
             for column, cell in zip(self.columns, row, strict=True):
-                medium_name = f"{name}/{column}/{number}"
+                medium_name = f"{name}/{column}/{index}"
                 if isinstance(cell, Media):
                     cell.log_to(run, medium_name, step)
                 cells[column].append(medium_name if isinstance(cell, Media) else _cell(cell))

@@ -147,11 +147,11 @@ def _blocks_of(data: bytes) -> Iterator[bytes]:
     Raises:
         ValueError: A checksum does not match.
     """
-    at, whole = _HEADER, b""
+    at, payload = _HEADER, b""
     while at + _HEADER <= len(data):
-        left = _BLOCK - at % _BLOCK
-        if left < _HEADER:
-            at += left
+        num_left = _BLOCK - at % _BLOCK
+        if num_left < _HEADER:
+            at += num_left
             continue
         checksum, length, kind = struct.unpack_from("<IHB", data, at)
         if at + _HEADER + length > len(data):
@@ -159,11 +159,11 @@ def _blocks_of(data: bytes) -> Iterator[bytes]:
         content = data[at + _HEADER - 1 : at + _HEADER + length]  # the checksum covers the kind byte
         if zlib.crc32(content) != checksum:
             raise ValueError(f"the record at byte {at} has checksum {zlib.crc32(content):08x}, expected {checksum:08x}")
-        whole += content[1:]
+        payload += content[1:]
         at += _HEADER + length
         if kind in {_WHOLE, _LAST}:
-            yield whole
-            whole = b""
+            yield payload
+            payload = b""
 
 
 def values_of(items: Iterable[Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ def plot_table(vega_spec_name: str, data_table: Table, *_: Any, **__: Any) -> Ta
 
 def line_series(xs: Iterable[Any], ys: Iterable[Iterable[Any]], keys: Any = None, **_: Any) -> Table:
     """Return the points of several lines as a table."""
-    lines, shared = [list(line) for line in ys], list(xs)
-    columns = shared if shared and isinstance(shared[0], Iterable) else [shared] * len(lines)
-    names = list(keys or [f"line_{number}" for number in range(len(lines))])
+    lines, shared_xs = [list(line) for line in ys], list(xs)
+    columns = shared_xs if shared_xs and isinstance(shared_xs[0], Iterable) else [shared_xs] * len(lines)
+    names = list(keys or [f"line_{index}" for index in range(len(lines))])
     rows = [
         [x, name, y]
         for name, column, values in zip(names, columns, lines, strict=True)
@@ -40,8 +40,8 @@ def _of_labels(*names: str) -> Callable[..., Table]:
     """Return a function that makes the table of labels and predictions behind a chart."""
 
     def chart(*values: Any, **options: Any) -> Table:
-        passed = {**dict(zip(names, values, strict=False)), **options}
-        columns = {name: passed[name] for name in names if passed.get(name) is not None}
+        arguments = {**dict(zip(names, values, strict=False)), **options}
+        columns = {name: arguments[name] for name in names if arguments.get(name) is not None}
         cells = [[np.asarray(cell).tolist() for cell in column] for column in columns.values()]
         return Table(list(columns), list(itertools.zip_longest(*cells)))
 

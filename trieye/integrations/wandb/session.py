@@ -84,9 +84,9 @@ class Session(AdoptingLogger):
         self._row: dict[str, float] = {}
         self._extremes: Mapping[str, MetricSummary] = {}
         config, summary = self._earlier() if resumed else ({}, {})
-        own = config.pop(_OWN, {})
-        self.versions = dict(own.get("versions", {}))
-        self._axes = Axes(self._note_fraction, own.get("fractional", ()))
+        own_items = config.pop(_OWN, {})
+        self.versions = dict(own_items.get("versions", {}))
+        self._axes = Axes(self._note_fraction, own_items.get("fractional", ()))
         self.config = WandbConfig(config, self._record_config)
         self.summary = Summary(summary, self._keep_summary)
         self.starting_step, self.start_time = self.step, time.time()
@@ -164,14 +164,14 @@ class Session(AdoptingLogger):
 
     def _begin_row(self, step: int) -> bool:
         """Write the row before a step, and return whether the step is not an earlier one."""
-        number = step_of("wandb.log", step)
-        if number > self.step:
+        row = step_of("wandb.log", step)
+        if row > self.step:
             self._write()
-            self.step = number
-        elif number < self.step and not self._has_ignored:
+            self.step = row
+        elif row < self.step and not self._has_ignored:
             self._has_ignored = True
             say(f"wandb.log(step={step}): the current step is {self.step}; rows of earlier steps are ignored")
-        return number == self.step
+        return row == self.step
 
     def _take(self, values: Mapping[str, float | Media | None]) -> None:
         """Buffer numbers until the end of the row; log media at once."""
@@ -191,16 +191,16 @@ class Session(AdoptingLogger):
         if row and self.counts_rows:
             self.run.log(ROWS, float(self.step), step=self.step)
 
-    def _summarize(self, key: str, number: float, how: str | None) -> None:
+    def _summarize(self, key: str, value: float, how: str | None) -> None:
         """Update the summary with a logged number; after a kill, it is restored from the history."""
-        before = self.summary.get(key)
+        old_value = self.summary.get(key)
         if how in _EXTREMES:
-            if not math.isfinite(number):
+            if not math.isfinite(value):
                 return
-            if isinstance(before, float) and math.isfinite(before):
-                number = _EXTREMES[how](before, number)
+            if isinstance(old_value, float) and math.isfinite(old_value):
+                value = _EXTREMES[how](old_value, value)
         if how != "none":
-            self.summary.set_silently({key: number})
+            self.summary.set_silently({key: value})
 
     def define_metric(
         self,
@@ -214,17 +214,17 @@ class Session(AdoptingLogger):
     ) -> SimpleNamespace:
         """Set the step metric and the summary of a metric: `min`, `max`, `last`, `none`, or `best` with a goal."""
         del step_sync, hidden, overwrite
-        chosen = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
-        if chosen in {"mean", "first"} or "," in (chosen or ""):
+        aggregation = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
+        if aggregation in {"mean", "first"} or "," in (aggregation or ""):
             say(f"define_metric({name!r}, summary={summary!r}) is not available; the summary is the last value")
-            chosen = "last"
-        if chosen not in {None, "none", "last", *_EXTREMES}:
+            aggregation = "last"
+        if aggregation not in {None, "none", "last", *_EXTREMES}:
             raise ConfigurationError(f"define_metric(summary={summary!r}): choose from min, max, last, best, none")
-        self._axes.define(name, getattr(step_metric, "name", step_metric), chosen)
+        self._axes.define(name, getattr(step_metric, "name", step_metric), aggregation)
         self.counts_rows = self.counts_rows or bool(self._axes.step_metrics)
-        for metric, seen in self._extremes.items():
-            if chosen in _EXTREMES and self._axes.rule_of(metric)[1] == chosen:
-                self.summary.set_silently({metric: seen["max" if chosen == "max" else "min"]})
+        for metric, extremes in self._extremes.items():
+            if aggregation in _EXTREMES and self._axes.rule_of(metric)[1] == aggregation:
+                self.summary.set_silently({metric: extremes["max" if aggregation == "max" else "min"]})
         return SimpleNamespace(name=name, step_metric=step_metric, summary=summary)
 
     def _note_fraction(self, axis: str, x: float) -> None:
@@ -240,8 +240,8 @@ class Session(AdoptingLogger):
             self._keep_config()
 
     def _keep_config(self) -> None:
-        own = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
-        self._keep(_CONFIG, {**redacted(_plain(self.config.as_dict())), _OWN: own})
+        own_items = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
+        self._keep(_CONFIG, {**redacted(_plain(self.config.as_dict())), _OWN: own_items})
 
     def _keep_summary(self, _changed: Mapping[str, Any] | None = None) -> None:
         self._keep(_SUMMARY, _plain(self.summary))
@@ -258,14 +258,14 @@ class Session(AdoptingLogger):
         self._end("FAILED" if exit_code else "FINISHED")
 
     def _end(self, status: RunStatus) -> None:
-        adopted = self._adopted
-        if adopted is not None and self.is_open:
-            status = "KILLED" if adopted.run.was_interrupted else status
+        adopted_run = self._adopted
+        if adopted_run is not None and self.is_open:
+            status = "KILLED" if adopted_run.run.was_interrupted else status
             self._write()
             self._keep_summary()
-            if self._end in adopted.before_close:
-                adopted.before_close.remove(self._end)
-            adopted.leave(status)
+            if self._end in adopted_run.before_close:
+                adopted_run.before_close.remove(self._end)
+            adopted_run.leave(status)
         self._adopted = None
         self.on_finish(self, status)
 

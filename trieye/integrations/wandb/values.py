@@ -15,8 +15,8 @@ class Summary(MutableMapping[str, Any]):
         on_change: Called with the new values when the program sets values.
     """
 
-    def __init__(self, earlier: Mapping[str, Any], on_change: Callable[[Mapping[str, Any]], None]) -> None:
-        self.__dict__.update(_items=dict(earlier), _recorded=set(), _record=on_change)
+    def __init__(self, earlier_values: Mapping[str, Any], on_change: Callable[[Mapping[str, Any]], None]) -> None:
+        self.__dict__.update(_items=dict(earlier_values), _recorded=set(), _record=on_change)
 
     def set_silently(self, items: Mapping[str, Any]) -> None:
         """Set values without a call of `on_change`."""
@@ -89,10 +89,10 @@ class WandbConfig(Summary):
         raise ConfigurationError(f"config.{key}: recorded parameters cannot be deleted")
 
 
-def flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested dicts under names such as `a.b`; a medium in a wandb file is one value."""
     for key, value in data.items():
         if isinstance(value, Mapping) and "_type" not in value:
-            yield from flat(value, f"{before}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
