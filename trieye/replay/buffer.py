@@ -245,8 +245,8 @@ class ReplayBuffer:
         batch = store.reader.batch(draw, store.low, out, keys)
         if self._her is not None:
             assert store.links is not None  # noqa: S101 - RowOptions.walks is set with her
-            achieved = partial(store.reader.column, self._her.achieved_key, low=store.low)
-            self._her.relabel(batch.data, batch.ids, store.links, achieved, store.low, self._her_rng)
+            achieved_of = partial(store.reader.column, self._her.achieved_key, low=store.low)
+            self._her.relabel(batch.data, batch.ids, store.links, achieved_of, store.low, self._her_rng)
         return batch
 
     def iter_batches(
@@ -300,9 +300,9 @@ class ReplayBuffer:
             ConfigurationError: The version is lower than the previous one.
         """
         store = self._store
-        before = self._version if store is None else store.sampler.version
-        if version < before:
-            raise ConfigurationError(f"set_version({version}): versions only grow, and {before} was set before")
+        last_version = self._version if store is None else store.sampler.version
+        if version < last_version:
+            raise ConfigurationError(f"set_version({version}): versions only grow, and {last_version} was set before")
         self._version = version
         if store is not None:
             store.sampler.set_version(version)
@@ -367,15 +367,15 @@ class ReplayBuffer:
                 self.limiter.removed(store.total - store.low)
             store.clear()
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
+    def state_parts(self, known_names: Collection[str]) -> StateParts:
         """Return a snapshot for an exact resume, with the rows that no known part contains as new parts.
 
         Args:
-            known: Names of the parts in finished checkpoints.
+            known_names: Names of the parts in finished checkpoints.
         """
         store = self._opened()
         self._settle()
-        known_parts, new_parts = ((), {}) if store is None else self._parts.save(store, known)
+        known_parts, new_parts = ((), {}) if store is None else self._parts.save(store, known_names)
         state = {
             "format": FORMAT,
             "sampler": self._kind,
@@ -407,19 +407,19 @@ class ReplayBuffer:
         """
         self._opened()
         self._settle()
-        saved = checked_state(state, self._kind)
-        rows_state, gaps = saved.state["store"], None
+        saved_parts = checked_state(state, self._kind)
+        rows_state, gaps = saved_parts.state["store"], None
         if rows_state is not None:
-            gaps = self._load_rows(rows_state, saved, lazy=lazy)
+            gaps = self._load_rows(rows_state, saved_parts, lazy=lazy)
         elif self._store is not None and self._store.total:
             self._store.close()
             self._store = self._new_store(list(self._store.layout.columns.values()))
             self._parts = StoredParts()  # ids start from 0 again, so no existing part contains these rows
-        self._rng.bit_generator.state = saved.state["rng"]
-        self._her_rng.bit_generator.state = saved.state["her_rng"]
-        if self.limiter is not None and saved.state["limiter"] is not None:
-            self.limiter.load_state_dict(saved.state["limiter"])
-        self._counts.load_state_dict(saved.state["counts"])
+        self._rng.bit_generator.state = saved_parts.state["rng"]
+        self._her_rng.bit_generator.state = saved_parts.state["her_rng"]
+        if self.limiter is not None and saved_parts.state["limiter"] is not None:
+            self.limiter.load_state_dict(saved_parts.state["limiter"])
+        self._counts.load_state_dict(saved_parts.state["counts"])
         if gaps is not None:
             self._counts.lost += gaps.num_rows
             if self.limiter is not None:
@@ -485,16 +485,16 @@ class ReplayBuffer:
         if self.limiter is not None and not self.limiter.can_insert(count):
             raise ReplayTimeoutError(f"cannot add {count} rows: the limiter requires more draws first")
 
-    def _load_rows(self, rows_state: Mapping[str, Any], saved: SavedParts, *, lazy: bool) -> Gaps | None:
+    def _load_rows(self, rows_state: Mapping[str, Any], saved_parts: SavedParts, *, lazy: bool) -> Gaps | None:
         """Load saved rows into an empty store, and return the lost ones, if any."""
-        own = self._store
-        columns = saved_columns(rows_state, None if own is None else own.layout, self._options)
-        if own is not None and own.total:
-            own.close()
-        if own is None or own.total:
-            self._store = own = None  # releases its memory before allocating the new one
+        store = self._store
+        columns = saved_columns(rows_state, None if store is None else store.layout, self._options)
+        if store is not None and store.total:
+            store.close()
+        if store is None or store.total:
+            self._store = store = None  # releases its memory before allocating the new one
             is_full_soon = not lazy and rows_state["total"] - rows_state["low"] >= self.capacity
-            own = self._new_store(columns, is_full_soon=is_full_soon)
-        gaps = self._parts.restore(own, saved, rows_state, lazy=lazy and own.memory.handle is None)
-        self._store = own
+            store = self._new_store(columns, is_full_soon=is_full_soon)
+        gaps = self._parts.restore(store, saved_parts, rows_state, lazy=lazy and store.memory.handle is None)
+        self._store = store
         return gaps

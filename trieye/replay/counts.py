@@ -25,9 +25,9 @@ class BufferCounts:
 
     def was_stale(self, draw: SampledIds) -> None:
         """Record how many versions the rows of a draw lag behind."""
-        behind, rows, most = self._stale or (0.0, 0, 0.0)
-        behind += draw.info["staleness_mean"] * len(draw)
-        self._stale = behind, rows + len(draw), max(most, draw.info["staleness_max"])
+        sum_behind, num_rows, most_behind = self._stale or (0.0, 0, 0.0)
+        sum_behind += draw.info["staleness_mean"] * len(draw)
+        self._stale = sum_behind, num_rows + len(draw), max(most_behind, draw.info["staleness_max"])
 
     def stats(self, capacity: int, store: RowStore | None) -> dict[str, float]:
         """Return the counts and the store's size as plain numbers."""
@@ -43,7 +43,7 @@ class BufferCounts:
 
     def metrics(self, store: RowStore | None) -> dict[str, float]:
         """Return metrics by name, omitting those without data yet; rates cover the time since the last call."""
-        added = 0 if store is None else store.total
+        num_added = 0 if store is None else store.total
         metrics = {
             "replay/size": float(0 if store is None else store.total - store.low),
             "replay/dropped/late_update": float(self.late_updates),
@@ -51,13 +51,13 @@ class BufferCounts:
         }
         now = time.monotonic()
         if self._last_report is not None and now > self._last_report[0]:
-            metrics["replay/inserts_per_s"] = (added - self._last_report[1]) / (now - self._last_report[0])
-        if added:
-            metrics["replay/samples_per_insert"] = self.sampled / added
+            metrics["replay/inserts_per_s"] = (num_added - self._last_report[1]) / (now - self._last_report[0])
+        if num_added:
+            metrics["replay/samples_per_insert"] = self.sampled / num_added
         if self._stale is not None:
-            behind, rows, most = self._stale
-            metrics |= {"replay/staleness_mean": behind / rows, "replay/staleness_max": most}
-        self._last_report, self._stale = (now, added), None
+            sum_behind, num_rows, most_behind = self._stale
+            metrics |= {"replay/staleness_mean": sum_behind / num_rows, "replay/staleness_max": most_behind}
+        self._last_report, self._stale = (now, num_added), None
         return metrics
 
     def state_dict(self) -> dict[str, int]:

@@ -66,7 +66,7 @@ class HindsightRelabeler:
         data: Data,
         ids: Ids,
         links: EpisodeLinks,
-        achieved: Callable[[Ids], NDArray[Any]],
+        achieved_of: Callable[[Ids], NDArray[Any]],
         low: int,
         rng: np.random.Generator,
     ) -> NDArray[np.bool_]:
@@ -76,7 +76,7 @@ class HindsightRelabeler:
             data: Arrays `[n, ...]` by key, modified in offset.
             ids: int64 `[n]`, the ids of the drawn rows.
             links: Successor links of the rows.
-            achieved: Returns the values `[m, ...]` of `achieved_key` for row ids, int64 `[m]`.
+            achieved_of: Returns the values `[m, ...]` of `achieved_key` for row ids, int64 `[m]`.
             low: Id of the oldest row in the buffer.
             rng: Random generator.
 
@@ -86,39 +86,39 @@ class HindsightRelabeler:
         Raises:
             ConfigurationError: A key is missing, or the rewards have the wrong shape.
         """
-        needed = (self.achieved_key, *self.goal_keys, self.reward_key)
-        for key in needed:
+        required_keys = (self.achieved_key, *self.goal_keys, self.reward_key)
+        for key in required_keys:
             if key not in data:
                 raise ConfigurationError(
                     f"HER needs the row key {key!r}{did_you_mean(key, data)} (drawn: {', '.join(data)})"
                 )
         is_new = np.zeros(len(ids), np.bool_)
         is_new[rng.permutation(len(ids))[: round(len(ids) * self.k / (self.k + 1))]] = True
-        chosen = np.flatnonzero(is_new)
-        if not chosen.size:
+        indices = np.flatnonzero(is_new)
+        if not indices.size:
             return is_new
-        goals = achieved(self._sources(ids[chosen], links, low, rng))
+        goals = achieved_of(self._sources(ids[indices], links, low, rng))
         for key in (*self.goal_keys, *(PREFIX + key for key in self.goal_keys)):
             if key in data:
-                data[key][chosen] = goals
-        info = {key: array[chosen] for key, array in data.items()}
+                data[key][indices] = goals
+        info = {key: array[indices] for key, array in data.items()}
         rewards = np.asarray(self.reward_fn(info[self.achieved_key], goals, info))
         if rewards.shape != info[self.reward_key].shape:
             raise ConfigurationError(
-                f"HER reward_fn returned rewards of shape {rewards.shape} for {chosen.size} rows; "
+                f"HER reward_fn returned rewards of shape {rewards.shape} for {indices.size} rows; "
                 f"expected {info[self.reward_key].shape}"
             )
-        data[self.reward_key][chosen] = rewards
+        data[self.reward_key][indices] = rewards
         return is_new
 
     def _sources(self, ids: Ids, links: EpisodeLinks, low: int, rng: np.random.Generator) -> Ids:
         """Return, for each row `[n]`, the id of the row whose achieved goal replaces its goal."""
         everything = np.full(len(ids), _FAR)
-        last, ahead = links.travel(ids, everything, low=low)
+        last_ids, steps_ahead = links.travel(ids, everything, low=low)
         if self.strategy == "final":
-            return last
-        first, behind = ids, np.zeros_like(ids)
+            return last_ids
+        first_ids, steps_behind = ids, np.zeros_like(ids)
         if self.strategy == "episode":
-            first, behind = links.travel(ids, everything, low=low, backwards=True)
-        offset = np.floor(rng.random(len(ids)) * (behind + ahead + 1)).astype(np.int64)
-        return links.travel(first, offset, low=low)[0]
+            first_ids, steps_behind = links.travel(ids, everything, low=low, backwards=True)
+        offset = np.floor(rng.random(len(ids)) * (steps_behind + steps_ahead + 1)).astype(np.int64)
+        return links.travel(first_ids, offset, low=low)[0]

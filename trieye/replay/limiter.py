@@ -51,7 +51,7 @@ class RateLimiter:
         self.min_size_to_sample = min_size_to_sample
         self.error_buffer = error_buffer
         self._least, self._most = middle - error_buffer, middle + error_buffer
-        self._inserts = self._samples = self._removed = 0
+        self._inserts = self._samples = self._removals = 0
 
     @classmethod
     def from_config(cls, config: LimiterConfig) -> Self | None:
@@ -70,7 +70,7 @@ class RateLimiter:
         Raises:
             ConfigurationError: `n` rows can never be inserted at once.
         """
-        if self._inserts - self._removed + n <= self.min_size_to_sample:
+        if self._inserts - self._removals + n <= self.min_size_to_sample:
             return True
         is_allowed = (self._inserts + n) * self.samples_per_insert - self._samples <= self._most
         return is_allowed or self._later(f"insert({n})", n * self.samples_per_insert + 1)
@@ -82,7 +82,7 @@ class RateLimiter:
             ConfigurationError: `n` rows can never be drawn at once.
         """
         is_allowed = self._inserts * self.samples_per_insert - self._samples - n >= self._least
-        if is_allowed and self._inserts - self._removed >= self.min_size_to_sample:
+        if is_allowed and self._inserts - self._removals >= self.min_size_to_sample:
             return True
         return self._later(f"sample({n})", n + self.samples_per_insert)
 
@@ -108,16 +108,16 @@ class RateLimiter:
 
     def removed(self, n: int) -> None:
         """Record that `n` rows were removed other than by being overwritten, as by `clear`."""
-        self._removed += n
+        self._removals += n
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts as plain data."""
-        return {"inserts": self._inserts, "samples": self._samples, "removed": self._removed}
+        return {"inserts": self._inserts, "samples": self._samples, "removed": self._removals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore saved counts."""
         self._inserts, self._samples = int(state["inserts"]), int(state["samples"])
-        self._removed = int(state["removed"])
+        self._removals = int(state["removed"])
 
     def _later(self, call: str, room: float) -> bool:
         """Return False if the call may succeed later; raise if it never can."""

@@ -50,10 +50,10 @@ class TorchBatches:
         """Return a batch with the same values in memory that copies to the device quickly; may be `batch` itself."""
         if self._stream is None:
             return batch
-        packed = _packed(batch)
+        packed_keys = _packed(batch)
         records = None if batch.records is None else self._pinned(batch.records)
         data = {
-            key: records[key] if records is not None and key in packed else self._pinned(array)
+            key: records[key] if records is not None and key in packed_keys else self._pinned(array)
             for key, array in batch.data.items()
         }
         return Batch(data, batch.ids, batch.weights, batch.info, batch.mask, records)
@@ -68,26 +68,26 @@ class TorchBatches:
         if self._stream is None:
             return self._moved(batch), None
         with self._torch.cuda.stream(self._stream):
-            moved = self._moved(batch)
+            device_batch = self._moved(batch)
             event = self._torch.cuda.Event()
             event.record(self._stream)
-        return moved, event
+        return device_batch, event
 
     def received(self, batch: Batch, event: Any) -> Batch:
         """Return a copied batch for use on the current stream of the calling thread."""
         if event is not None:
-            current = self._torch.cuda.current_stream(self._device)
-            current.wait_event(event)
+            stream = self._torch.cuda.current_stream(self._device)
+            stream.wait_event(event)
             for tensor in (*batch.data.values(), batch.weights, batch.mask):
                 if tensor is not None:  # keeps the allocator from reusing the memory before this stream is done
-                    tensor.record_stream(current)  # type: ignore[union-attr]  # a tensor by now
+                    tensor.record_stream(stream)  # type: ignore[union-attr]  # a tensor by now
         return batch
 
     def _moved(self, batch: Batch) -> Batch:
-        packed = [] if self._device.type == "cpu" else _packed(batch)
+        packed_keys = [] if self._device.type == "cpu" else _packed(batch)
         fields = {}
-        if packed and batch.records is not None:
-            fields = unpacked(self._tensor(_as_bytes(batch.records)), batch.records.dtype, packed)
+        if packed_keys and batch.records is not None:
+            fields = unpacked(self._tensor(_as_bytes(batch.records)), batch.records.dtype, packed_keys)
         data = {key: fields[key] if key in fields else self._tensor(array) for key, array in batch.data.items()}
         mask: Any = None if batch.mask is None else self._tensor(batch.mask)
         weights: Any = self._tensor(batch.weights)
@@ -99,9 +99,9 @@ class TorchBatches:
 
     def _pinned(self, array: NDArray[Any]) -> NDArray[Any]:
         memory = self._torch.empty(array.nbytes, dtype=self._torch.uint8, pin_memory=True).numpy()
-        pinned: NDArray[Any] = memory.view(array.dtype).reshape(array.shape)
-        pinned[...] = array
-        return pinned
+        pinned_array: NDArray[Any] = memory.view(array.dtype).reshape(array.shape)
+        pinned_array[...] = array
+        return pinned_array
 
 
 def unpacked(records: Any, dtype: np.dtype[Any], keys: list[str]) -> dict[str, Any]:
@@ -181,10 +181,10 @@ class DeviceBatches:
             self._devices[device] = TorchBatches(device)
         tensors = self._devices[device]
         buffer = self._buffer if (device, *signature) == self._signature else _BatchBuffer()
-        moved = _make(draw(), buffer, fill, tensors)
+        device_batch = _make(draw(), buffer, fill, tensors)
         if buffer.event is not None:  # without an event, the tensors may be views of that memory
             self._buffer, self._signature = buffer, (device, *signature)
-        return tensors.received(moved, buffer.event)
+        return tensors.received(device_batch, buffer.event)
 
 
 class Prefetcher:
@@ -259,13 +259,13 @@ class Prefetcher:
     def _draw_ahead(self) -> None:
         while self._free:
             try:
-                drawn = self._draw()
+                draw = self._draw()
             except Exception:
                 # yield the batches drawn so far; the next call draws again and may succeed by then
                 if not self._num_ahead:
                     raise
                 return
-            self._jobs.put((drawn, self._free.popleft()))
+            self._jobs.put((draw, self._free.popleft()))
             self._num_ahead += 1
 
 
@@ -290,5 +290,5 @@ def _make(draw: SampledIds, buffer: _BatchBuffer, fill: Fill, torch_batches: Tor
         buffer.batch = batch
         return batch
     buffer.batch = batch if buffer.batch is not None else torch_batches.staged(batch)
-    moved, buffer.event = torch_batches.copied(buffer.batch)
-    return moved
+    device_batch, buffer.event = torch_batches.copied(buffer.batch)
+    return device_batch

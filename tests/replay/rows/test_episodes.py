@@ -117,7 +117,7 @@ def test_an_interrupted_stream_begins_an_episode():
     links.add(np.array([2, 3]), [0, 1], [False, False])
     assert links.next_ids(np.arange(4)).tolist() == [-1, 3, -1, -1]
     links.interrupt()
-    links.add_one(4, 1, ended=False)
+    links.add_one(4, 1, has_ended=False)
     assert links.next_ids(np.arange(5)).tolist() == [-1, 3, -1, -1, -1]
 
 

@@ -42,16 +42,16 @@ def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False)
         dataset = minari.load_dataset(dataset, download=download)
     count = 0
     with separate_episodes(buffer):
-        for number, episode in enumerate(dataset.iterate_episodes()):
+        for episode_index, episode in enumerate(dataset.iterate_episodes()):
             rows = _minari_rows(episode)
-            count += len(buffer.extend(rows, np.full(len(rows["reward"]), number)))
+            count += len(buffer.extend(rows, np.full(len(rows["reward"]), episode_index)))
     return count
 
 
 def _minari_rows(episode: Any) -> dict[str, NDArray[Any]]:
-    observed = _named(episode.observations, "obs")
-    rows = {key: array[:-1] for key, array in observed.items()}
-    rows |= {PREFIX + key: array[1:] for key, array in observed.items()}
+    observations = _named(episode.observations, "obs")
+    rows = {key: array[:-1] for key, array in observations.items()}
+    rows |= {PREFIX + key: array[1:] for key, array in observations.items()}
     rows |= _named(episode.actions, "action")
     flags = {"terminated": episode.terminations, "truncated": episode.truncations}
     rows["reward"] = np.asarray(episode.rewards)
@@ -117,13 +117,13 @@ def _sb3_steps(attributes: dict[str, Any]) -> NDArray[np.int64]:
 
 
 def _sb3_rows(attributes: dict[str, Any], steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    observed, following = attributes["observations"], attributes.get("next_observations")
-    if not isinstance(observed, dict):
-        observed, following = {"obs": observed}, None if following is None else {"obs": following}
-    rows = {key: _flat(array, steps) for key, array in observed.items()}
-    for key, array in observed.items():
-        after = _flat(array, (steps + 1) % len(array)) if following is None else _flat(following[key], steps)
-        rows[PREFIX + key] = after
+    observations, following = attributes["observations"], attributes.get("next_observations")
+    if not isinstance(observations, dict):
+        observations, following = {"obs": observations}, None if following is None else {"obs": following}
+    rows = {key: _flat(array, steps) for key, array in observations.items()}
+    for key, array in observations.items():
+        next_values = _flat(array, (steps + 1) % len(array)) if following is None else _flat(following[key], steps)
+        rows[PREFIX + key] = next_values
     done, timeout = (_flat(attributes[name], steps).astype(np.bool_) for name in ("dones", "timeouts"))
     rows["action"], rows["reward"] = _sb3_actions(attributes, steps), _flat(attributes["rewards"], steps)
     return {**rows, "terminated": done & ~timeout, "truncated": timeout}
@@ -135,14 +135,14 @@ def _sb3_actions(attributes: dict[str, Any], steps: NDArray[np.int64]) -> NDArra
     if "low" not in space or not (np.isfinite(space["low"]).all() and np.isfinite(space["high"]).all()):
         return actions
     low, high = space["low"].reshape(-1), space["high"].reshape(-1)
-    unscaled: NDArray[Any] = np.clip(low + 0.5 * (actions + 1) * (high - low), low, high).astype(actions.dtype)
-    return unscaled
+    env_actions: NDArray[Any] = np.clip(low + 0.5 * (actions + 1) * (high - low), low, high).astype(actions.dtype)
+    return env_actions
 
 
 def _flat(array: NDArray[Any], steps: NDArray[np.int64]) -> NDArray[Any]:
     """Return the values of steps, `[steps, envs, ...]`, as rows."""
-    chosen = np.asarray(array)[steps]
-    return chosen.reshape(chosen.shape[0] * chosen.shape[1], *chosen.shape[2:])
+    values = np.asarray(array)[steps]
+    return values.reshape(values.shape[0] * values.shape[1], *values.shape[2:])
 
 
 class _Placeholder:

@@ -88,8 +88,8 @@ class FragmentBuffer:
     def missing(self, fragments: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Return which of these fragments, each a worker and a fragment number, the buffer does not contain."""
         with self._lock:
-            stored = self._open().payloads.serials
-            return [fragment for fragment in fragments if fragment not in stored]
+            stored_serials = self._open().payloads.serials
+            return [fragment for fragment in fragments if fragment not in stored_serials]
 
     @property
     def session(self) -> str:
@@ -136,9 +136,9 @@ class FragmentBuffer:
             ConfigurationError: The session already had a higher version, or an argument has the wrong type.
             ReplayClosedError: The buffer is closed.
         """
-        announced = FragmentMeta("set_version", 0, version, session)  # validates and converts
+        message = FragmentMeta("set_version", 0, version, session)  # validates and converts
         with self._lock:
-            self._swept().set_version(announced.session, announced.model_version, self._clock())
+            self._swept().set_version(message.session, message.model_version, self._clock())
             self._queue.wake_first(len(self._state.pool))
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
@@ -257,14 +257,14 @@ class FragmentBuffer:
                 state.figures.reset(now)
             return metrics
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
+    def state_parts(self, known_parts: Collection[str]) -> StateParts:
         """Return a snapshot for a checkpoint; fragments in a known part are not written again.
 
         Leases are not saved: their chunks count as used.
         """
         with self._lock:
             state = self._swept()
-            saved_state, known_groups, new_groups = capture(state, self._groups, known, self._clock())
+            saved_state, known_groups, new_groups = capture(state, self._groups, known_parts, self._clock())
             fragments = {name: [state.payloads[serial] for serial in serials] for name, serials in new_groups.items()}
             new_serials = [serial for serials in new_groups.values() for serial in serials]
             state.payloads.hold(new_serials)
@@ -275,7 +275,7 @@ class FragmentBuffer:
                 state.payloads.drop(new_serials)
         return StateParts(state=saved_state, kept=known_groups, new=arrays)
 
-    def load_state_dict(self, saved: SavedParts) -> None:
+    def load_state_dict(self, saved_parts: SavedParts) -> None:
         """Replace the content by a snapshot; the next fetch equals the next fetch of the saved buffer.
 
         The rules of this buffer apply. Open leases are closed.
@@ -285,9 +285,9 @@ class FragmentBuffer:
             SerializationError: The snapshot is incomplete, or not of a fragment buffer; nothing was changed.
         """
         with self._lock:
-            before = self._open().schema
+            old_schema = self._open().schema
             state, groups = self._empty(), SavedGroups()
-            restore(state, groups, saved, now=self._clock(), schema=before)
+            restore(state, groups, saved_parts, now=self._clock(), schema=old_schema)
             self._state.clear()
             self._state, self._groups = state, groups
             self._queue.wake_first(len(self._state.pool))
@@ -351,14 +351,14 @@ class FragmentBuffer:
     def _last_turn(self, ticket: Ticket, timeout_s: float | None, *, strict: bool) -> Lease:
         with self._lock:
             lease = self._take(ticket, ticket.num_chunks)
-            available, before = len(self._state.pool), self._queue.position(ticket)
+            available, num_before = len(self._state.pool), self._queue.position(ticket)
             if lease is None and not strict and available:
                 lease = self._take(ticket, min(available, ticket.num_chunks))
         if lease is not None:
             return lease
         raise ReplayTimeoutError(
             f"fetch({ticket.num_chunks}): {available} of {ticket.num_chunks} chunks are available after "
-            f"{timeout_s:g} s, and {before} other fetches come first"
+            f"{timeout_s:g} s, and {num_before} other fetches come first"
         )
 
     def _take(self, ticket: Ticket, n: int) -> Lease | None:

@@ -139,9 +139,9 @@ class FragmentState:
         for lease_id in self.leases.expired(now):
             self.release(lease_id)
             self.figures.totals["expired_leases"] += 1
-        before = now - self.rules.partial_ttl_s
-        self._drop(self.streams.take_silent(before), "expired")
-        self._drop([row.serial for row in self.early.take_before(before)], "expired")
+        oldest_allowed = now - self.rules.partial_ttl_s
+        self._drop(self.streams.take_silent(oldest_allowed), "expired")
+        self._drop([row.serial for row in self.early.take_before(oldest_allowed)], "expired")
 
     def set_version(self, session: str, version: int, now: float) -> None:
         """Change session and version, and remove unusable content; see `FragmentBuffer.set_version`."""
@@ -316,8 +316,8 @@ class FragmentState:
 
     def rank(self, serials: Iterable[int]) -> tuple[int, str]:
         """Return the order of a chunk of these fragments among the chunks of its version."""
-        first = self.payloads[next(iter(serials))].meta
-        return first.fid, first.worker
+        first_meta = self.payloads[next(iter(serials))].meta
+        return first_meta.fid, first_meta.worker
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
         """Append an early fragment to its stream, or keep it waiting; the fragments of a worker stay in order."""

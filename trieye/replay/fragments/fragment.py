@@ -171,14 +171,14 @@ def stack(chunks: Iterable[Chunk], keys: Iterable[str] | None = None) -> dict[st
     fragment_keys = list(rows[0][0])
     selected_keys = fragment_keys if keys is None else list(keys)
     check_keys([*fragment_keys, *selected_keys], fragment_keys)
-    stacked = {}
+    columns = {}
     for key in selected_keys:
-        first = rows[0][0][key]
-        block = stacked[key] = np.empty((len(rows), len(rows[0]), *first.shape), first.dtype)
+        first_array = rows[0][0][key]
+        block = columns[key] = np.empty((len(rows), len(rows[0]), *first_array.shape), first_array.dtype)
         for index, row in enumerate(rows):
             for step, data in enumerate(row):
                 block[index, step] = data[key]
-    return stacked
+    return columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +226,8 @@ class FragmentRules:
                 continue
             kinds = (int, float) if name in _REAL else (int,)
             if not isinstance(value, kinds) or isinstance(value, bool) or not value >= lowest:
-                number = "a number" if name in _REAL else "an integer"
-                raise ConfigurationError(f"replay.{name}={value!r}: expected {number} >= {lowest}")
+                expected_type = "a number" if name in _REAL else "an integer"
+                raise ConfigurationError(f"replay.{name}={value!r}: expected {expected_type} >= {lowest}")
         for name, words in (("session_policy", get_args(Policy)), ("sampler", get_args(SamplerName))):
             check_known(f"replay.{name}={getattr(self, name)!r}", getattr(self, name), words)
 

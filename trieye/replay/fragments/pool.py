@@ -33,11 +33,11 @@ class UniformChoice:
     def choose(self, n: int, rng: np.random.Generator) -> tuple[list[int], NDArray[np.float32]]:
         """Return `n` distinct slots, and weights of 1."""
         # the first n steps of a Fisher-Yates shuffle, storing moved entries only
-        moved: dict[int, int] = {}
+        slot_by_position: dict[int, int] = {}
         slots = []
-        for step, drawn in enumerate(rng.integers(np.arange(n), self._size).tolist()):
-            slots.append(moved.get(drawn, drawn))
-            moved[drawn] = moved.get(step, step)
+        for step, position in enumerate(rng.integers(np.arange(n), self._size).tolist()):
+            slots.append(slot_by_position.get(position, position))
+            slot_by_position[position] = slot_by_position.get(step, step)
         return slots, np.ones(n, np.float32)
 
 
@@ -62,16 +62,16 @@ class PrioritizedChoice:
     def append(self, priority: float) -> None:
         """Add a slot at the end."""
         if self._size == self._tree.capacity:
-            before, self._tree = self._tree, SumTree(2 * self._size)
-            self._tree.load(0, before.weights)
+            old_tree, self._tree = self._tree, SumTree(2 * self._size)
+            self._tree.load(0, old_tree.weights)
         self._size += 1
         self.update([self._size - 1], [priority])
 
     def remove(self, slot: int) -> None:
         """Move the last slot to this one, and remove the last."""
         self._size -= 1
-        moved = self._tree.weights[self._size]
-        self._tree.set(np.array([slot, self._size]), np.array([moved, 0.0]))  # the last of equal slots wins
+        moved_weight = self._tree.weights[self._size]
+        self._tree.set(np.array([slot, self._size]), np.array([moved_weight, 0.0]))  # the last of equal slots wins
 
     def update(self, slots: Sequence[int], priorities: Sequence[float]) -> None:
         """Set the priorities of slots; the last of equal slots wins."""
@@ -81,10 +81,10 @@ class PrioritizedChoice:
         """Return `n` distinct slots and their importance weights."""
         slots, masses = np.empty(0, np.int64), np.empty(0)
         while len(slots) < n:  # drawing with replacement and removing repetitions equals drawing one at a time
-            drawn, mass = self._tree.find(rng.random(n - len(slots)))
-            first = np.sort(np.unique(drawn, return_index=True)[1])
-            slots, masses = np.append(slots, drawn[first]), np.append(masses, mass[first])
-            self._tree.set(drawn[first], np.zeros(len(first)))
+            drawn_slots, mass = self._tree.find(rng.random(n - len(slots)))
+            first_indices = np.sort(np.unique(drawn_slots, return_index=True)[1])
+            slots, masses = np.append(slots, drawn_slots[first_indices]), np.append(masses, mass[first_indices])
+            self._tree.set(drawn_slots[first_indices], np.zeros(len(first_indices)))
         self._tree.set(slots, masses)
         return slots.tolist(), ((masses / masses.min()) ** -self._beta).astype(np.float32)
 
@@ -152,10 +152,10 @@ class ChunkPool:
         del self._by_version[chunk.version][chunk.id]
         if not self._by_version[chunk.version] and chunk.version == self._versions[0]:
             self._drop_empty_versions()
-        last = self._by_slot.pop()
-        if last is not chunk:
-            last.slot = chunk.slot
-            self._by_slot[chunk.slot] = last
+        last_chunk = self._by_slot.pop()
+        if last_chunk is not chunk:
+            last_chunk.slot = chunk.slot
+            self._by_slot[chunk.slot] = last_chunk
         self._choice.remove(chunk.slot)
 
     def oldest(self, apart_from: Collection[int] = ()) -> StoredChunk | None:

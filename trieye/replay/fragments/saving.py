@@ -38,27 +38,27 @@ class SavedGroups:
         self._serials: dict[str, Serials] = {}
 
     def plan(
-        self, live: set[int], known_parts: Collection[str], fragment_bytes: int
+        self, live_serials: set[int], known_parts: Collection[str], fragment_bytes: int
     ) -> tuple[list[str], list[list[int]]]:
         """Return the names of the groups to reuse, and the serial numbers of each group to write."""
-        remaining = {name: live.intersection(serials.tolist()) for name, serials in self._serials.items()}
+        remaining = {name: live_serials.intersection(serials.tolist()) for name, serials in self._serials.items()}
         self._serials = {name: serials for name, serials in self._serials.items() if remaining[name]}
-        usable = [
+        usable_names = [
             name
             for name, serials in self._serials.items()
             if name in known_parts and 2 * len(remaining[name]) >= len(serials)
         ]
-        small = {name for name in usable if len(self._serials[name]) * fragment_bytes < _SMALL_BYTES}
-        if len(small) > _MAX_SMALL:
-            usable = [name for name in usable if name not in small]
-        reused, covered = [], set[int]()
-        for name in usable:
-            if remaining[name] - covered:
-                reused.append(name)
-                covered |= remaining[name]
-        missing = sorted(live - covered)
+        small_names = {name for name in usable_names if len(self._serials[name]) * fragment_bytes < _SMALL_BYTES}
+        if len(small_names) > _MAX_SMALL:
+            usable_names = [name for name in usable_names if name not in small_names]
+        reused_names, covered_serials = [], set[int]()
+        for name in usable_names:
+            if remaining[name] - covered_serials:
+                reused_names.append(name)
+                covered_serials |= remaining[name]
+        missing_serials = sorted(live_serials - covered_serials)
         size = max(_GROUP_BYTES // max(fragment_bytes, 1), 1)
-        return reused, [missing[start : start + size] for start in range(0, len(missing), size)]
+        return reused_names, [missing_serials[start : start + size] for start in range(0, len(missing_serials), size)]
 
     def add(self, serials: Sequence[int]) -> str:
         """Name a group that is about to be written."""
@@ -85,8 +85,8 @@ def capture(
     chunks = list(fragments_state.pool)
     serials = [*pending, *(row.serial for row in early), *(serial for chunk in chunks for serial in chunk.serials)]
     schema = fragments_state.schema
-    reused, missing = groups.plan(set(serials), known_parts, schema.size_bytes if schema else 0)
-    new = {groups.add(group): group for group in missing}
+    reused_names, missing_groups = groups.plan(set(serials), known_parts, schema.size_bytes if schema else 0)
+    new_groups = {groups.add(group): group for group in missing_groups}
     state = {
         "format": _FORMAT,
         "fragments_per_chunk": fragments_state.rules.fragments_per_chunk,
@@ -119,9 +119,9 @@ def capture(
             "priority": np.array([chunk.priority for chunk in chunks], np.float64),
             "places": _ints(fragments_state.pool.order()),
         },
-        "groups": groups.select((*reused, *new)),
+        "groups": groups.select((*reused_names, *new_groups)),
     }
-    return state, tuple(reused), new
+    return state, tuple(reused_names), new_groups
 
 
 def stack_group(fragments: Sequence[Fragment]) -> dict[str, NDArray[Any]]:
@@ -172,10 +172,10 @@ def restore(
 def _check(state: Any, fragments_state: FragmentState, schema: PayloadSchema | None) -> None:
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "fragments_per_chunk" not in state:
         raise SerializationError(f"not a saved fragment buffer of format {_FORMAT}: {state!r:.80}")
-    length, own = state["fragments_per_chunk"], fragments_state.rules.fragments_per_chunk
-    if length != own:
+    length, own_length = state["fragments_per_chunk"], fragments_state.rules.fragments_per_chunk
+    if length != own_length:
         raise ConfigurationError(
-            f"replay.fragments_per_chunk={own}, but the saved chunks have {length} fragments; set it to {length}"
+            f"replay.fragments_per_chunk={own_length}, but the saved chunks have {length} fragments; set it to {length}"
         )
     if schema is not None and state.get("schema") is not None:
         saved_schema = PayloadSchema.from_spec(state["schema"])
@@ -202,30 +202,30 @@ def _fragment_table(fragments_state: FragmentState, serials: Sequence[int]) -> d
     }
 
 
-def _read_fragments(fragments_state: FragmentState, saved: SavedParts) -> tuple[set[int], list[str]]:
+def _read_fragments(fragments_state: FragmentState, saved_parts: SavedParts) -> tuple[set[int], list[str]]:
     """Read all groups; return the serial numbers of lost fragments, and the names of the intact groups."""
-    table, schema = saved.state["fragments"], fragments_state.schema
+    table, schema = saved_parts.state["fragments"], fragments_state.schema
     columns = [table[key].tolist() for key in ("worker", "fid", "model_version", "session", "incarnation")]
     metas = {
         serial: FragmentMeta(table["workers"][worker], fid, version, table["sessions"][session], incarnation)
         for serial, worker, fid, version, session, incarnation in zip(table["serial"].tolist(), *columns, strict=True)
     }
-    intact = []
-    for name in saved.names:
-        if (arrays := saved.whole(name)) is None:
+    intact_names = []
+    for name in saved_parts.names:
+        if (arrays := saved_parts.whole(name)) is None:
             continue
-        intact.append(name)
-        for row, serial in enumerate(np.asarray(saved.state["groups"][name]).tolist()):
+        intact_names.append(name)
+        for row, serial in enumerate(np.asarray(saved_parts.state["groups"][name]).tolist()):
             if schema is None or serial not in metas or serial in fragments_state.payloads:
                 continue
             data = schema.pack({key: array[row] for key, array in arrays.items()})
             fragments_state.payloads.put(serial, Fragment(metas[serial], data), schema.size_bytes)
     missing = {serial for serial in metas if serial not in fragments_state.payloads}
-    if missing and len(intact) == len(saved.names):
+    if missing and len(intact_names) == len(saved_parts.names):
         raise SerializationError(
             f"the saved fragment buffer is incomplete: no part contains {len(missing)} fragments; {OTHER_CHECKPOINT}"
         )
-    return missing, intact
+    return missing, intact_names
 
 
 def _restore_streams(fragments_state: FragmentState, state: Mapping[str, Any], now: float, lost: set[int]) -> None:

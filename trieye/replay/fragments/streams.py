@@ -74,19 +74,19 @@ class Streams:
     def advance(self, meta: FragmentMeta, now: float) -> list[int]:
         """Make this fragment the newest of its stream, and return the pending fragments that it does not continue."""
         stream = self._streams.get(meta.worker)
-        dropped = []
+        dropped_serials = []
         if stream is None:
             stream = self._streams[meta.worker] = Stream(meta.incarnation, meta.fid, now)
         else:
             if self.classify(meta) != "next":
-                dropped = self.take(meta.worker)
+                dropped_serials = self.take(meta.worker)
             stream.incarnation, stream.last_fid, stream.arrived = meta.incarnation, meta.fid, now
         self._streams.move_to_end(meta.worker)
         if meta.worker in self._partial:
             self._partial.move_to_end(meta.worker)
         if len(self._streams) > _MAX_STREAMS:
             self._forget_one()
-        return dropped
+        return dropped_serials
 
     def append(self, worker: str, serial: int) -> list[int]:
         """Append the newest fragment to the pending ones of its stream, and return all pending ones."""
@@ -108,13 +108,13 @@ class Streams:
 
     def take_silent(self, before: float) -> list[int]:
         """Remove and return the pending fragments of workers whose newest fragment arrived before `before`."""
-        removed: list[int] = []
+        serials: list[int] = []
         while self._partial:
             worker, stream = next(iter(self._partial.items()))
             if stream.arrived >= before:
                 break
-            removed += self.take(worker)
-        return removed
+            serials += self.take(worker)
+        return serials
 
     def take_oldest(self, apart_from: str) -> list[int]:
         """Remove and return the pending fragments of the longest silent worker, excluding one."""
@@ -123,15 +123,15 @@ class Streams:
 
     def keep_if(self, is_usable: Callable[[int], bool]) -> list[int]:
         """Keep the pending fragments after the last unusable one of each chunk, and return the removed ones."""
-        cut: list[int] = []
+        removed_serials: list[int] = []
         for worker, stream in list(self._partial.items()):
             start = max((index + 1 for index, serial in enumerate(stream.pending) if not is_usable(serial)), default=0)
             pending = stream.pending
             if start == len(pending):
-                cut += self.take(worker)
+                removed_serials += self.take(worker)
             elif start:
-                cut, stream.pending = cut + pending[:start], pending[start:]
-        return cut
+                removed_serials, stream.pending = removed_serials + pending[:start], pending[start:]
+        return removed_serials
 
     def restore(self, worker: str, stream: Stream) -> None:
         """Restore a stream; call in order of silence, the longest silent first."""
@@ -154,7 +154,7 @@ class Sessions:
         self.session = ""
         self.version = -1
         self._past: dict[str, None] = {}  # discarded sessions, oldest first
-        self._continued: dict[str, None] = {}  # earlier sessions whose content the current one retained
+        self._continued_sessions: dict[str, None] = {}  # earlier sessions whose content the current one retained
 
     @property
     def lowest_version(self) -> float:
@@ -168,7 +168,7 @@ class Sessions:
     def judge(self, meta: FragmentMeta) -> Verdict:
         """Judge a fragment by its session and version; an unknown session is early."""
         is_current = meta.session == self.session
-        if not is_current and meta.session not in self._continued:
+        if not is_current and meta.session not in self._continued_sessions:
             return "wrong_session" if meta.session in self._past else "early"
         if meta.model_version > self.version:
             return "early" if is_current else "wrong_session"
@@ -190,10 +190,10 @@ class Sessions:
         """Change session and version, and return whether the current content must be discarded."""
         is_other = session != self.session
         if is_other:
-            self._continued[self.session] = None
+            self._continued_sessions[self.session] = None
             if self.policy == "discard":
-                self._past |= self._continued
-                self._continued = {}
+                self._past |= self._continued_sessions
+                self._continued_sessions = {}
             while len(self._past) > _MAX_PAST:
                 del self._past[next(iter(self._past))]
         self.session, self.version = session, version
@@ -205,13 +205,13 @@ class Sessions:
             "session": self.session,
             "version": self.version,
             "past": list(self._past),
-            "continued": list(self._continued),
+            "continued": list(self._continued_sessions),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self.session, self.version = str(state["session"]), int(state["version"])
-        self._past, self._continued = dict.fromkeys(state["past"]), dict.fromkeys(state["continued"])
+        self._past, self._continued_sessions = dict.fromkeys(state["past"]), dict.fromkeys(state["continued"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,23 +274,23 @@ class EarlyFragments:
         if not self.has_worker(meta.worker):
             return []
         order_of_meta = (meta.incarnation, meta.fid)
-        removed = [
+        fragments = [
             row
             for (worker, *order), row in self._rows.items()
             if worker == meta.worker and tuple(order) < order_of_meta and row.meta.session != session
         ]
-        for row in removed:
+        for row in fragments:
             self._forget(row)
-        return removed
+        return fragments
 
     def take_before(self, time: float) -> list[EarlyFragment]:
         """Remove and return the fragments that arrived before `time`."""
-        removed: list[EarlyFragment] = []
+        fragments: list[EarlyFragment] = []
         while self._rows and next(iter(self)).arrived < time:
             row = self.take_oldest()
             if row is not None:
-                removed.append(row)
-        return removed
+                fragments.append(row)
+        return fragments
 
     def _forget(self, row: EarlyFragment) -> None:
         del self._rows[_key(row.meta)]

@@ -80,14 +80,14 @@ class FragmentActor:
 
 def ray_call(
     send: Callable[[], Any],
-    translated: Callable[[BaseException], BaseException],
+    translate: Callable[[BaseException], BaseException],
     result: Callable[[Any], Any] = lambda answer: answer,
 ) -> "Future[Any]":
     """Call an actor without blocking.
 
     Args:
         send: Sends the call, and returns Ray's reference.
-        translated: Translates an error of Ray.
+        translate: Translates an error of Ray.
         result: Returns the result in an answer.
     """
     call: Future[Any] = Future()
@@ -97,14 +97,14 @@ def ray_call(
         if error is None:
             call.set_result(result(done.result()))
         else:
-            call.set_exception(translated(error))
+            call.set_exception(translate(error))
 
     try:
-        sent = send().future()
+        answer_future = send().future()
     except ray.exceptions.RayError as error:
-        call.set_exception(translated(error))
+        call.set_exception(translate(error))
     else:
-        sent.add_done_callback(finish)
+        answer_future.add_done_callback(finish)
     return call
 
 
@@ -136,8 +136,8 @@ class RayReplayChannel(Generic[Server]):
     def _result(self, answer: tuple[str, Any]) -> Any:
         """Return the result in an answer; report a restart, during which a call may wait instead of failing."""
         identity, result = answer
-        before, self._identity = self._identity, identity
-        if self._reports and before not in {None, identity}:
+        last_identity, self._identity = self._identity, identity
+        if self._reports and last_identity not in {None, identity}:
             say(f"the process of replay {self.name!r} died; Ray restarted it, and it continues from its last snapshot")
         return result
 
@@ -177,14 +177,14 @@ def start_server(
         snapshot_every_s: Interval between snapshots in seconds.
         **options: Ray options, such as `namespace` (default `trieye`), `num_cpus` (default 0) or `scheduling_strategy`.
     """
-    own: dict[str, Any] = {
+    default_options: dict[str, Any] = {
         "num_cpus": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
     }
     if name is not None:
-        own |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+        default_options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     display_name = name or f"replay_{uuid.uuid4().hex[:8]}"
-    actor = kind.options(**{**own, **options}).remote(
+    actor = kind.options(**{**default_options, **options}).remote(
         **arguments,
         name=display_name,
         directory=None if directory is None else Path(directory).absolute(),

@@ -283,10 +283,10 @@ class BatchSender:
 
     def _pause_s(self) -> float:
         now = time.monotonic()
-        until = min(self._next_collect, now + HEARTBEAT_S)
+        deadline = min(self._next_collect, now + HEARTBEAT_S)
         if self._outbox.is_held_up:
-            until = min(until, self._not_before)
-        return max(until - now, 0.001)
+            deadline = min(deadline, self._not_before)
+        return max(deadline - now, 0.001)
 
     def _fetch(self) -> None:
         """Move queued blocks into the outbox, and collect more when due."""

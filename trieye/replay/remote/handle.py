@@ -52,13 +52,13 @@ class Remote(Client[ServerType]):
         """
         self.ask(Server.restore, Path(directory).absolute())
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
+    def state_parts(self, known_parts: Collection[str]) -> StateParts:
         """Return a snapshot of the server's entire content; see `StateParts`."""
-        return self.ask(Server.state_parts, set(known))
+        return self.ask(Server.state_parts, set(known_parts))
 
-    def load_state_dict(self, saved: SavedParts) -> None:
+    def load_state_dict(self, saved_parts: SavedParts) -> None:
         """Restore a snapshot whose files are readable on the server's machine."""
-        self.ask(Server.load_state_dict, saved)
+        self.ask(Server.load_state_dict, saved_parts)
 
     def close(self) -> None:
         """Stop the server and release its memory."""

@@ -74,12 +74,12 @@ class ReplayServer(Server):
         super().__init__(name, directory, snapshot_every_s)
 
     @operation("ingest")
-    def add_batch(self, client: str, first: int, oldest: int, rows: RowBatch) -> Ack:
+    def add_batch(self, client: str, first_number: int, oldest: int, rows: RowBatch) -> Ack:
         """Add a batch, unless it is a duplicate or earlier batches are missing.
 
         Args:
             client: Name of the writer.
-            first: Number of the first row, counted over the lifetime of the writer.
+            first_number: Number of the first row, counted over the lifetime of the writer.
             oldest: Number of the oldest row that the writer can still send.
             rows: The rows.
 
@@ -87,18 +87,18 @@ class ReplayServer(Server):
             ConfigurationError: The rows do not match the schema of the buffer.
         """
         with self._changed:
-            verdict, refused = self._counts.judge(client, first, oldest), ""
+            verdict, reason = self._counts.judge(client, first_number, oldest), ""
             self._num_duplicates += verdict == "duplicate"
             if verdict == "next":
-                refused = self._refusal(len(rows))
-                if not refused:
-                    has_gap = self._counts.ack(client).end < first
+                reason = self._refusal(len(rows))
+                if not reason:
+                    has_gap = self._counts.ack(client).end < first_number
                     if has_gap:
                         self._interrupt(client)  # the rows in between are lost
                     self._add(client, rows, lost_rows=has_gap or self._counts.ack(client).lost > 0)
-                    self._counts.record(client, first, len(rows))
+                    self._counts.record(client, first_number, len(rows))
                     self._changed.notify_all()
-            return self._counts.ack(client, refused)
+            return self._counts.ack(client, reason)
 
     @operation("wait")
     def await_insert(self, client: str, count: int, timeout_s: float) -> Ack:
@@ -127,7 +127,7 @@ class ReplayServer(Server):
         Returns:
             At least one draw, or the reason why no draw was possible in that time.
         """
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
                 draws, hindrance = self._draws(k, n, again=again)
@@ -135,7 +135,7 @@ class ReplayServer(Server):
                     self._overwrites.called(self._end)
                     self._changed.notify_all()
                     return Plan.of(self.generation, draws)
-                left_s = until - time.monotonic()
+                left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return hindrance
 
@@ -218,16 +218,16 @@ class ReplayServer(Server):
             }
             return replace(parts, state={TABLE: {"state": state, "parts": [*parts.kept, *parts.new]}})
 
-    def _restore(self, saved: SavedParts) -> None:
+    def _restore(self, saved_parts: SavedParts) -> None:
         """Restore a snapshot; earlier draws become invalid."""
-        if len(saved.state) != 1:
-            tables = ", ".join(saved.state)
+        if len(saved_parts.state) != 1:
+            tables = ", ".join(saved_parts.state)
             raise ConfigurationError(f"replay {self.name!r} has one buffer; the snapshot has several tables: {tables}")
-        (entry,) = saved.state.values()
-        saved = replace(saved, state=entry["state"], names=tuple(entry["parts"]))
+        (entry,) = saved_parts.state.values()
+        saved_parts = replace(saved_parts, state=entry["state"], names=tuple(entry["parts"]))
         with self._changed:
-            state = saved.state
-            self._buffer.load_state_dict(replace(saved, state=state["buffer"]))
+            state = saved_parts.state
+            self._buffer.load_state_dict(replace(saved_parts, state=state["buffer"]))
             self._counts.load_state_dict(state["receipts"])
             self._end = int(state["end"])
             self._overwrites.load_state_dict(state["edge"])
@@ -277,17 +277,17 @@ class ReplayServer(Server):
         envs, inverse = (
             (np.zeros(1, np.int64), 0) if rows.env_ids is None else np.unique(rows.env_ids, return_inverse=True)
         )
-        new = [env for env in envs.tolist() if env not in codes]
-        for env in new:
+        new_envs = [env for env in envs.tolist() if env not in codes]
+        for env in new_envs:
             codes[env] = self._num_envs
             self._num_envs += 1
-        if lacking := [env for env in new if lost_rows or env >= LOST_ROWS]:
+        if lacking := [env for env in new_envs if lost_rows or env >= LOST_ROWS]:
             self._buffer.extend({name: array[:0] for name, array in rows.by_key().items()})  # creates the schema
             for env in lacking:
                 self._buffer.interrupt(codes[env], lost_rows=True)
-        first = max(new, default=0) // INTERRUPTION * INTERRUPTION
-        if first > 0:  # after an interruption the writer sends no more rows of its previous environments
-            for env in [env for env in codes if env < first and env not in envs]:
+        first_code = max(new_envs, default=0) // INTERRUPTION * INTERRUPTION
+        if first_code > 0:  # after an interruption the writer sends no more rows of its previous environments
+            for env in [env for env in codes if env < first_code and env not in envs]:
                 self._buffer.interrupt(codes.pop(env))
         codes_of_envs = np.array([codes[env] for env in envs.tolist()], np.int64)
         return np.broadcast_to(codes_of_envs[inverse], len(rows))
@@ -337,8 +337,8 @@ class OverwriteEstimate:
         """
         if not self._ends:
             return 0
-        overwritten = end - self._ends[0] - (self._capacity - size)
-        return min(max(overwritten, 0), size // MAX_SHARE)
+        num_overwritten = end - self._ends[0] - (self._capacity - size)
+        return min(max(num_overwritten, 0), size // MAX_SHARE)
 
     def called(self, end: int) -> None:
         """Record a call that draws rows; `end` as in `rows`."""
@@ -362,7 +362,7 @@ class AcknowledgedCounts:
 
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
-        self._saved: dict[str, int] = {}
+        self._saved_ends: dict[str, int] = {}
         self._lost: dict[str, int] = {}
         self.num_lost = 0
         """Acknowledged rows that are lost: after the server died, no writer had them any more."""
@@ -370,22 +370,22 @@ class AcknowledgedCounts:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def ack(self, client: str, refused: str = "") -> Ack:
+    def ack(self, client: str, refusal: str = "") -> Ack:
         """Return a writer's progress, and why its batch was not added."""
-        return Ack(self._ends.get(client, 0), self._saved.get(client, 0), refused, self._lost.get(client, 0))
+        return Ack(self._ends.get(client, 0), self._saved_ends.get(client, 0), refusal, self._lost.get(client, 0))
 
-    def judge(self, client: str, first: int, oldest: int) -> Literal["next", "duplicate", "early"]:
+    def judge(self, client: str, first_number: int, oldest: int) -> Literal["next", "duplicate", "early"]:
         """Classify a batch.
 
         Args:
             client: The writer.
-            first: Number of the first row of the batch.
+            first_number: Number of the first row of the batch.
             oldest: Number of the oldest row that the writer can still send.
         """
         end = self._ends.get(client, 0)
-        if first < end:
+        if first_number < end:
             return "duplicate"
-        return "next" if first in {end, oldest} else "early"
+        return "next" if first_number in {end, oldest} else "early"
 
     def record(self, client: str, first: int, count: int) -> None:
         """Record an added batch."""
@@ -399,12 +399,12 @@ class AcknowledgedCounts:
 
     def forget(self, client: str) -> None:
         """Forget a writer that sends nothing more."""
-        for numbers in (self._ends, self._saved, self._lost):
+        for numbers in (self._ends, self._saved_ends, self._lost):
             numbers.pop(client, None)
 
     def are_saved(self, ends: Mapping[str, int]) -> None:
         """Record that a snapshot contains these ends, which `state_dict` returned."""
-        self._saved = {client: end for client, end in ends.items() if client in self._ends}
+        self._saved_ends = {client: end for client, end in ends.items() if client in self._ends}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a snapshot."""
@@ -413,6 +413,6 @@ class AcknowledgedCounts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a snapshot; all rows that it contains are saved."""
         self._ends = {str(client): int(end) for client, end in state["ends"].items()}
-        self._saved = dict(self._ends)
+        self._saved_ends = dict(self._ends)
         self._lost = {str(client): int(lost) for client, lost in state["lost"].items()}
         self.num_lost = int(state["num_lost"])

@@ -71,12 +71,12 @@ class Server(ABC):
         target = directory or self._directory
         if target is None:
             raise ConfigurationError(f"replay {self.name!r} has no snapshot directory; pass one")
-        captured = _StateRecorder(self)
+        recorder = _StateRecorder(self)
         with self._writing:
-            save_parts(target, captured)
+            save_parts(target, recorder)
             self.num_written += 1
         if target == self._directory:
-            self._is_saved(captured.state)
+            self._is_saved(recorder.state)
 
     @operation("save")
     def restore(self, directory: Path) -> None:
@@ -90,14 +90,14 @@ class Server(ABC):
         self.load_state_dict(load_parts(directory))
 
     @operation("save")
-    def state_parts(self, known: Collection[str]) -> StateParts:
+    def state_parts(self, known_parts: Collection[str]) -> StateParts:
         """Return a snapshot; see `StateParts`."""
-        return self._parts(known)
+        return self._parts(known_parts)
 
     @operation("save")
-    def load_state_dict(self, saved: SavedParts) -> None:
+    def load_state_dict(self, saved_parts: SavedParts) -> None:
         """Restore a state of `state_parts`; raises what `restore` raises."""
-        self._restore(saved)
+        self._restore(saved_parts)
         if self._directory is not None:
             self.snapshot()
 
@@ -117,7 +117,7 @@ class Server(ABC):
         """Return a snapshot."""
 
     @abstractmethod
-    def _restore(self, saved: SavedParts) -> None:
+    def _restore(self, saved_parts: SavedParts) -> None:
         """Replace the content."""
 
     @abstractmethod
@@ -173,8 +173,8 @@ class _StateRecorder:
         self._server = server
         self.state: Any = None
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
-        parts = self._server.state_parts(known)
+    def state_parts(self, known_parts: Collection[str]) -> StateParts:
+        parts = self._server.state_parts(known_parts)
         self.state = parts.state
         return parts
 
@@ -234,8 +234,8 @@ class FragmentServer(Server):
     def _parts(self, known_parts: Collection[str]) -> StateParts:
         return self.buffer.state_parts(known_parts)
 
-    def _restore(self, saved: SavedParts) -> None:
-        self.buffer.load_state_dict(saved)
+    def _restore(self, saved_parts: SavedParts) -> None:
+        self.buffer.load_state_dict(saved_parts)
 
     def _release_memory(self) -> None:
         self.buffer.close()

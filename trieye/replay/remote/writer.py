@@ -145,15 +145,15 @@ class Writer(ReplayUser[ReplayServer]):
                 block = self._block or self._start_block(arrays, rows=True)
                 if block is not None:
                     arrays, is_valid = arrays if is_valid else block.conform(arrays), True
-                    cut = slice(start, start + min(block.room, count - start))
+                    rows_slice = slice(start, start + min(block.room, count - start))
                     block.extend(
-                        {name: array[cut] for name, array in arrays.items()},
-                        None if envs is None else envs[cut],
-                        None if weights is None else weights[cut],
+                        {name: array[rows_slice] for name, array in arrays.items()},
+                        None if envs is None else envs[rows_slice],
+                        None if weights is None else weights[rows_slice],
                         self.version,
                     )
-                    self._record_added(block, cut.stop - start)
-                    start = cut.stop
+                    self._record_added(block, rows_slice.stop - start)
+                    start = rows_slice.stop
                     continue
             self._await_room()
 

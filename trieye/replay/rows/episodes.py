@@ -46,12 +46,12 @@ class EpisodeLinks:
         self._steps: NDArray[Any] = arrays.allocate("step", shape, dtype) if count_steps else np.empty(0, dtype)
         self._starts: NDArray[Any] = arrays.allocate("start", shape, dtype) if count_steps else np.empty(0, dtype)
         self._most = int(np.iinfo(dtype).max)  # cap of steps and distances, for episodes without end
-        self._ended = np.iinfo(dtype).min  # instead of a distance: the episode ended, and the next has not begun
+        self._ended_mark = np.iinfo(dtype).min  # instead of a distance: the episode ended, and the next has not begun
         self._end = 0  # id after the newest row
         # environment -> its newest row, that row's step (-1 if the episode ended there), and the episode's first row
         self._last: dict[int, tuple[int, int, int]] = {}
 
-    def add_one(self, row_id: int, env_id: int, ended: bool) -> None:
+    def add_one(self, row_id: int, env_id: int, has_ended: bool) -> None:
         """Link one row; equivalent to `add` with arrays of length 1, at a tenth of the cost."""
         slot = row_id % self.capacity
         last_id, step, start = self._last.get(env_id, (-1, -1, row_id))
@@ -63,12 +63,12 @@ class EpisodeLinks:
             distance = distance if step >= 0 else -distance
             self._next[last_id % self.capacity] = distance
         self._previous[slot] = distance
-        self._next[slot] = self._ended if ended else _OPEN
+        self._next[slot] = self._ended_mark if has_ended else _OPEN
         if self._counts_steps:
             self._steps[slot] = min(step + 1, self._most)
             self._starts[slot] = min(row_id - start, self._most)
         self._end = row_id + 1
-        self._last[env_id] = (row_id, -1 if ended else step + 1, start)
+        self._last[env_id] = (row_id, -1 if has_ended else step + 1, start)
 
     def add(self, ids: Ids, env_ids: ArrayLike, ended: ArrayLike) -> None:
         """Link rows that were written.
@@ -102,7 +102,7 @@ class EpisodeLinks:
         """
         distance = self._next[ids % self.capacity]
         if across:
-            distance = np.where(distance == self._ended, 0, np.abs(distance))
+            distance = np.where(distance == self._ended_mark, 0, np.abs(distance))
         return np.where((distance > 0) & (ids >= 0), ids + distance, -1)
 
     def previous_ids(self, ids: Ids, low: int = 0, *, across: bool = False) -> Ids:
@@ -111,8 +111,8 @@ class EpisodeLinks:
         An id of -1 stays -1.
         """
         distance = self._previous[ids % self.capacity]
-        before = ids - (np.abs(distance) if across else distance)
-        return np.where((before < ids) & (before >= low), before, -1)
+        previous = ids - (np.abs(distance) if across else distance)
+        return np.where((previous < ids) & (previous >= low), previous, -1)
 
     def following(self, ids: Ids, length: int, *, across: bool = False) -> Ids:
         """Return int64 `[n, length]`: each of the rows `[n]` and its successors in the episode, padded with -1."""
@@ -137,22 +137,22 @@ class EpisodeLinks:
         Returns:
             The rows reached, and the number of rows moved, both int64 `[n]`.
         """
-        at, moved = ids.copy(), np.zeros(len(ids), np.int64)
-        most = min(int(limit.max(initial=0)), self._end - low) if self._counts_steps else 0
-        for power in range(most.bit_length() - 1, -1, -1):
-            candidates = np.flatnonzero(limit - moved >= 1 << power)
+        at, num_moved = ids.copy(), np.zeros(len(ids), np.int64)
+        max_moves = min(int(limit.max(initial=0)), self._end - low) if self._counts_steps else 0
+        for power in range(max_moves.bit_length() - 1, -1, -1):
+            candidates = np.flatnonzero(limit - num_moved >= 1 << power)
             target = self._leap(at[candidates], 1 << power, low, backwards=backwards)
-            reached = candidates[target >= 0]
-            at[reached] = target[target >= 0]
-            moved[reached] += 1 << power
-        unfinished = np.flatnonzero(moved < limit)
-        while unfinished.size:
-            target = self.previous_ids(at[unfinished], low) if backwards else self.next_ids(at[unfinished])
-            unfinished, target = unfinished[target >= 0], target[target >= 0]
-            at[unfinished] = target
-            moved[unfinished] += 1
-            unfinished = unfinished[moved[unfinished] < limit[unfinished]]
-        return at, moved
+            arrived_indices = candidates[target >= 0]
+            at[arrived_indices] = target[target >= 0]
+            num_moved[arrived_indices] += 1 << power
+        moving_indices = np.flatnonzero(num_moved < limit)
+        while moving_indices.size:
+            target = self.previous_ids(at[moving_indices], low) if backwards else self.next_ids(at[moving_indices])
+            moving_indices, target = moving_indices[target >= 0], target[target >= 0]
+            at[moving_indices] = target
+            num_moved[moving_indices] += 1
+            moving_indices = moving_indices[num_moved[moving_indices] < limit[moving_indices]]
+        return at, num_moved
 
     def has_ended(self, ids: Ids) -> NDArray[np.bool_]:
         """Return whether each row ended its episode; False as well for an open row that has no successor yet."""
@@ -205,8 +205,8 @@ class EpisodeLinks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest row of each environment, as arrays by name; `rows` returns the rows themselves."""
-        last = [(env_id, *newest) for env_id, newest in self._last.items()]
-        return {"last": np.array(last, np.int64).reshape(-1, 4)}
+        newest_rows = [(env_id, *newest) for env_id, newest in self._last.items()]
+        return {"last": np.array(newest_rows, np.int64).reshape(-1, 4)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, in addition to `restore_rows`."""
@@ -227,8 +227,8 @@ class EpisodeLinks:
 
     def _join(
         self,
-        first: NDArray[np.bool_],
-        before: Ids,
+        is_first: NDArray[np.bool_],
+        previous_rows: Ids,
         follows: NDArray[np.bool_],
         rows: Ids,
         envs: Ids,
@@ -238,23 +238,23 @@ class EpisodeLinks:
         indices = np.arange(len(rows))
         begins = np.maximum.accumulate(np.where(follows, 0, indices))
         steps, starts = indices - begins, rows[begins]
-        firsts = np.flatnonzero(first)
+        firsts = np.flatnonzero(is_first)
         lasts = np.append(firsts[1:], len(rows)) - 1
         for start, end, env_id in zip(firsts.tolist(), lasts.tolist(), envs[firsts].tolist(), strict=True):
-            before[start], step, first_row = self._last.get(env_id, (-1, -1, -1))
+            previous_rows[start], step, first_row = self._last.get(env_id, (-1, -1, -1))
             if step >= 0:
                 follows[start] = True
                 others = np.flatnonzero(~follows[start : end + 1])
-                joined = slice(start, start + int(others[0]) if others.size else end + 1)
-                steps[joined] += step + 1
-                starts[joined] = first_row
+                joined_slice = slice(start, start + int(others[0]) if others.size else end + 1)
+                steps[joined_slice] += step + 1
+                starts[joined_slice] = first_row
             self._last[env_id] = (int(rows[end]), -1 if ends[end] else int(steps[end]), int(starts[end]))
         return steps, starts
 
     def _write(self, rows: Ids, distance: Ids, ended: NDArray[np.bool_]) -> None:
         """Write the links of rows; `distance` to the previous row: negative if of another episode, 0 without one."""
         slots = rows % self.capacity
-        self._next[slots] = np.where(ended, self._ended, _OPEN)
+        self._next[slots] = np.where(ended, self._ended_mark, _OPEN)
         self._previous[slots] = distance
-        linked = distance != 0
-        self._next[(rows[linked] - np.abs(distance[linked])) % self.capacity] = distance[linked]
+        is_linked = distance != 0
+        self._next[(rows[is_linked] - np.abs(distance[is_linked])) % self.capacity] = distance[is_linked]

@@ -163,7 +163,7 @@ class FileMemory:
         size_bytes = max(_size(shape, dtype), 1)
         descriptor = self._open(name)
         try:
-            self._reserve(descriptor, size_bytes, whole=prefault and self._prefault)
+            self._reserve(descriptor, size_bytes, is_whole=prefault and self._prefault)
             memory = _map(descriptor, size_bytes, writable=True)
         except (OSError, ValueError, OverflowError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_SPACE:
@@ -191,9 +191,9 @@ class FileMemory:
         self._close.callback(os.close, descriptor)
         return descriptor
 
-    def _reserve(self, descriptor: int, size_bytes: int, *, whole: bool) -> None:
+    def _reserve(self, descriptor: int, size_bytes: int, *, is_whole: bool) -> None:
         os.ftruncate(descriptor, size_bytes)
-        if not whole:
+        if not is_whole:
             return
         if self._directory is None and size_bytes > available_bytes():
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -224,8 +224,8 @@ class AttachedMemory:
         Raises:
             ConfigurationError: The owner has exited or is on another machine, or the array does not match the handle.
         """
-        number, identity, own_dtype, own_shape = self._handle.arrays.get(name, (-1, (0, 0), "", ()))
-        path = Path(f"/proc/{self._handle.pid}/fd/{number}")
+        index, identity, own_dtype, own_shape = self._handle.arrays.get(name, (-1, (0, 0), "", ()))
+        path = Path(f"/proc/{self._handle.pid}/fd/{index}")
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -253,9 +253,9 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: Parent directory of `proc` and `sys`.
     """
-    left = [_UNLIMITED if (free := _number(root / "proc/meminfo", "MemAvailable:")) is None else free * 1024]
-    left += [_left_in(group, *names) for names in _GROUP_FILES for group in _memory_groups(root)]
-    return max(min(left), 0)
+    free_bytes = [_UNLIMITED if (free := _number(root / "proc/meminfo", "MemAvailable:")) is None else free * 1024]
+    free_bytes += [_left_in(group, *names) for names in _GROUP_FILES for group in _memory_groups(root)]
+    return max(min(free_bytes), 0)
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
@@ -267,17 +267,17 @@ def _memory_groups(root: Path) -> Iterator[Path]:
     for line in lines:  # 0::/path, and with version 1 also 4:memory:/path
         _, controllers, path = line.split(":", 2)
         group = Path(path.strip("/"))
-        for mount in mounts if controllers in {"", "memory"} else ():
-            yield from (mount / ancestor for ancestor in (group, *group.parents))
+        for root_group in mounts if controllers in {"", "memory"} else ():
+            yield from (root_group / ancestor for ancestor in (group, *group.parents))
 
 
 def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> int:
     """Return the unused bytes of a control group; unused cached files count as free."""
-    most = _number(group / limit)
-    if most is None:
+    limit_bytes = _number(group / limit)
+    if limit_bytes is None:
         return _UNLIMITED
-    used = (_number(group / usage) or 0) - (_number(group / "memory.stat", reclaimable) or 0)
-    return most - max(used, 0)
+    used_bytes = (_number(group / usage) or 0) - (_number(group / "memory.stat", reclaimable) or 0)
+    return limit_bytes - max(used_bytes, 0)
 
 
 def _number(path: Path, key: str = "") -> int | None:

@@ -86,19 +86,19 @@ class NextRows:
         partners = {name: rows[name.removeprefix(PREFIX)] for name in self.columns}
         envs, row_ids, ends = env_ids.tolist(), ids.tolist(), ended.tolist()
         following: dict[int, int] = {}  # environment -> its next row
-        stored: list[int] = []
+        stored_indices: list[int] = []
         newest: dict[int, int] = {}
         for index in reversed(range(len(envs))):
-            after = following.get(envs[index])
+            next_index = following.get(envs[index])
             following[envs[index]] = index
-            if after is None and not ends[index]:
+            if next_index is None and not ends[index]:
                 newest[envs[index]] = row_ids[index]
-            is_last = after is None or ends[index]
-            if is_last or not all(_is_same(values[name][index], partners[name][after]) for name in self.columns):
-                stored.append(index)
+            is_last = next_index is None or ends[index]
+            if is_last or not all(_is_same(values[name][index], partners[name][next_index]) for name in self.columns):
+                stored_indices.append(index)
         for env_id, index in following.items():
             self._join(row_ids[index], env_id, {name: array[index] for name, array in partners.items()})
-        for index in reversed(stored):
+        for index in reversed(stored_indices):
             self._store(row_ids[index], {name: array[index] for name, array in values.items()})
         self._newest |= newest
 

@@ -36,8 +36,8 @@ class RowReader:
         self._is_direct = not (layout.options.n_step > 1 or next_rows or layout.stacks)
         self._stored_keys = [key for key in layout.keys if key not in layout.derived]
         # many environments set `done` at a truncation too; without `terminated` nothing else distinguishes the two
-        named = [key for key in ("done", "truncated") if key in layout.ends] if "done" in layout.ends else []
-        self._terminal = ["terminated"] if "terminated" in layout.ends else named
+        end_keys = [key for key in ("done", "truncated") if key in layout.ends] if "done" in layout.ends else []
+        self._terminal = ["terminated"] if "terminated" in layout.ends else end_keys
         is_plain = len(self._terminal) == 1 and layout.columns[self._terminal[0]].spec == ("|b1", ())
         self._flag = self._terminal[0] if is_plain else ""
 
@@ -136,57 +136,57 @@ class RowReader:
             chunk: Rows per chunk.
         """
         episodes = self._episodes(low, total)
-        for first in range(low, total, chunk):
-            ids = np.arange(first, min(first + chunk, total))
+        for first_id in range(low, total, chunk):
+            ids = np.arange(first_id, min(first_id + chunk, total))
             rows = {key: self.column(key, ids, low) for key in self._layout.columns}
-            yield rows, episodes[first - low : first - low + len(ids)]
+            yield rows, episodes[first_id - low : first_id - low + len(ids)]
 
     def lacks_history(self, ids: Ids, low: int) -> NDArray[np.bool_]:
         """Return for rows `[n]` whether an earlier frame of their stacks was overwritten."""
         lacks = np.zeros(len(ids), np.bool_)
         assert self._links is not None  # noqa: S101 - the layout requires it
         for _ in range(self._layout.num_earlier):
-            previous = self._links.previous_ids(ids, low)
+            previous_ids = self._links.previous_ids(ids, low)
             # only the first row of an episode has no predecessor; any other row lost its predecessor
-            lacks |= (previous < 0) & (self._links.steps(ids) > 0)
-            ids = np.where(previous < 0, ids, previous)
+            lacks |= (previous_ids < 0) & (self._links.steps(ids) > 0)
+            ids = np.where(previous_ids < 0, ids, previous_ids)
         return lacks
 
     def _episodes(self, low: int, total: int) -> Ids:
         if self._links is None:
             return np.zeros(total - low, np.int64)
-        numbers: list[int] = []
+        episode_numbers: list[int] = []
         count = 0
-        for before in (self._links.previous_ids(np.arange(low, total), low) - low).tolist():
-            numbers.append(numbers[before] if before >= 0 else count)
-            count += before < 0
-        return np.array(numbers, np.int64)
+        for previous_index in (self._links.previous_ids(np.arange(low, total), low) - low).tolist():
+            episode_numbers.append(episode_numbers[previous_index] if previous_index >= 0 else count)
+            count += previous_index < 0
+        return np.array(episode_numbers, np.int64)
 
     def _slots(self, ids: Ids, low: int) -> Ids:
         return ids - (low - low % self._layout.capacity)
 
     def _combined(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         data: Data = {}
-        last = ids
+        last_ids = ids
         if self._links is not None and self._n_step.n > 1:
             terminated = partial(self._has_terminated, low=low, columns={})
-            last, data = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
-        stacked = [key for key in keys if key in self._layout.stacks]
+            last_ids, data = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
+        stacked_keys = [key for key in keys if key in self._layout.stacks]
         first_keys: list[str] = []  # read from the first row of the window
         last_keys: list[str] = []  # read from the last one
         for key in keys:
-            if key in data or key in stacked or key in self._layout.paired or key in self._layout.derived:
+            if key in data or key in stacked_keys or key in self._layout.paired or key in self._layout.derived:
                 continue
-            is_last = last is not ids and (key in self._layout.ends or key.startswith(PREFIX))
+            is_last = last_ids is not ids and (key in self._layout.ends or key.startswith(PREFIX))
             (last_keys if is_last else first_keys).append(key)
-        gathered, block = self._gather(ids, low, first_keys, block, out)
-        data |= gathered
-        data |= self._gather(last, low, last_keys, None, out)[0]
+        columns, block = self._gather(ids, low, first_keys, block, out)
+        data |= columns
+        data |= self._gather(last_ids, low, last_keys, None, out)[0]
         for key in keys:
-            if key in stacked:
-                data[key] = self._stack(key, ids if key in self._layout.options.frame_stack else last, low, out)
+            if key in stacked_keys:
+                data[key] = self._stack(key, ids if key in self._layout.options.frame_stack else last_ids, low, out)
             elif key in self._layout.paired:
-                data[key] = self._next(key, last, low, out)
+                data[key] = self._next(key, last_ids, low, out)
         if "discount" in keys and "discount" not in data:
             data["discount"] = self._discount(ids, low, data, out)
         return {key: data[key] for key in keys}, block
@@ -244,9 +244,9 @@ class RowReader:
             if is_next and index == frames - 1:
                 chain[:, index] = ids
                 continue
-            previous = self._links.previous_ids(chain[:, index + 1], low)
-            is_before[:, index] = previous < 0
-            chain[:, index] = np.where(previous < 0, chain[:, index + 1], previous)
+            previous_ids = self._links.previous_ids(chain[:, index + 1], low)
+            is_before[:, index] = previous_ids < 0
+            chain[:, index] = np.where(previous_ids < 0, chain[:, index + 1], previous_ids)
         frame_ids = chain[:, 1:] if is_next else chain
         shape = (len(ids) * frames, *self._layout.columns[source].shape)
         target = None if out is None else {source: out[key].reshape(shape)}
@@ -306,7 +306,7 @@ class NStep:
         windows = links.following(ids, self.n)
         is_in_window = windows >= 0
         lengths = is_in_window.sum(axis=1)
-        last = windows[np.arange(len(ids)), lengths - 1]
+        last_ids = windows[np.arange(len(ids)), lengths - 1]
         rewards = reward(np.where(is_in_window, windows, ids[:, None]).reshape(-1))
         dtype = rewards.dtype if rewards.dtype.kind in "fc" else np.dtype(np.float32)
         shape = rewards.shape[1:]
@@ -314,6 +314,6 @@ class NStep:
         terms = np.zeros(rewards.shape, np.result_type(rewards, np.float64))
         # rewards beyond the window are skipped rather than multiplied by 0, since they may be infinite
         np.multiply(rewards, self._powers[:-1, None], where=is_in_window[:, :, None], out=terms)
-        summed = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
-        discount = np.where(terminated(last), 0, self._powers[lengths]).astype(np.float32)
-        return last, {"reward": summed, "discount": discount, "n": lengths}
+        returns = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
+        discount = np.where(terminated(last_ids), 0, self._powers[lengths]).astype(np.float32)
+        return last_ids, {"reward": returns, "discount": discount, "n": lengths}

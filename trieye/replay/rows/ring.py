@@ -121,18 +121,18 @@ class Ring:
                 return 0
         return self._block_rows
 
-    def write_rows(self, first: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Copy at most `capacity` conforming rows into the slots from `first` on, wrapping around the end."""
+    def write_rows(self, first_slot: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Copy at most `capacity` conforming rows into the slots from `first_slot` on, wrapping around the end."""
         if self.unread is not None:
-            self.unread.forget(first, count)
-        before_end = self.capacity - first
+            self.unread.forget(first_slot, count)
+        before_end = self.capacity - first_slot
         if count <= before_end:
-            slots = slice(first, first + count)
+            slots = slice(first_slot, first_slot + count)
             for name, array in rows.items():
                 self.cells[name][slots] = array
             return
         for name, array in rows.items():
-            self.cells[name][first:] = array[:before_end]
+            self.cells[name][first_slot:] = array[:before_end]
             self.cells[name][: count - before_end] = array[before_end:]
 
     def rows(self, first_id: int, count: int) -> dict[str, NDArray[Any]]:
@@ -140,10 +140,10 @@ class Ring:
         start = first_id % self.capacity
         if (unread := self.unread) is not None:  # a prefetch thread may clear the attribute
             unread.read_into(self.cells, np.arange(start, start + count))
-        around = max(start + count - self.capacity, 0)
-        if not around:
+        num_wrapped = max(start + count - self.capacity, 0)
+        if not num_wrapped:
             return {name: np.array(cells[start : start + count], order="C") for name, cells in self.cells.items()}
-        return {name: np.concatenate((cells[start:], cells[:around])) for name, cells in self.cells.items()}
+        return {name: np.concatenate((cells[start:], cells[:num_wrapped])) for name, cells in self.cells.items()}
 
     def gather(self, slots: NDArray[np.int64], keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         """Copy rows; slots beyond the capacity wrap around once.
@@ -188,9 +188,9 @@ class UnreadRows:
         # guards `_is_unread` and `count`, and the slots being filled, since a prefetch thread reads too
         self._lock = threading.Lock()
 
-    def forget(self, first: int, count: int) -> None:
+    def forget(self, first_slot: int, count: int) -> None:
         """Record that slots, wrapping around the end of the ring, are overwritten."""
-        slots = np.arange(first, first + count) % self._capacity
+        slots = np.arange(first_slot, first_slot + count) % self._capacity
         with self._lock:
             self.count -= int(np.count_nonzero(self._is_unread[slots]))
             self._is_unread[slots] = False

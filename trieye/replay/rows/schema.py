@@ -134,20 +134,20 @@ def as_saved(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, array.itemsize)
 
 
-def check_keys(keys: Iterable[str], expected: Mapping[str, Any] | Iterable[str]) -> None:
+def check_keys(keys: Iterable[str], schema: Mapping[str, Any] | Iterable[str]) -> None:
     """Check that a row has the keys of the schema.
 
     Raises:
         ConfigurationError: A key is missing or unknown.
     """
-    row_keys, schema_keys = set(keys), list(expected)
+    row_keys, schema_keys = set(keys), list(schema)
     if row_keys == set(schema_keys):
         return
     for name in sorted(row_keys - set(schema_keys)):
         check_known(f"replay key {name!r}", name, schema_keys)
-    if missing := [name for name in schema_keys if name not in row_keys]:
+    if missing_keys := [name for name in schema_keys if name not in row_keys]:
         raise ConfigurationError(
-            f"replay row without {', '.join(map(repr, missing))}; every row needs: {', '.join(schema_keys)}"
+            f"replay row without {', '.join(map(repr, missing_keys))}; every row needs: {', '.join(schema_keys)}"
         )
 
 
@@ -302,12 +302,12 @@ def _derived_keys(columns: Mapping[str, Column], options: RowOptions) -> tuple[s
     """
     if options.n_step == 1:
         return () if "discount" in columns else ("discount",)
-    derived = ("discount", "n")
-    if conflicts := [name for name in derived if name in columns]:
+    keys = ("discount", "n")
+    if conflicts := [name for name in keys if name in columns]:
         raise ConfigurationError(
             f"replay key {conflicts[0]!r} is reserved for the result of n_step={options.n_step}; rename the column"
         )
-    return derived
+    return keys
 
 
 def _pairs_in(columns: Mapping[str, Column]) -> dict[str, Column]:

@@ -103,24 +103,24 @@ class Gaps:
         """Return the remaining ranges of `[first, end)`, in old ids."""
         cuts = [max(first, self._low), *(edge for one in self.ranges for edge in one), min(end, self._total)]
         pairs = zip(cuts[::2], cuts[1::2], strict=True)
-        clipped = [(max(start, first, self._low), min(stop, end)) for start, stop in pairs]
-        return [(start, stop) for start, stop in clipped if start < stop]
+        ranges = [(max(start, first, self._low), min(stop, end)) for start, stop in pairs]
+        return [(start, stop) for start, stop in ranges if start < stop]
 
     def run_start(self, row: int) -> int:
         """Return the new id of the first row in the gapless run that contains `row`."""
         gaps = int(self._count_before(np.array([row]))[0])
         return int((self._ends[gaps - 1] if gaps else self._low) + self._above[gaps])
 
-    def applied(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def applied(self, saved_state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of a `RowStore` and its sampler without the lost rows."""
-        state = dict(saved)
-        size = saved["total"] - saved["low"]
-        lost = np.concatenate([np.arange(first, end) for first, end in self.ranges]) - saved["low"]
-        state["sampler"] = _without(saved["sampler"], lost, size)
-        state["low"] = saved["low"] + self.num_rows
-        if saved["links"] is not None:
-            state["links"] = {"last": self._newest(np.asarray(saved["links"]["last"]).reshape(-1, 4))}
-        if (next_rows := saved["next_rows"]) is not None:
+        state = dict(saved_state)
+        size = saved_state["total"] - saved_state["low"]
+        lost_indices = np.concatenate([np.arange(first, end) for first, end in self.ranges]) - saved_state["low"]
+        state["sampler"] = _without(saved_state["sampler"], lost_indices, size)
+        state["low"] = saved_state["low"] + self.num_rows
+        if saved_state["links"] is not None:
+            state["links"] = {"last": self._newest(np.asarray(saved_state["links"]["last"]).reshape(-1, 4))}
+        if (next_rows := saved_state["next_rows"]) is not None:
             ids = self.moved(np.asarray(next_rows["ids"]))
             newest = np.asarray(next_rows["newest"]).reshape(-1, 2).copy()
             newest[:, 1] = self.moved(newest[:, 1])
@@ -128,13 +128,13 @@ class Gaps:
             state["next_rows"] = {"ids": ids[ids >= 0], "values": values, "newest": newest[newest[:, 1] >= 0]}
         return state
 
-    def _newest(self, last: Ids) -> Ids:
+    def _newest(self, newest_rows: Ids) -> Ids:
         """Return environment, newest row, step and first row of the open episodes; -1 for a lost row."""
-        rows = np.where(last[:, 1] < 0, -1, self.moved(last[:, 1]))
-        starts = last[:, 3] + rows - last[:, 1]
-        runs = np.array([self.run_start(row) for row in last[:, 1].tolist()], np.int64)
+        rows = np.where(newest_rows[:, 1] < 0, -1, self.moved(newest_rows[:, 1]))
+        starts = newest_rows[:, 3] + rows - newest_rows[:, 1]
+        runs = np.array([self.run_start(row) for row in newest_rows[:, 1].tolist()], np.int64)
         starts = np.where((rows < 0) | ((starts < runs) & (runs > self.low)), NO_ROW, starts)
-        return np.stack([last[:, 0], rows, last[:, 2], starts], axis=1)
+        return np.stack([newest_rows[:, 0], rows, newest_rows[:, 2], starts], axis=1)
 
     def _count_before(self, ids: Ids) -> Ids:
         """Return the number of gaps that begin at or before each row."""
@@ -192,7 +192,7 @@ class StoredParts:
 
     def __init__(self) -> None:
         self._parts: list[StoredPart] = []  # of the latest save or restore
-        self._earlier: dict[str, StoredPart] = {}  # all that may still contain rows, the most recently used last
+        self._part_by_name: dict[str, StoredPart] = {}  # all that may still contain rows, the most recently used last
         self._new: dict[str, dict[str, weakref.ref[NDArray[Any]]]] = {}
 
     def save(self, store: RowStore, known_names: Collection[str]) -> tuple[tuple[str, ...], dict[str, Arrays]]:
@@ -205,39 +205,39 @@ class StoredParts:
             known_names: Names of the parts in finished checkpoints.
         """
         low, total = store.low, store.total
-        unfinished = {name: arrays for name in self._new if (arrays := self._unfinished_arrays(name)) is not None}
-        self._earlier = {name: part for name, part in self._earlier.items() if part.end > low}
-        selected = _disjoint(
-            [part for name, part in self._earlier.items() if name in known_names],
-            [part for name, part in self._earlier.items() if name in unfinished],
+        arrays_by_name = {name: arrays for name in self._new if (arrays := self._unfinished_arrays(name)) is not None}
+        self._part_by_name = {name: part for name, part in self._part_by_name.items() if part.end > low}
+        kept_parts = _disjoint(
+            [part for name, part in self._part_by_name.items() if name in known_names],
+            [part for name, part in self._part_by_name.items() if name in arrays_by_name],
         )
-        small = [part for part in selected if part.size_bytes < SMALL_PART_BYTES]
-        if len(small) > MAX_SMALL_PARTS:
-            selected = [part for part in selected if part.size_bytes >= SMALL_PART_BYTES]
-        reused = tuple(part.name for part in selected if part.name in known_names)
-        new = {part.name: unfinished[part.name] for part in selected if part.name not in known_names}
-        parts = list(selected)
+        small_parts = [part for part in kept_parts if part.size_bytes < SMALL_PART_BYTES]
+        if len(small_parts) > MAX_SMALL_PARTS:
+            kept_parts = [part for part in kept_parts if part.size_bytes >= SMALL_PART_BYTES]
+        reused_names = tuple(part.name for part in kept_parts if part.name in known_names)
+        new_parts = {part.name: arrays_by_name[part.name] for part in kept_parts if part.name not in known_names}
+        parts = list(kept_parts)
         row_bytes = sum(cells[:1].nbytes for cells in store.ring.cells.values())
-        most = max(MAX_PART_BYTES // max(row_bytes, 1), 1)
-        for first, end in _uncovered(selected, low, total):
-            for start in range(first, end, most):
-                stop = min(start + most, end)
+        max_rows = max(MAX_PART_BYTES // max(row_bytes, 1), 1)
+        for first, end in _uncovered(kept_parts, low, total):
+            for start in range(first, end, max_rows):
+                stop = min(start + max_rows, end)
                 arrays = _arrays_of(store, start, stop)
                 name = f"seg-{start}-{stop}-{secrets.token_hex(4)}"
-                new[name] = arrays
+                new_parts[name] = arrays
                 parts.append(StoredPart(name, start, stop, sum(array.nbytes for array in arrays.values())))
         self._remember(sorted(parts, key=lambda part: part.first))
         # weak references, since the arrays are as large as the rows and useless once they are written
-        self._new = {name: {key: weakref.ref(array) for key, array in part.items()} for name, part in new.items()}
-        return reused, new
+        self._new = {name: {key: weakref.ref(array) for key, array in part.items()} for name, part in new_parts.items()}
+        return reused_names, new_parts
 
     def _remember(self, parts: list[StoredPart]) -> None:
         self._parts = parts
         for part in parts:
-            self._earlier.pop(part.name, None)
-            self._earlier[part.name] = part
-        for name in list(self._earlier)[: -max(MAX_REMEMBERED, len(parts))]:
-            del self._earlier[name]
+            self._part_by_name.pop(part.name, None)
+            self._part_by_name[part.name] = part
+        for name in list(self._part_by_name)[: -max(MAX_REMEMBERED, len(parts))]:
+            del self._part_by_name[name]
 
     def _unfinished_arrays(self, name: str) -> Arrays | None:
         references = self._new[name]
@@ -279,12 +279,12 @@ class StoredParts:
             results = list(threads.map(read, parts))
             ranges = [rows for rows in results if rows is not None]
             gaps = None
-            self._earlier, self._new = {}, {}  # ids of rows added after this state are assigned again
+            self._part_by_name, self._new = {}, {}  # ids of rows added after this state are assigned again
             if len(ranges) == len(parts):
                 self._remember(parts)
             else:
-                lost = [part for part, rows in zip(parts, results, strict=True) if rows is None]
-                gaps = _gaps_of(lost, ranges, rows_state, low)
+                lost_parts = [part for part, rows in zip(parts, results, strict=True) if rows is None]
+                gaps = _gaps_of(lost_parts, ranges, rows_state, low)
                 _store_cut_off(store, ranges, gaps, rows_state)
                 ranges = [moved_range for rows in ranges for moved_range in rows.moved(gaps)]
                 low = gaps.low
@@ -317,24 +317,24 @@ def checked_state(state: Any, kind: str) -> SavedParts:
         ConfigurationError: Its format or its sampler differs.
     """
     buffer_state = state.state if isinstance(state, SavedParts) and isinstance(state.state, dict) else {}
-    number = buffer_state.get("format", 1)  # the first format had no number
-    if number != FORMAT:
-        remedy = "use a newer trieye" if number > FORMAT else "restore the other objects without it"
+    format_number = buffer_state.get("format", 1)  # the first format had no number
+    if format_number != FORMAT:
+        remedy = "use a newer trieye" if format_number > FORMAT else "restore the other objects without it"
         raise ConfigurationError(
-            f"the replay state has format {number}, but this trieye reads format {FORMAT}; {remedy}"
+            f"the replay state has format {format_number}, but this trieye reads format {FORMAT}; {remedy}"
         )
     if buffer_state.get("sampler") != kind:
         raise ConfigurationError(
             f"the replay state has sampler {buffer_state.get('sampler')!r}, but this buffer has {kind!r}; "
             "create the buffer with the same sampler and bounds"
         )
-    saved: SavedParts = state
-    return saved
+    saved_parts: SavedParts = state
+    return saved_parts
 
 
-def _gaps_of(lost: list[StoredPart], ranges: list[RowRange], rows_state: Mapping[str, Any], low: int) -> Gaps:
+def _gaps_of(lost_parts: list[StoredPart], ranges: list[RowRange], rows_state: Mapping[str, Any], low: int) -> Gaps:
     """Return the rows of lost parts, and the preceding rows whose next observation only those parts contained."""
-    gaps = Gaps([(part.first, part.end) for part in lost], low, rows_state["total"])
+    gaps = Gaps([(part.first, part.end) for part in lost_parts], low, rows_state["total"])
     if rows_state["next_rows"] is None:
         return gaps
     has_next = np.zeros(rows_state["total"] - low, np.bool_)
@@ -343,12 +343,12 @@ def _gaps_of(lost: list[StoredPart], ranges: list[RowRange], rows_state: Mapping
         with_next += [rows.joined()[1], rows.part.first + rows.arrays[_NEXT_ROWS]]
     ids = np.concatenate(with_next)
     has_next[ids[ids >= low] - low] = True
-    extended, start = [], low
+    extended_ranges, start = [], low
     for first, end in gaps.ranges:
         lacking = np.flatnonzero(~has_next[start - low : first - low])
-        extended.append((start + int(lacking[0]) if lacking.size else first, end))
+        extended_ranges.append((start + int(lacking[0]) if lacking.size else first, end))
         start = end
-    return Gaps(extended, low, rows_state["total"])
+    return Gaps(extended_ranges, low, rows_state["total"])
 
 
 def _store_cut_off(store: RowStore, ranges: list[RowRange], gaps: Gaps, rows_state: Mapping[str, Any]) -> None:
@@ -357,27 +357,27 @@ def _store_cut_off(store: RowStore, ranges: list[RowRange], gaps: Gaps, rows_sta
     if next_rows is None:
         return
     for rows in ranges:
-        indices, previous = rows.joined()
-        new, following = gaps.moved(previous), gaps.moved(rows.part.first + indices)
-        is_stored = np.isin(previous, rows_state["next_rows"]["ids"])
-        is_cut = (previous >= rows.low) & (new >= 0) & (following < 0) & ~is_stored
+        indices, previous_ids = rows.joined()
+        new_ids, following_ids = gaps.moved(previous_ids), gaps.moved(rows.part.first + indices)
+        is_stored = np.isin(previous_ids, rows_state["next_rows"]["ids"])
+        is_cut = (previous_ids >= rows.low) & (new_ids >= 0) & (following_ids < 0) & ~is_stored
         values = {
             name: column.restored(rows.arrays[_ROW + name.removeprefix(PREFIX)])[indices[is_cut]]
             for name, column in next_rows.columns.items()
         }
-        next_rows.restore(new[is_cut], values)
+        next_rows.restore(new_ids[is_cut], values)
 
 
 def _disjoint(*choices: list[StoredPart]) -> list[StoredPart]:
     """Return parts without common rows in order, preferring parts of earlier choices."""
-    chosen: list[StoredPart] = []
+    disjoint_parts: list[StoredPart] = []
     for parts in choices:
         for part in sorted(parts, key=lambda part: (part.first, -part.end)):
-            index = bisect_left(chosen, part.first, key=lambda other: other.first)
-            follows = not index or chosen[index - 1].end <= part.first
-            if follows and (index == len(chosen) or part.end <= chosen[index].first):
-                chosen.insert(index, part)
-    return chosen
+            index = bisect_left(disjoint_parts, part.first, key=lambda other: other.first)
+            follows = not index or disjoint_parts[index - 1].end <= part.first
+            if follows and (index == len(disjoint_parts) or part.end <= disjoint_parts[index].first):
+                disjoint_parts.insert(index, part)
+    return disjoint_parts
 
 
 def _uncovered(parts: list[StoredPart], low: int, total: int) -> list[Range]:
@@ -404,10 +404,10 @@ def _rows_in(store: RowStore, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def _copy_rows(store: RowStore, rows: RowRange, low: int) -> None:
-    skipped = max(low - rows.part.first, 0)
-    first = rows.part.first + skipped
-    arrays = {name: array[skipped:] for name, array in _rows_in(store, rows.arrays).items()}
-    store.ring.write_rows(first % store.capacity, arrays, rows.part.end - first)
+    num_skipped = max(low - rows.part.first, 0)
+    first_id = rows.part.first + num_skipped
+    arrays = {name: array[num_skipped:] for name, array in _rows_in(store, rows.arrays).items()}
+    store.ring.write_rows(first_id % store.capacity, arrays, rows.part.end - first_id)
 
 
 def _restore_links(store: RowStore, rows: RowRange) -> None:
@@ -416,22 +416,22 @@ def _restore_links(store: RowStore, rows: RowRange) -> None:
         links = {name.removeprefix(_LINK): array for name, array in arrays.items() if name.startswith(_LINK)}
         if not links:  # of a buffer that needed none: each row is an episode that ended or was interrupted
             count = part.end - part.first
-            ended = store.ends_in(_rows_in(store, arrays), count)
-            links = {"previous": np.zeros(count, np.int64), "ended": ended}
+            is_end = store.ends_in(_rows_in(store, arrays), count)
+            links = {"previous": np.zeros(count, np.int64), "ended": is_end}
         store.links.restore_rows(part.first, links, low, is_cut=rows.is_cut)
     if store.next_rows is not None:
         ids = part.first + arrays[_NEXT_ROWS]
-        present = np.flatnonzero(ids >= low)
+        present_indices = np.flatnonzero(ids >= low)
         columns = store.next_rows.columns
-        values = {name: column.restored(arrays[_NEXT + name])[present] for name, column in columns.items()}
-        store.next_rows.restore(ids[present], values)
+        values = {name: column.restored(arrays[_NEXT + name])[present_indices] for name, column in columns.items()}
+        store.next_rows.restore(ids[present_indices], values)
 
 
-def _without(state: Any, lost: Ids, size: int) -> Any:
+def _without(state: Any, lost_indices: Ids, size: int) -> Any:
     """Return a sampler state without the entries of lost rows; its arrays have one entry per row."""
     if isinstance(state, Mapping):
-        entries = {key: _without(value, lost, size) for key, value in state.items()}
-        return {**entries, "low": entries["low"] + len(lost)} if "low" in entries else entries
+        entries = {key: _without(value, lost_indices, size) for key, value in state.items()}
+        return {**entries, "low": entries["low"] + len(lost_indices)} if "low" in entries else entries
     if isinstance(state, np.ndarray) and state.shape[:1] == (size,):
-        return np.delete(state, lost, axis=0)
+        return np.delete(state, lost_indices, axis=0)
     return state

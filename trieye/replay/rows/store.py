@@ -128,21 +128,21 @@ class RowStore:
         Raises:
             ConfigurationError: As for `add`, or the arrays differ in length; no row was added.
         """
-        first = self.total
+        first_id = self.total
         count = self.ring.num_like_previous(rows) if self._is_plain and env_ids is None else 0
         if 0 < count <= self.capacity:
-            self.ring.write_rows(first % self.capacity, rows, count)
-            self.total = first + count
+            self.ring.write_rows(first_id % self.capacity, rows, count)
+            self.total = first_id + count
             if self._register is not None:
-                self._register(first, count)
-            return np.arange(first, first + count)
+                self._register(first_id, count)
+            return np.arange(first_id, first_id + count)
         return self.write(self.conform(rows, env_ids))
 
     def conform(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> RowBlock:
         """Validate and convert rows for `write`; raises what `extend` raises."""
-        own, nexts = self._split(rows)
-        arrays, count = self.ring.conform(own)
-        values = {} if self.next_rows is None else self.next_rows.conform(nexts, rows=count)
+        own_columns, next_columns = self._split(rows)
+        arrays, count = self.ring.conform(own_columns)
+        values = {} if self.next_rows is None else self.next_rows.conform(next_columns, rows=count)
         return RowBlock(arrays, count, _env_ids(env_ids, count), values)
 
     def write(self, block: RowBlock, versions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -152,26 +152,26 @@ class RowStore:
             block: The rows.
             versions: int64 `[n]`, the model version of each row; the sampler's version if None.
         """
-        first, count = self.total, block.count
-        ids = np.arange(first, first + count)
+        first_id, count = self.total, block.count
+        ids = np.arange(first_id, first_id + count)
         if not count:  # for example after a step that only reset environments
             return ids
-        stored = slice(max(count - self.capacity, 0), None)
-        newest = {name: array[stored] for name, array in block.rows.items()} if stored.start else block.rows
+        stored_slice = slice(max(count - self.capacity, 0), None)
+        newest = {name: array[stored_slice] for name, array in block.rows.items()} if stored_slice.start else block.rows
         self._announce(count)
-        self.ring.write_rows((first + stored.start) % self.capacity, newest, count - stored.start)
+        self.ring.write_rows((first_id + stored_slice.start) % self.capacity, newest, count - stored_slice.start)
         if self.links is not None:
-            ended = self.ends_in(block.rows, count)
-            self.links.add(ids, block.env_ids, ended)
+            is_end = self.ends_in(block.rows, count)
+            self.links.add(ids, block.env_ids, is_end)
             if self.next_rows is not None:
-                late = {name: array[stored] for name, array in block.next_values.items()}
-                self.next_rows.add(ids[stored], block.env_ids[stored], newest, late, ended[stored])
-        self.total = first + count
+                late = {name: array[stored_slice] for name, array in block.next_values.items()}
+                self.next_rows.add(ids[stored_slice], block.env_ids[stored_slice], newest, late, is_end[stored_slice])
+        self.total = first_id + count
         self._publish()
         if self._register is not None:
-            self._register(first, count)
+            self._register(first_id, count)
         if versions is not None:
-            self.sampler.set_row_versions(ids[stored], versions[stored])
+            self.sampler.set_row_versions(ids[stored_slice], versions[stored_slice])
         return ids
 
     def draw(self, n: int, rng: np.random.Generator, *, above: int = 0) -> SampledIds:
@@ -278,26 +278,26 @@ class RowStore:
         return {key: value for key, value in row.items() if key not in paired}, {key: row[key] for key in paired}
 
     def _add_linked(self, row_id: int, row: Mapping[str, Any], env_id: int) -> None:
-        own, nexts = self._split(row)
+        own_columns, next_columns = self._split(row)
         links, next_rows, cells, slot = self.links, self.next_rows, self.ring.cells, row_id % self.capacity
-        values = {} if next_rows is None else next_rows.conform(nexts, rows=None)
-        self.ring.write_row(slot, own)  # the first change, and the last step that can fail
+        values = {} if next_rows is None else next_rows.conform(next_columns, rows=None)
+        self.ring.write_row(slot, own_columns)  # the first change, and the last step that can fail
         if next_rows is not None:
             next_rows.release(np.array([slot]))
         if links is not None:
-            ended = any(cells[name][slot].any() for name in self.layout.ends)
-            links.add_one(row_id, env_id, ended)
+            has_ended = any(cells[name][slot].any() for name in self.layout.ends)
+            links.add_one(row_id, env_id, has_ended)
             if next_rows is not None:
-                observed = {name: cells[name.removeprefix(PREFIX)][slot] for name in self.layout.paired}
-                next_rows.add_one(row_id, env_id, observed, values, ended)
+                observations = {name: cells[name.removeprefix(PREFIX)][slot] for name in self.layout.paired}
+                next_rows.add_one(row_id, env_id, observations, values, has_ended)
         self.total = row_id + 1
 
     def ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
         """Return bool `[count]`, True for rows that end an episode."""
-        ended = np.zeros(count, np.bool_)
+        is_end = np.zeros(count, np.bool_)
         for name in self.layout.ends:
-            ended |= arrays[name].reshape(count, -1).any(axis=1)
-        return ended
+            is_end |= arrays[name].reshape(count, -1).any(axis=1)
+        return is_end
 
     def _announce(self, count: int) -> None:
         if self._header is not None:

@@ -230,27 +230,27 @@ def with_history(
         ConfigurationError: No row has all its frames.
         ReplayTimeoutError: The bounds of the rows that have them permit too few draws; nothing was drawn.
     """
-    lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
-    if not lacking.any():
+    is_lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
+    if not is_lacking.any():
         return draw
     if not isinstance(sampler, RowSampler):
         for _ in range(_DRAW_ATTEMPTS):
-            draw = _redrawn(draw, lacking, sampler, rng, low=low, high=high)
-            lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
-            if not lacking.any():
+            draw = _redrawn(draw, is_lacking, sampler, rng, low=low, high=high)
+            is_lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
+            if not is_lacking.any():
                 return draw
         raise ConfigurationError(_NO_FULL_STACK)
     ids = draw.ids.copy()
     for _ in range(_PROPOSAL_ATTEMPTS):
-        ids[lacking] = sampler.propose(int(np.count_nonzero(lacking)), low, high, rng)
-        lacking = lacks(ids)
-        if not lacking.any():
+        ids[is_lacking] = sampler.propose(int(np.count_nonzero(is_lacking)), low, high, rng)
+        is_lacking = lacks(ids)
+        if not is_lacking.any():
             return sampler.judge(ids, low, high)
-    every = np.arange(low, high)
-    whole = every[~lacks(every)]
-    if not whole.size:
+    all_ids = np.arange(low, high)
+    whole_ids = all_ids[~lacks(all_ids)]
+    if not whole_ids.size:
         raise ConfigurationError(_NO_FULL_STACK)
-    ids[lacking] = sampler.pick(int(np.count_nonzero(lacking)), whole, rng)
+    ids[is_lacking] = sampler.pick(int(np.count_nonzero(is_lacking)), whole_ids, rng)
     return sampler.judge(ids, low, high)
 
 

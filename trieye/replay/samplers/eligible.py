@@ -56,12 +56,12 @@ class EligibleSampler(Sampler):
     def set_version(self, version: int) -> None:
         """Set the version of the learner's model; rows that become too stale are never drawn again."""
         self._settle()
-        before = self.version
+        last_version = self.version
         super().set_version(version)
         if self.max_staleness is not None:
             # scan the ring in memory order: five times as fast as in id order
             bound = version - self.max_staleness
-            slots = np.flatnonzero((self._versions < bound) & (self._versions >= before - self.max_staleness))
+            slots = np.flatnonzero((self._versions < bound) & (self._versions >= last_version - self.max_staleness))
             ids = self._end - 1 - (self._end - 1 - slots) % self.capacity
             self._retire(ids[ids >= max(self._low, 0)])
 
@@ -142,37 +142,37 @@ class EligibleSampler(Sampler):
         self._end = self._settled = int(state["end"])
         self._low, self.version = int(state["low"]), int(state["version"])
         ids = self._alive()
-        for array, saved in ((self._uses, state["uses"]), (self._versions, state["versions"])):
+        for array, saved_array in ((self._uses, state["uses"]), (self._versions, state["versions"])):
             if array.size:
-                array[ids % self.capacity] = np.asarray(saved)[len(saved) - len(ids) :]
+                array[ids % self.capacity] = np.asarray(saved_array)[len(saved_array) - len(ids) :]
 
     def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)
         count = 0
         while count < n:
             try:
-                proposed = (
+                proposed_ids = (
                     self._rows.propose(n - count, low, high, rng) if count else self._rows.stratified(n, low, rng)[0]
                 )
             except ConfigurationError as error:
                 self.discarded(ids[:count], for_good=False)
                 raise self._exhausted(n, count, high - low) from error
-            accepted_ids = self._within(proposed, max_reuse)
-            added = slice(count, count + len(accepted_ids))
-            ids[added], chances[added] = accepted_ids, self._rows.chances(accepted_ids)
+            accepted_ids = self._within(proposed_ids, max_reuse)
+            added_slice = slice(count, count + len(accepted_ids))
+            ids[added_slice], chances[added_slice] = accepted_ids, self._rows.chances(accepted_ids)
             np.add.at(self._uses, accepted_ids % self.capacity, 1)
-            spent = self._uses[accepted_ids % self.capacity] >= max_reuse
-            self._chances[accepted_ids[spent] % self.capacity] = chances[added][spent]
-            self._retire(accepted_ids[spent])
-            count = added.stop
+            is_spent = self._uses[accepted_ids % self.capacity] >= max_reuse
+            self._chances[accepted_ids[is_spent] % self.capacity] = chances[added_slice][is_spent]
+            self._retire(accepted_ids[is_spent])
+            count = added_slice.stop
         return self._rows.judge(ids, low, high, chances)
 
-    def _within(self, proposed: Ids, max_reuse: int) -> Ids:
+    def _within(self, proposed_ids: Ids, max_reuse: int) -> Ids:
         """Return the ids without repetitions that exceed the bound."""
-        ids = np.sort(proposed)
+        ids = np.sort(proposed_ids)
         indices = np.arange(len(ids))
-        first = np.append(True, ids[1:] != ids[:-1])
-        repetition = indices - np.maximum.accumulate(np.where(first, indices, 0))
+        is_first = np.append(True, ids[1:] != ids[:-1])
+        repetition = indices - np.maximum.accumulate(np.where(is_first, indices, 0))
         return ids[self._uses[ids % self.capacity] + repetition < max_reuse]
 
     def _exhausted(self, n: int, permitted: int, size: int) -> ReplayTimeoutError:

@@ -107,8 +107,8 @@ class PrioritizedSampler(RowSampler):
                 "update them"
             )
         points = np.minimum(rng.random(n), 1 - 2**-52) * sums[-1]
-        picked: Ids = ids[sums.searchsorted(points, side="right")]
-        return picked
+        picked_ids: Ids = ids[sums.searchsorted(points, side="right")]
+        return picked_ids
 
     def chances(self, ids: Ids) -> Chances:
         """Return p^alpha of rows; draws are proportional to it."""
@@ -166,21 +166,21 @@ class PrioritizedSampler(RowSampler):
         self.max_priority, self._draws = float(state["max_priority"]), int(state["draws"])
 
     def _weights(self, priorities: NDArray[np.float64]) -> Chances:
-        shifted = priorities + self.epsilon
-        weights = weights_of(shifted, self.alpha)
+        shifted_priorities = priorities + self.epsilon
+        weights = weights_of(shifted_priorities, self.alpha)
         if not self.epsilon:
-            weights[shifted == 0] = 0
+            weights[shifted_priorities == 0] = 0
         return weights
 
     def _settle(self, low: int) -> None:
         if self._settled < self._end:
-            first = max(self._settled, self._end - self.capacity)
+            first_id = max(self._settled, self._end - self.capacity)
             weight = float(self._weights(np.array([self.max_priority]))[0])
-            self._tree.fill(first % self.capacity, self._end - first, weight)
+            self._tree.fill(first_id % self.capacity, self._end - first_id, weight)
             self._settled = self._end
-        forgotten = max(self._low, self._end - self.capacity)
-        if low > forgotten:
-            self._tree.fill(forgotten % self.capacity, low - forgotten, 0)
+        first_kept = max(self._low, self._end - self.capacity)
+        if low > first_kept:
+            self._tree.fill(first_kept % self.capacity, low - first_kept, 0)
         self._low = max(low, self._low)
 
     def _find(self, shares: NDArray[np.float64], low: int) -> tuple[Ids, Chances]:

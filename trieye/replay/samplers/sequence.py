@@ -68,20 +68,20 @@ class SequenceSampler(Sampler):
             ConfigurationError: These rows contain no sequence.
         """
         batches: list[Ids] = []
-        missing, budget = n, max(high - low, n)
-        while missing and budget > 0:
-            count = min(int(missing * 1.2 / self._share) + 8, budget)
+        num_missing, budget = n, max(high - low, n)
+        while num_missing and budget > 0:
+            count = min(int(num_missing * 1.2 / self._share) + 8, budget)
             try:
-                proposed = self.starts.propose(count, low, high, rng)
+                proposed_ids = self.starts.propose(count, low, high, rng)
             except ConfigurationError:
                 break  # every chance is 0; the scan below decides whether any row starts a sequence
-            sequence_ids = self._complete(proposed)
+            sequence_ids = self._complete(proposed_ids)
             self._share = max((len(sequence_ids) + 1) / (count + 1), _LEAST_SHARE)
-            batches.append(sequence_ids[:missing])
-            missing -= len(batches[-1])
+            batches.append(sequence_ids[:num_missing])
+            num_missing -= len(batches[-1])
             budget -= count
-        if missing:
-            batches.append(self._following(self.starts.pick(missing, self._all_starts(low, high), rng)))
+        if num_missing:
+            batches.append(self._following(self.starts.pick(num_missing, self._all_starts(low, high), rng)))
         ids = np.ascontiguousarray(np.concatenate(batches))  # the links are in column-major order
         draw = self.starts.judge(ids[:, 0], low, high)
         return SampledIds(ids, draw.weights, draw.info, ids >= 0 if self.pad else None, draw.scale)
@@ -114,15 +114,15 @@ class SequenceSampler(Sampler):
         is_whole = np.ones(len(ids), np.bool_) if self.pad else ids[:, -1] >= 0
         if isinstance(self.starts, PrioritizedSampler):
             cut = ids[~is_whole]
-            hopeless = [starts[~is_first]] if self.cross_episodes else [starts[~is_first], self._ended_early(cut)]
+            invalid_starts = [starts[~is_first]] if self.cross_episodes else [starts[~is_first], self._ended_early(cut)]
             # at the initial priority of new rows, invalid starts would crowd out the rows that are drawn and updated
-            self.starts.set_chances(rows := np.concatenate(hopeless), np.zeros(len(rows), np.float32))
+            self.starts.set_chances(rows := np.concatenate(invalid_starts), np.zeros(len(rows), np.float32))
         return ids[is_whole]
 
     def _ended_early(self, ids: Ids) -> Ids:
         """Return the first rows of sequences that can never be completed because their episode ended."""
-        last = ids[np.arange(len(ids)), (ids >= 0).sum(axis=1) - 1]
-        return np.asarray(ids[self._links.has_ended(last), 0])
+        last_ids = ids[np.arange(len(ids)), (ids >= 0).sum(axis=1) - 1]
+        return np.asarray(ids[self._links.has_ended(last_ids), 0])
 
     def _following(self, starts: Ids) -> Ids:
         return self._links.following(starts, self.length, across=self.cross_episodes)
@@ -146,13 +146,13 @@ class SequenceSampler(Sampler):
         starts = rows[self._is_first(rows)]
         if self.pad:
             return starts
-        low, last = int(rows[0]), starts
+        low, last_ids = int(rows[0]), starts
         # the row 1, 2, 4, ... steps later, for each row; the final entry, -1, means none and points to itself
         jump = np.append(self._links.next_ids(rows, across=self.cross_episodes), -1)
         jump[jump >= 0] -= low
-        at, left = last - low, self.length - 1
-        while left:
-            if left & 1:
-                at = jump[at]
-            jump, left = jump[jump], left >> 1
-        return starts[at >= 0]
+        positions, steps_left = last_ids - low, self.length - 1
+        while steps_left:
+            if steps_left & 1:
+                positions = jump[positions]
+            jump, steps_left = jump[jump], steps_left >> 1
+        return starts[positions >= 0]

@@ -42,17 +42,17 @@ class SumTree:
             nodes = nodes >> _SHIFT
             sums[nodes] = _sums(blocks.take(nodes, axis=0))
 
-    def fill(self, first: int, count: int, weight: float) -> None:
-        """Set `count` slots, at most all, from `first` on to one weight, wrapping around the end."""
-        start, end = first, min(first + count, self.capacity)
+    def fill(self, first_slot: int, count: int, weight: float) -> None:
+        """Set `count` slots, at most all, from `first_slot` on to one weight, wrapping around the end."""
+        start, end = first_slot, min(first_slot + count, self.capacity)
         self._fill(start, end, weight)
-        if first + count > self.capacity:
-            self._fill(0, first + count - self.capacity, weight)
+        if first_slot + count > self.capacity:
+            self._fill(0, first_slot + count - self.capacity, weight)
 
-    def load(self, first: int, weights: NDArray[np.floating]) -> None:
-        """Set the weights `[n]` of the slots from `first` on, wrapping around the end, and 0 for all others."""
+    def load(self, first_slot: int, weights: NDArray[np.floating]) -> None:
+        """Set the weights `[n]` of the slots from `first_slot` on, wrapping around the end, and 0 for all others."""
         self._levels[0][:] = 0
-        self._levels[0][np.arange(first, first + len(weights)) % self.capacity] = weights
+        self._levels[0][np.arange(first_slot, first_slot + len(weights)) % self.capacity] = weights
         for blocks, sums in zip(self._blocks[:-1], self._levels[1:], strict=True):
             sums[: len(blocks)] = _sums(blocks)
 
@@ -66,14 +66,14 @@ class SumTree:
             shares: float64 `[n]`, in [0, 1): the positions as fractions of the sum.
         """
         top = self._levels[-1]
-        before = np.zeros(len(top) + 1)
-        np.cumsum(top, out=before[1:])
-        total = before[-1]
+        cumulative_sums = np.zeros(len(top) + 1)
+        np.cumsum(top, out=cumulative_sums[1:])
+        total = cumulative_sums[-1]
         if not total:
             return np.zeros(len(shares), np.int64), np.zeros(len(shares))
         positions = np.minimum(shares * total, total * _BELOW_ONE)
-        nodes = before.searchsorted(positions, side="right") - 1
-        positions -= before.take(nodes)
+        nodes = cumulative_sums.searchsorted(positions, side="right") - 1
+        positions -= cumulative_sums.take(nodes)
         slots, weights = self._descend(nodes, positions)
         if not weights.all():
             # a position within the last bit of a block's sum led past its last child with a weight
@@ -83,17 +83,17 @@ class SumTree:
         return slots, weights
 
     def _descend(self, nodes: Slots, positions: Reals) -> tuple[Slots, Reals]:
-        first = np.arange(0, len(nodes) * _WIDTH, _WIDTH)
+        first_children = np.arange(0, len(nodes) * _WIDTH, _WIDTH)
         for blocks in self._blocks[-2::-1]:
             children = blocks.take(nodes, axis=0).astype(np.float64, copy=False)
-            before = children @ _BEFORE
+            sums_before = children @ _BEFORE
             # the last child that begins at or below the position; argmin is 0 if that is the last child of the node
-            child = ((before <= positions[:, None]).argmin(axis=1) - 1) & (_WIDTH - 1)
-            chosen = first + child
+            child = ((sums_before <= positions[:, None]).argmin(axis=1) - 1) & (_WIDTH - 1)
+            chosen_children = first_children + child
             nodes = (nodes << _SHIFT) + child
             if blocks is not self._blocks[0]:
-                positions = positions - before.take(chosen)
-        return nodes, children.take(chosen)
+                positions = positions - sums_before.take(chosen_children)
+        return nodes, children.take(chosen_children)
 
     def _fill(self, start: int, end: int, weight: float) -> None:
         self._levels[0][start:end] = weight
