@@ -28,11 +28,11 @@ class EpisodicLife(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Continue with the next life by one no-op, or reset a game that is over; with a seed, reset it in any case."""
-        ended = not self._continues or seed is not None
-        if not ended:
+        has_ended = not self._continues or seed is not None
+        if not has_ended:
             obs, _, terminated, truncated, info = self.env.step(0)
-            ended = terminated or truncated
-        if ended:
+            has_ended = terminated or truncated
+        if has_ended:
             obs, info = self.env.reset(seed=seed, options=options)
         self._lives, self._continues = info["lives"], False
         return obs, info
@@ -59,8 +59,8 @@ class FireOnReset(gym.Wrapper[Any, Any, Any, Any]):
         for start in self._actions if lost_life else ():
             if terminated or truncated:
                 break
-            obs, more, terminated, truncated, info = self.env.step(start)
-            reward = float(reward) + float(more)
+            obs, second_reward, terminated, truncated, info = self.env.step(start)
+            reward = float(reward) + float(second_reward)
         return obs, reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

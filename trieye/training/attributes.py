@@ -34,8 +34,8 @@ class Attributes:
         ConfigurationError: A container holds stateful objects, which could not be restored.
     """
 
-    def __init__(self, holder: Any, ignored: Collection[str]) -> None:
-        self._holder, self._ignored = holder, ignored
+    def __init__(self, holder: Any, ignored_names: Collection[str]) -> None:
+        self._holder, self._ignored_names = holder, ignored_names
         self._initial_data = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
         for name, value in self._items():
             if isinstance(value, _CONTAINERS) and any(self._is_unsaved(item) for item in _items_of(value)):
@@ -49,17 +49,17 @@ class Attributes:
         if not _is_parameter(item):
             return _has_state(item)
         modules = [value for value in vars(self._holder).values() if isinstance(value, torch.nn.Module)]
-        saved = [*vars(self._holder).values(), *(weight for module in modules for weight in module.parameters())]
-        return all(item is not other for other in saved)
+        saved_items = [*vars(self._holder).values(), *(weight for module in modules for weight in module.parameters())]
+        return all(item is not saved_item for saved_item in saved_items)
 
     def _items(self) -> Iterator[tuple[str, Any]]:
         policy = vars(self._holder).get("policy")
-        own = set(policy.modules()) if isinstance(policy, torch.nn.Module) else set()
+        policy_modules = set(policy.modules()) if isinstance(policy, torch.nn.Module) else set()
         for name, value in vars(self._holder).items():
             if (
                 name[0] != "_"
-                and name not in self._ignored
-                and not (isinstance(value, torch.nn.Module) and value in own)
+                and name not in self._ignored_names
+                and not (isinstance(value, torch.nn.Module) and value in policy_modules)
             ):
                 yield name, value
 
@@ -67,8 +67,8 @@ class Attributes:
         """Return the state to save, by name."""
         values = {name: value for name, value in self._items() if self._is_state(name, value)}
         state = {name: value.detach() if _is_parameter(value) else value for name, value in values.items()}
-        own = self._device.type
-        off_device = {name: [t.device.type != own for t in _tensors_of(value)] for name, value in values.items()}
+        own_type = self._device.type
+        off_device = {name: [t.device.type != own_type for t in _tensors_of(value)] for name, value in values.items()}
         off_device = {name: flags for name, flags in off_device.items() if any(flags)}
         return {**state, _OFF_DEVICE: off_device} if off_device else state
 
@@ -87,29 +87,29 @@ class Attributes:
         for name, value in state.items():
             if name == _OFF_DEVICE:
                 continue
-            current = getattr(self._holder, name, None)
-            if isinstance(current, torch.optim.Optimizer):
-                self._load_optimizer(current, value)
-            elif _has_state(current):
-                stateful(current).load_state_dict(value)
-            elif _is_parameter(current):
+            current_value = getattr(self._holder, name, None)
+            if isinstance(current_value, torch.optim.Optimizer):
+                self._load_optimizer(current_value, value)
+            elif _has_state(current_value):
+                stateful(current_value).load_state_dict(value)
+            elif _is_parameter(current_value):
                 with torch.no_grad():
-                    current.copy_(value)  # in place: an optimizer refers to it
+                    current_value.copy_(value)  # in place: an optimizer refers to it
             else:
                 flags = off_device.get(name, [False] * len(list(_tensors_of(value))))
-                setattr(self._holder, name, self._move_tensors(value, current, iter(flags)))
+                setattr(self._holder, name, self._move_tensors(value, current_value, iter(flags)))
 
-    def _move_tensors(self, value: Any, current: Any, off_device: Iterator[bool]) -> Any:
+    def _move_tensors(self, value: Any, current_value: Any, off_device: Iterator[bool]) -> Any:
         """Move the tensors of a value to the device of the current tensor, or else of the holder.
 
         Tensors marked as off-device stay on the CPU.
         """
         if isinstance(value, torch.Tensor):
             is_off_device = next(off_device)
-            device = current.device if isinstance(current, torch.Tensor) else self._device
+            device = current_value.device if isinstance(current_value, torch.Tensor) else self._device
             return value if is_off_device else value.to(device)
         if isinstance(value, dict):
-            items = current if isinstance(current, dict) else {}
+            items = current_value if isinstance(current_value, dict) else {}
             return type(value)(
                 (key, self._move_tensors(item, items.get(key), off_device)) for key, item in value.items()
             )

@@ -83,22 +83,22 @@ def finite_parts(
     Raises:
         NonFiniteError: A row is not finite, and `loop.on_nonfinite` is `stop`.
     """
-    refused = refused_rows(rows)
-    if refused is None:
+    fault = refused_rows(rows)
+    if fault is None:
         yield rows, env_ids, versions, None
         return
-    name, bad = refused
-    ends, envs = np.flatnonzero(bad), np.zeros(len(bad), np.int64) if env_ids is None else np.asarray(env_ids)
+    name, is_bad = fault
+    ends, envs = np.flatnonzero(is_bad), np.zeros(len(is_bad), np.int64) if env_ids is None else np.asarray(env_ids)
     value = first_nonfinite(np.asarray(rows[name])[ends])
-    message = f"{len(ends)} of {len(bad)} rows for the replay have {value:g} in {name!r}, the first from "
+    message = f"{len(ends)} of {len(is_bad)} rows for the replay have {value:g} in {name!r}, the first from "
     message += f"environment {envs[ends[0]]} {on_nonfinite.where()}"
     on_nonfinite.handle("rows", message.rstrip(), "these rows are omitted", len(ends))
-    for start, end in zip([0, *ends + 1], [*ends, len(bad)], strict=True):
+    for start, end in zip([0, *ends + 1], [*ends, len(is_bad)], strict=True):
         part_rows = {name: np.asarray(array)[start:end] for name, array in rows.items()}
         part_env_ids, part_versions = (
             None if each is None else np.asarray(each)[start:end] for each in (env_ids, versions)
         )
-        yield part_rows, part_env_ids, part_versions, int(envs[end]) if end < len(bad) else None
+        yield part_rows, part_env_ids, part_versions, int(envs[end]) if end < len(is_bad) else None
 
 
 def valid_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
@@ -108,14 +108,14 @@ def valid_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonf
         NonFiniteError: A priority is not finite, and `loop.on_nonfinite` is `stop`.
     """
     row_ids, values = paired(ids, priorities)
-    selected = row_ids >= 0
+    is_selected = row_ids >= 0
     if not np.isfinite(values).all():
         bad = ~np.isfinite(values)
         message = f"{np.count_nonzero(bad)} of {len(bad)} priorities are not finite, the first {values[bad][0]:g}, "
         message += f"{on_nonfinite.where()}; train_step() passed them to replay.update_priorities()"
         on_nonfinite.handle("priorities", message, "these rows keep their old priorities", int(np.count_nonzero(bad)))
-        selected &= ~bad
-    return row_ids[selected], values[selected]
+        is_selected &= ~bad
+    return row_ids[is_selected], values[is_selected]
 
 
 def minibatch_of(sample: Callable[..., Any], n: int, device: torch.device) -> "Minibatch":

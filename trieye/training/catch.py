@@ -53,8 +53,8 @@ class Catch(gym.Env[NDArray[np.float32], np.int64]):
 
     def render(self) -> NDArray[np.uint8]:
         """Return the board in white on black, uint8 `[160, 160, 3]`."""
-        enlarged = np.kron(self._board()[0], np.ones((_PIXELS, _PIXELS)))
-        return np.repeat((enlarged * 255).astype(np.uint8)[..., None], 3, axis=2)
+        pixels = np.kron(self._board()[0], np.ones((_PIXELS, _PIXELS)))
+        return np.repeat((pixels * 255).astype(np.uint8)[..., None], 3, axis=2)
 
     def _board(self) -> NDArray[np.float32]:
         board = np.zeros((1, _SIDE, _SIDE), np.float32)

@@ -76,7 +76,7 @@ class Collector:
         self._moments: list[Moments] = []
         self.scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_custom_metrics = type(policy).on_episode is not Policy.on_episode
-        self._ended: dict[str, list[float]] = defaultdict(list)
+        self._episode_values: dict[str, list[float]] = defaultdict(list)
         self._calls = watchdog.calls()
         self._interrupted_by: BaseException | None = None
         self._device = policy.device
@@ -125,12 +125,12 @@ class Collector:
             raise
 
     def _collect(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
-        before = map_state(self._state, torch.clone)  # autograd rejects tensors made in inference mode
+        initial_state = map_state(self._state, torch.clone)  # autograd rejects tensors made in inference mode
         num, device = self._envs.num_envs, self._device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
-        recorded, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
-        resets, terminated, truncated = recorded.resets, recorded.terminated, recorded.truncated
-        lost = naming_lost_members(self._envs, self._config)
+        recorded_steps, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
+        resets, terminated, truncated = recorded_steps.resets, recorded_steps.terminated, recorded_steps.truncated
+        lost_members = naming_lost_members(self._envs, self._config)
         inference = torch.inference_mode()  # entered for each step: environments may need gradients
         leaves_out = self._on_nonfinite.leaves_out  # otherwise one check at the end is enough
         try:
@@ -138,14 +138,14 @@ class Collector:
                 if before_step is not None:
                     before_step()
                 with inference:
-                    act = self._policy.act(self._obs_at(t, recorded.obs_columns, device), self._state, ctx)
+                    act = self._policy.act(self._obs_at(t, recorded_steps.obs_columns, device), self._state, ctx)
                     action = chosen_actions(self._policy, act)
-                with self._calls, lost:
-                    obs, recorded.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-                recorded.store_obs(obs, t + 1)
+                with self._calls, lost_members:
+                    obs, recorded_steps.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                recorded_steps.store_obs(obs, t + 1)
                 actions.append(action)
-                if leaves_out and not recorded.is_finite(t, t + 1):
-                    self._omit_step(t, recorded, action, ctx.env_steps)
+                if leaves_out and not recorded_steps.is_finite(t, t + 1):
+                    self._omit_step(t, recorded_steps, action, ctx.env_steps)
                 self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
                 self._state = act.state if act.state is None else self._reset_state(act.state, resets[t])
                 if self._has_custom_metrics and self._done.any():
@@ -153,17 +153,17 @@ class Collector:
                 acts.append(act)
                 ctx.env_steps += num - int(np.count_nonzero(resets[t]))
         except Exception:  # non-finite inputs may be the cause
-            self._check_steps(recorded, actions)
+            self._check_steps(recorded_steps, actions)
             raise
         if not leaves_out:
-            self._check_steps(recorded, actions)
+            self._check_steps(recorded_steps, actions)
         self.env_steps = ctx.env_steps
-        rows = self._finish_rows(recorded, np.array(actions), acts, before)
+        rows = self._finish_rows(recorded_steps, np.array(actions), acts, initial_state)
         if self._normalizers and rows.valid.any():
             self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
 
-    def _finish_rows(self, recorded: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
+    def _finish_rows(self, recorded: Steps, actions: Array, acts: list[Act], initial_state: Any) -> Rows:
         """Convert the steps to rows, and store the state at their end."""
         steps = len(actions)
         self._done, valid, done = recorded.resets[steps].copy(), ~recorded.resets[:-1], recorded.resets[1:]
@@ -181,17 +181,17 @@ class Collector:
         self._check_policy(actions, extras)
         last_state = map_state(self._state, torch.clone)
         streams = self._streams.copy()
-        stacked = stacks_in(self._policy.spaces.observation, self._config.frame_stack)
-        return Rows(arrays, self._obs, valid, extras, before, self._device, last_state, streams, stacked)
+        stacked_names = stacks_in(self._policy.spaces.observation, self._config.frame_stack)
+        return Rows(arrays, self._obs, valid, extras, initial_state, self._device, last_state, streams, stacked_names)
 
-    def _omit_step(self, t: int, recorded: Steps, action: Array, env_steps: int) -> None:
+    def _omit_step(self, t: int, recorded_steps: Steps, action: Array, env_steps: int) -> None:
         """Omit step `t` of the environments with NaN or infinity: cut their episodes, and reset them.
 
         Raises:
             NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or 100 consecutive rows of an
                 environment were refused.
         """
-        faults = recorded.faults(t)
+        faults = recorded_steps.faults(t)
         if not faults:  # is_finite() also rejects large finite numbers
             return
         members = np.zeros(self._envs.num_envs, bool)
@@ -200,32 +200,32 @@ class Collector:
         for n, fault in faults.items():
             if action.dtype.kind == "f" and not np.isfinite(action[n]).all():
                 raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {at}")
-            in_a_row = not recorded.has_row_before(t, n)
+            in_a_row = not recorded_steps.has_row_before(t, n)
             self._refusals[n] = self._refusals.get(n, 0) * in_a_row + 1
             if self._refusals[n] >= MAX_IN_A_ROW:
                 raise NonFiniteError(f"{fault} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
-        first, fault = next(iter(faults.items()))
+        first_env, fault = next(iter(faults.items()))
         others = f", and values of {len(faults) - 1} other environments" if len(faults) > 1 else ""
         consequence = "the row is omitted, its episode cut, and the environment reset"
-        message = f"{fault} of environment {first}{owner} {at}{others}"
+        message = f"{fault} of environment {first_env}{owner} {at}{others}"
         self._on_nonfinite.handle("rows", message, consequence, len(faults))
-        recorded.cut(self._reset(members, recorded, t + 1), t)
+        recorded_steps.cut(self._reset(members, recorded_steps, t + 1), t)
 
-    def _check_steps(self, recorded: Steps, actions: list[Array]) -> None:
+    def _check_steps(self, recorded_steps: Steps, actions: list[Array]) -> None:
         """Raise for the first step with NaN or infinity, with `loop.on_nonfinite=stop`.
 
         Raises:
             NonFiniteError: A step has NaN or infinity.
         """
-        if self._on_nonfinite.leaves_out or recorded.is_finite(0, len(actions)):
+        if self._on_nonfinite.leaves_out or recorded_steps.is_finite(0, len(actions)):
             return
         env_steps = self.env_steps
         for t, action in enumerate(actions):
-            if not recorded.is_finite(t, t + 1):
-                self._omit_step(t, recorded, action, env_steps)
-            env_steps += int(np.count_nonzero(~recorded.resets[t]))
+            if not recorded_steps.is_finite(t, t + 1):
+                self._omit_step(t, recorded_steps, action, env_steps)
+            env_steps += int(np.count_nonzero(~recorded_steps.resets[t]))
 
-    def _reset(self, members: NDArray[np.bool_], recorded: Steps, t: int) -> NDArray[np.bool_]:
+    def _reset(self, members: NDArray[np.bool_], recorded_steps: Steps, t: int) -> NDArray[np.bool_]:
         """Reset some environments, store their first observations at `t`, and return the mask of the reset ones."""
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
         members = members if is_of_gymnasium else np.ones_like(members)  # other vectors can only reset all
@@ -235,26 +235,26 @@ class Collector:
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
             with self._calls:
                 obs = self._envs.reset(options=options)[0]
-            recorded.store_obs(obs, t)
-            if not (faulty := recorded.obs_faults(t)):
+            recorded_steps.store_obs(obs, t)
+            if not (faults := recorded_steps.obs_faults(t)):
                 return members
-        n, fault = next(iter(faulty.items()))
+        n, fault = next(iter(faults.items()))
         raise NonFiniteError(
             f"{fault} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
         )
 
-    def _record_cuts(self, recorded: Steps) -> None:
+    def _record_cuts(self, recorded_steps: Steps) -> None:
         """Count cut episodes; after a cut in the first row, an environment gets a new stream id."""
-        for t, n in recorded.cuts:
+        for t, n in recorded_steps.cuts:
             if t == 0:
                 self._streams[n] += _STREAM_INCREMENT
                 self._returns[n], self._lengths[n] = 0.0, 0
                 if self.scale is not None:
                     self.scale.cut(n)
-        self.interrupted += len(recorded.cuts)
-        self._ended["episode/interrupted"] = [float(self.interrupted)]
-        last = len(recorded.rewards) - 1
-        self._refusals = {n: num for n, num in self._refusals.items() if not recorded.has_row_before(last + 1, n)}
+        self.interrupted += len(recorded_steps.cuts)
+        self._episode_values["episode/interrupted"] = [float(self.interrupted)]
+        last = len(recorded_steps.rewards) - 1
+        self._refusals = {n: num for n, num in self._refusals.items() if not recorded_steps.has_row_before(last + 1, n)}
 
     def _check_policy(self, actions: Array, extras: Mapping[str, torch.Tensor]) -> None:
         """Raise for non-finite policy outputs; the observations are finite, so that omitting a row would not help."""
@@ -304,8 +304,8 @@ class Collector:
             return state
         fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._device)
 
-        def begun(item: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), new, item)
+        def begun(item: torch.Tensor, fresh_item: torch.Tensor) -> torch.Tensor:
+            return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), fresh_item, item)
 
         return map_state(state, begun, fresh)
 
@@ -327,26 +327,26 @@ class Collector:
         begins[:, 1:] = done[:-1].T
         first = np.flatnonzero(begins)
         env, at = np.divmod(first, steps)
-        carried = at == 0
-        returns = np.add.reduceat(rewards.T.ravel(), first) + np.where(carried, self._returns[env], 0.0)
-        lengths = np.add.reduceat(valid.T.ravel(), first, dtype=np.int64) + np.where(carried, self._lengths[env], 0)
+        is_carried = at == 0
+        returns = np.add.reduceat(rewards.T.ravel(), first) + np.where(is_carried, self._returns[env], 0.0)
+        lengths = np.add.reduceat(valid.T.ravel(), first, dtype=np.int64) + np.where(is_carried, self._lengths[env], 0)
         ends = np.append(first[1:], begins.size) - env * steps
         has_ended = done[ends - 1, env]
         for segment in np.flatnonzero(has_ended).tolist():
             if (ends[segment], env[segment]) not in cuts:
-                self._ended["episode/return"].append(float(returns[segment]))
-                self._ended["episode/length"].append(float(lengths[segment]))
+                self._episode_values["episode/return"].append(float(returns[segment]))
+                self._episode_values["episode/length"].append(float(lengths[segment]))
         last = ends == steps
         self._returns, self._lengths = np.where(has_ended, 0.0, returns)[last], np.where(has_ended, 0, lengths)[last]
 
     def _record_custom_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
             for name, value in self._policy.on_episode(member_of(info, n)).items():
-                self._ended[f"episode/{name}"].append(number_of(f"episode/{name}", value))
+                self._episode_values[f"episode/{name}"].append(number_of(f"episode/{name}", value))
 
     def metrics(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, and the count of cut ones if it changed."""
-        values, self._ended = dict(self._ended), defaultdict(list)
+        values, self._episode_values = dict(self._episode_values), defaultdict(list)
         return values
 
     @property
@@ -425,7 +425,7 @@ class Collector:
         self._reset_all(training_seed(self._seed, self.env_steps))
         self.interrupted += num_cut
         if num_cut:
-            self._ended["episode/interrupted"] = [float(self.interrupted)]
+            self._episode_values["episode/interrupted"] = [float(self.interrupted)]
         say(f"new episodes started, {num_cut} unfinished ones were cut: {why}")
 
     def close(self) -> None:
@@ -434,15 +434,15 @@ class Collector:
             hangs = isinstance(self._interrupted_by, StepInterrupted | EnvironmentLostError)
             close_envs(self._envs, in_mid_call=hangs)
 
-    def _reason_to_cut(self, saved: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
+    def _reason_to_cut(self, saved_envs: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
         """Restore the environments; return the reason if their episodes cannot continue, else None."""
-        if saved is None:
+        if saved_envs is None:
             return "the environments were interrupted in the middle of a step"
-        self._env_state.load_state_dict(saved)
-        resets_next = isinstance(self._envs, SyncVectorEnv) or saved["reason"] is None
+        self._env_state.load_state_dict(saved_envs)
+        resets_next = isinstance(self._envs, SyncVectorEnv) or saved_envs["reason"] is None
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
-        return f"these environments cannot be saved within an episode, because {saved['reason'] or 'they changed'}"
+        return f"these environments cannot be saved within an episode, because {saved_envs['reason'] or 'they changed'}"
 
 
 def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:

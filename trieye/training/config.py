@@ -124,10 +124,10 @@ class TrainingConfig(TrieyeConfig):
                 f"replay.max_reuse={replay.max_reuse}: rows would run out, because each is drawn {uses:g} times on "
                 "average (agent.updates_per_env_step x agent.batch_size); set at least twice that number"
             )
-        collected = self.agent.rollout_steps * self.env.num
-        if self.mode == "both" and replay.capacity < collected:
+        num_rows = self.agent.rollout_steps * self.env.num
+        if self.mode == "both" and replay.capacity < num_rows:
             raise ValueError(
-                f"replay.capacity={replay.capacity} is smaller than one rollout of {collected} rows "
+                f"replay.capacity={replay.capacity} is smaller than one rollout of {num_rows} rows "
                 "(agent.rollout_steps x env.num): some rows would be overwritten before any is used"
             )
         if "gamma" in replay.model_fields_set and replay.gamma not in {self.agent.gamma, ReplayConfig().gamma}:

@@ -74,8 +74,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         super().__init_subclass__(**kwargs)
         for base in vars(cls).get("__orig_bases__", ()):
             for kind in get_args(base):
-                for name, bound in (("config", TrainingConfig), ("agent", AgentConfig), ("policy", Policy)):
-                    if isinstance(kind, type) and issubclass(kind, bound):
+                for name, base_class in (("config", TrainingConfig), ("agent", AgentConfig), ("policy", Policy)):
+                    if isinstance(kind, type) and issubclass(kind, base_class):
                         setattr(cls, f"{name}_class", kind)
         if policy is not None:
             cls.policy_class = policy
@@ -160,8 +160,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             return source, None
         is_offline = config.mode == "train"
         clip_rewards, on_nonfinite = config.env.clip_rewards, self._on_nonfinite
-        read = partial(data_of, config.data or "", spaces, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
-        make = read if is_offline else Experience.from_config
+        read_data = partial(data_of, config.data or "", spaces, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
+        make = read_data if is_offline else Experience.from_config
         experience = make(replay, seed=config.seed)
         if is_offline and config.env.normalize_observations:
             merge_moments(
@@ -310,14 +310,14 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
                 short = name.strip("_").removesuffix("optimizer").strip("_")
                 metric = f"train/lr_{short}" if short else "train/lr"
                 groups = optimizer.param_groups
-                for number, group in enumerate(groups):
-                    rates[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
+                for index, group in enumerate(groups):
+                    rates[metric if len(groups) == 1 else f"{metric}/{index}"] = float(group["lr"])
         return rates
 
     def _take_progress(self) -> dict[str, float]:
         """Return the environment steps and updates since the last call."""
-        before, self._reported_counts = self._reported_counts, (self.env_steps, self.updates)
-        return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
+        last_counts, self._reported_counts = self._reported_counts, (self.env_steps, self.updates)
+        return {"env_steps": self.env_steps - last_counts[0], "updates": self.updates - last_counts[1]}
 
     def _show_sample(self, progress: Mapping[str, float]) -> None:
         """Log a table of the newest batch if one is due, and release the batch."""
@@ -482,7 +482,7 @@ def device_of(name: str, key: str = "agent.device") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:  # pydantic validates AgentConfig.device only
         raise ConfigurationError(f"{key}={name}: choose auto, cpu, mps, cuda, or cuda:N") from error
-    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
-    if missing.get(device.type, False):
+    is_missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if is_missing.get(device.type, False):
         raise ConfigurationError(f"{key}={name}: torch finds no such device here; choose auto or cpu")
     return device

@@ -112,10 +112,10 @@ def seed_spaces(env: Any, seed: int) -> None:
     """Seed the action and observation spaces of an environment or a vector environment, and of its wrappers."""
     layer = env
     while layer is not None:
-        for number, kind in enumerate(("action_space", "observation_space")):
+        for index, kind in enumerate(("action_space", "observation_space")):
             for space in (getattr(layer, kind, None), getattr(layer, f"single_{kind}", None)):
                 if isinstance(space, gym.Space):
-                    space.seed(training_seed(seed, number))  # differs from the seed of `reset`: no correlated draws
+                    space.seed(training_seed(seed, index))  # differs from the seed of `reset`: no correlated draws
         layer = layer.env if isinstance(layer, gym.Wrapper | VectorWrapper) else None
 
 
@@ -354,13 +354,13 @@ def _check_vector_form(config: EnvConfig) -> None:
             )
 
 
-def _are_compatible(one: Any, other: Any) -> bool:
+def _are_compatible(space: Any, other_space: Any) -> bool:
     """Return whether a policy for one space fits the other; bounds may differ."""
-    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
-        return list(one) == list(other) and all(_are_compatible(one[key], other[key]) for key in one)
-    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
-        return (one.shape, one.dtype) == (other.shape, other.dtype)
-    return bool(one == other)
+    if isinstance(space, gym.spaces.Dict) and isinstance(other_space, gym.spaces.Dict):
+        return list(space) == list(other_space) and all(_are_compatible(space[key], other_space[key]) for key in space)
+    if isinstance(space, gym.spaces.Box) and isinstance(other_space, gym.spaces.Box):
+        return (space.shape, space.dtype) == (other_space.shape, other_space.dtype)
+    return bool(space == other_space)
 
 
 def spaces_of_config(config: EnvConfig) -> Spaces:
@@ -442,7 +442,7 @@ def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
         raise ConfigurationError(f"env.normalize_observations=true needs a Box observation space, not {space}")
     kind = action_kind(spaces.action)
     if kind not in actions:
-        supported = " or ".join(_ACTION_DESCRIPTIONS[action] for action in actions)
+        action_names = " or ".join(_ACTION_DESCRIPTIONS[action] for action in actions)
         raise ConfigurationError(
-            f"env.id={config.id} has the action space {spaces.action}; this agent supports {supported}"
+            f"env.id={config.id} has the action space {spaces.action}; this agent supports {action_names}"
         )

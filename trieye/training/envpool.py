@@ -56,12 +56,12 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         return name
 
     def _check_options(self) -> None:
-        allowed = [*self._envpool.make_spec(self._id).config._fields]
-        allowed = [name for name in allowed if name not in _RESERVED]
-        for name in self._options.keys() - set(allowed):
+        option_names = [*self._envpool.make_spec(self._id).config._fields]
+        option_names = [name for name in option_names if name not in _RESERVED]
+        for name in self._options.keys() - set(option_names):
             raise ConfigurationError(
-                f"env.kwargs.{name}: EnvPool's {self._id} has no such option{did_you_mean(name, allowed)} "
-                f"(options: {', '.join(sorted(allowed))})"
+                f"env.kwargs.{name}: EnvPool's {self._id} has no such option{did_you_mean(name, option_names)} "
+                f"(options: {', '.join(sorted(option_names))})"
             )
 
     def _make(self) -> Any:

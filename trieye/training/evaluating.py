@@ -34,10 +34,10 @@ class CheckpointEvaluator:
         """Return the metrics that `TrainEngine.evaluate` would return in the saved state."""
         if self._config.agent.num_threads:
             torch.set_num_threads(self._config.agent.num_threads)
-        saved = decode(load_state(Path(checkpoint)), copy=False)["objects"]
-        state = saved["experiment"]["state"]
+        objects = decode(load_state(Path(checkpoint)), copy=False)["objects"]
+        state = objects["experiment"]["state"]
         self._policy.load_state_dict(state["policy"])
-        env_steps = int(saved["loop"][self._config.schedule_axis])
+        env_steps = int(objects["loop"][self._config.schedule_axis])
         episodes = self._config.env.eval_episodes
         return summary(self._evaluation.play(self._policy, episodes, env_steps=env_steps))
 

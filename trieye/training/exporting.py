@@ -93,11 +93,11 @@ def _check_free(export_dir: Path) -> None:
     """Raise if the export would replace a file that no earlier export wrote."""
     try:
         note = json.loads((export_dir / NOTE).read_bytes())
-        own = {NOTE, *note["files"]} if note["by"] == "trieye" else set()
+        own_names = {NOTE, *note["files"]} if note["by"] == "trieye" else set()
     except (OSError, ValueError, KeyError, TypeError):
-        own = set()
+        own_names = set()
     for name in (WEIGHTS, PROGRAM, NOTE):
-        if name not in own and os.path.lexists(export_dir / name):
+        if name not in own_names and os.path.lexists(export_dir / name):
             raise ConfigurationError(
                 f"{export_dir / name} exists, and no export wrote it; move it away, or export to another directory"
             )
@@ -157,14 +157,14 @@ def _program(policy: Policy, env_steps: int) -> bytes:
     batches = [_observations(space, n, draws) for n in _COMPARED_SIZES]
     file = io.BytesIO()
     with torch.no_grad(), _silence_torch():
-        expected = [acting(obs) for obs in batches]  # before its act is called with tensors without values
-        traced = _observations(space, _TRACED_SIZE, draws)
+        expected_actions = [acting(obs) for obs in batches]  # before its act is called with tensors without values
+        traced_obs = _observations(space, _TRACED_SIZE, draws)
         batch = {0: torch.export.Dim("batch", min=1)}
-        shapes = dict.fromkeys(traced, batch) if isinstance(traced, dict) else batch
-        torch.export.save(torch.export.export(acting, (traced,), dynamic_shapes=(shapes,), strict=False), file)
+        shapes = dict.fromkeys(traced_obs, batch) if isinstance(traced_obs, dict) else batch
+        torch.export.save(torch.export.export(acting, (traced_obs,), dynamic_shapes=(shapes,), strict=False), file)
         file.seek(0)
-        loaded = torch.export.load(file).module()
-        if not all(_is_same(loaded(obs), action) for obs, action in zip(batches, expected, strict=True)):
+        loaded_module = torch.export.load(file).module()
+        if not all(_is_same(loaded_module(obs), action) for obs, action in zip(batches, expected_actions, strict=True)):
             raise ValueError(
                 "the program exported by torch.export chooses different actions from the policy's act(); make act() "
                 "deterministic, without Python branches on values of observations"
@@ -172,12 +172,12 @@ def _program(policy: Policy, env_steps: int) -> bytes:
     return file.getvalue()
 
 
-def _is_same(action: torch.Tensor, expected: torch.Tensor) -> bool:
-    if action.shape != expected.shape or action.dtype != expected.dtype:
+def _is_same(action: torch.Tensor, expected_action: torch.Tensor) -> bool:
+    if action.shape != expected_action.shape or action.dtype != expected_action.dtype:
         return False
     if not action.is_floating_point():
-        return torch.equal(action, expected)
-    return torch.allclose(action, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+        return torch.equal(action, expected_action)
+    return torch.allclose(action, expected_action, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _observations(space: Any, n: int, draws: np.random.Generator) -> Any:
@@ -198,9 +198,9 @@ def _sample(space: Any, n: int, draws: np.random.Generator) -> Any:
         within = low + draws.random(shape) * np.minimum(width, _MAX_UNIFORM_WIDTH)
         samples = np.where(width < _MAX_UNIFORM_WIDTH, within, draws.standard_normal(shape))
         return samples.clip(low, high).astype(space.dtype)
-    own = copy.deepcopy(space)  # preserves the random state of the policy's space
-    own.seed(int(draws.integers(1 << 31)))
-    return np.stack([own.sample() for _ in range(n)])
+    space_copy = copy.deepcopy(space)  # preserves the random state of the policy's space
+    space_copy.seed(int(draws.integers(1 << 31)))
+    return np.stack([space_copy.sample() for _ in range(n)])
 
 
 @contextlib.contextmanager
@@ -210,13 +210,13 @@ def _silence_torch() -> Iterator[None]:
     Output of other threads is lost, too, during the second or two of the export.
     """
     handlers = logging.getLogger("torch").handlers
-    silent = logging.Filter("trieye: no logger has this name")
+    log_filter = logging.Filter("trieye: no logger has this name")
     for handler in handlers:
-        handler.addFilter(silent)
+        handler.addFilter(log_filter)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         for handler in handlers:
-            handler.removeFilter(silent)
+            handler.removeFilter(log_filter)

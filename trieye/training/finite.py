@@ -87,11 +87,11 @@ class OnNonfinite:
 
     def metrics(self) -> dict[str, float]:
         """Return the counts that changed since the last call."""
-        changed = {
+        changed_counts = {
             f"nonfinite/{kind}": float(num) for kind, num in self.counts.items() if num != self._last_counts[kind]
         }
         self._last_counts = self.counts.copy()
-        return changed
+        return changed_counts
 
 
 def is_finite(row: Array) -> bool:
@@ -124,9 +124,9 @@ def refused_rows(rows: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]] | Non
     floats = {name: array for name, item in rows.items() if (array := np.asarray(item)).dtype.kind == "f"}
     if all(is_finite(array.reshape(-1)) for array in floats.values()):
         return None
-    bad = {name: ~finite_members(array) for name, array in floats.items()}
-    names = [name for name, mask in bad.items() if mask.any()]
-    return (names[0], np.logical_or.reduce([bad[name] for name in names])) if names else None
+    mask_by_name = {name: ~finite_members(array) for name, array in floats.items()}
+    names = [name for name, mask in mask_by_name.items() if mask.any()]
+    return (names[0], np.logical_or.reduce([mask_by_name[name] for name in names])) if names else None
 
 
 _ACTIVE: ContextVar["UpdateGuard | None"] = ContextVar("trieye_update_guard", default=None)
@@ -226,10 +226,10 @@ class UpdateGuard:
         if self._pending:
             self._fetch()
         for name, value in values.items():
-            if value is None or "loss" not in name.lower() or math.isfinite(number := number_of(name, value)):
+            if value is None or "loss" not in name.lower() or math.isfinite(loss := number_of(name, value)):
                 continue
             if not self._num_refused:  # otherwise the refused update, already reported, explains the loss
-                message = f"metric {name} is {number:g} {self._on_nonfinite.where()}"
+                message = f"metric {name} is {loss:g} {self._on_nonfinite.where()}"
                 self._on_nonfinite.handle("losses", message, "its gradients are finite, and the update was made")
         if time.monotonic() >= self._next_check_at:
             self.check_weights()
@@ -380,11 +380,11 @@ def _bad_tensors(engine: Any) -> Iterable[tuple[str, torch.Tensor]]:
     by_device: dict[torch.device, list[int]] = {}
     for index, (_, tensor) in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
-    bad: list[int] = []
+    bad_indices: list[int] = []
     for indices in by_device.values():
         are_finite = torch.stack([torch.isfinite(tensors[index][1].detach()).all() for index in indices]).tolist()
-        bad += [index for index, good in zip(indices, are_finite, strict=True) if not good]
-    return [tensors[index] for index in sorted(bad)]
+        bad_indices += [index for index, good in zip(indices, are_finite, strict=True) if not good]
+    return [tensors[index] for index in sorted(bad_indices)]
 
 
 def _name_of(engine: Any, optimizer: torch.optim.Optimizer) -> str:
@@ -396,9 +396,9 @@ def _describe(engine: Any, optimizer: torch.optim.Optimizer) -> str:
     """Describe the first gradient of an optimizer that is not finite."""
     names = {id(tensor): name for name, tensor in _named_tensors(engine)}
     for group in optimizer.param_groups:
-        for number, param in enumerate(group["params"]):
+        for index, param in enumerate(group["params"]):
             if param.grad is not None and not torch.isfinite(values := _values(param.grad)).all():
-                name = names.get(id(param), f"weight {number}")
+                name = names.get(id(param), f"weight {index}")
                 owner = _name_of(engine, optimizer)
                 return f"the gradient of {name} is {first_bad(values):g} ({owner}){_describe_batch(engine)}"
     return f"a gradient of {_name_of(engine, optimizer)} is not finite"

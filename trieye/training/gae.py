@@ -37,9 +37,9 @@ def gae(rows: Rows, last_value: torch.Tensor, *, gamma: float, lam: float) -> Ad
     deltas = rows.arrays["reward"] + gamma * ~terminated * values[1:] - values[:-1]
     deltas, decays = deltas * rows.valid, gamma * lam * ~done * rows.valid  # rows of resets block propagation
     advantages = np.empty(deltas.shape, np.float32)
-    later = np.zeros(deltas.shape[1])
+    later_advantages = np.zeros(deltas.shape[1])
     for t in range(len(deltas) - 1, -1, -1):
-        later = deltas[t] + decays[t] * later
-        advantages[t] = later
+        later_advantages = deltas[t] + decays[t] * later_advantages
+        advantages[t] = later_advantages
     estimates = torch.from_numpy(advantages).to(rows.device)
     return Advantages(estimates, estimates + rows["value"].float())

@@ -90,13 +90,13 @@ def evaluate(
     from trieye.training.loading import directory_of, evaluator_of, policy_of, recorded_config
 
     run_dir = directory_of(run)
-    saved = load_checkpoint(run_dir, which)
-    evaluator = evaluator_of(recorded_config(run_dir, saved))
+    checkpoint = load_checkpoint(run_dir, which)
+    evaluator = evaluator_of(recorded_config(run_dir, checkpoint))
     if evaluator is not None:
         return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
-    policy = policy_of(run_dir, saved, device)
+    policy = policy_of(run_dir, checkpoint, device)
     with closing(Evaluation(policy.config.env)) as evaluation, _threads(policy.agent.num_threads):
-        played = evaluation.play(
+        played_episodes = evaluation.play(
             policy,
             episodes,
             env_steps=policy.schedule_step,
@@ -104,14 +104,14 @@ def evaluate(
             with_frames=video is not None,
         )
     if video is not None:
-        _write_gif(Path(video), played[0])
-    returns = np.array([episode.total for episode in played])
-    metrics = {name.partition("/")[2]: value for name, value in summary(played).items()}
+        _write_gif(Path(video), played_episodes[0])
+    returns = np.array([episode.total for episode in played_episodes])
+    metrics = {name.partition("/")[2]: value for name, value in summary(played_episodes).items()}
     return {
         "run": run_dir.resolve().name,
-        "checkpoint": str(saved.path),
-        "is_best": which == "best" and saved.objective is not None,
-        "step": saved.step,
+        "checkpoint": str(checkpoint.path),
+        "is_best": which == "best" and checkpoint.objective is not None,
+        "step": checkpoint.step,
         "episodes": episodes,
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
@@ -124,16 +124,16 @@ def evaluate(
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Let torch compute with `number` threads, as in a training; 0 leaves their number as it is."""
+def _threads(num_threads: int) -> Iterator[None]:
+    """Let torch compute with `num_threads` threads, as in a training; 0 leaves their number as it is."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    old_num_threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads or old_num_threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(old_num_threads)
 
 
 def bench(config: TrainingConfig) -> float:
@@ -146,13 +146,13 @@ def bench(config: TrainingConfig) -> float:
         CheckpointError: The run has no checkpoint, or none matches `bench.checkpoints`.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    chosen = _selected_checkpoints(run_dir, config.bench.checkpoints)
+    selected_checkpoints = _selected_checkpoints(run_dir, config.bench.checkpoints)
     reports: list[dict[str, Any]] = []
-    for number, which in enumerate(chosen, 1):
+    for index, which in enumerate(selected_checkpoints, 1):
         report = evaluate(run_dir, which, episodes=config.bench.episodes)
         reports.append(report)
         spread = f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})"
-        say(f"{run_dir.name}, step {report['step']} ({number} of {len(chosen)}): return {spread}")
+        say(f"{run_dir.name}, step {report['step']} ({index} of {len(selected_checkpoints)}): return {spread}")
     path = run_dir / "bench.json"
     write_atomic(path, json.dumps(reports, indent=1).encode())
     say(f"wrote {path}: {len(reports)} checkpoints, {config.bench.episodes} episodes each")

@@ -94,14 +94,14 @@ def policy_of(run_dir: Path, saved: LoadedCheckpoint, device: str = "cpu") -> Po
     return policy.eval()
 
 
-def recorded_config(run_dir: Path, saved: LoadedCheckpoint | None = None) -> Mapping[str, Any]:
+def recorded_config(run_dir: Path, checkpoint: LoadedCheckpoint | None = None) -> Mapping[str, Any]:
     """Return the config that a checkpoint recorded, else the one in configs.json.
 
     Raises:
         ConfigurationError: configs.json cannot be read.
     """
-    if saved is not None and saved.config is not None:
-        return current_config(saved.config)
+    if checkpoint is not None and checkpoint.config is not None:
+        return current_config(checkpoint.config)
     path = run_dir / "configs.json"
     try:
         values: dict[str, Any] = json.loads(path.read_text("utf-8"))

@@ -139,8 +139,8 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
 
 def _ignore_unsaved_buffers(module: nn.Module, keys: Any) -> None:
     """Accept a checkpoint with the values of buffers that are computed and no longer saved (`persistent=False`)."""
-    computed = {name for name, _ in module.named_buffers()}
-    keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if name not in computed]
+    buffer_names = {name for name, _ in module.named_buffers()}
+    keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if name not in buffer_names]
 
 
 class EvaluationMode:
@@ -153,7 +153,7 @@ class EvaluationMode:
         modules = list(policy.modules())
         self._flags = [flags for module in modules if (flags := vars(module)).get("training")]
         # TorchScript modules keep the flag in C++
-        self._scripted = [module for module in modules if "training" not in vars(module) and module.training]
+        self._scripted_modules = [module for module in modules if "training" not in vars(module) and module.training]
 
     def __enter__(self) -> None:
         self._set(is_training=False)
@@ -164,7 +164,7 @@ class EvaluationMode:
     def _set(self, *, is_training: bool) -> None:
         for flags in self._flags:
             flags["training"] = is_training
-        for module in self._scripted:
+        for module in self._scripted_modules:
             module.training = is_training
 
 
@@ -176,9 +176,9 @@ def chosen_actions(policy: Policy, act: object) -> NDArray[Any]:
     """
     if isinstance(act, Act) and isinstance(act.action, torch.Tensor):
         return act.action.cpu().numpy()
-    returned = f"an Act with an action of type {_name(act.action)}" if isinstance(act, Act) else f"a {_name(act)}"
+    description = f"an Act with an action of type {_name(act.action)}" if isinstance(act, Act) else f"a {_name(act)}"
     raise ConfigurationError(
-        f"{_name(policy)}.act() returned {returned}; return trieye.Act(action) with a torch.Tensor"
+        f"{_name(policy)}.act() returned {description}; return trieye.Act(action) with a torch.Tensor"
     )
 
 

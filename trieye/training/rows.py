@@ -84,20 +84,20 @@ class Rows:
         Observations have the keys `obs` and `next_obs`, or `obs/<key>` and `next_obs/<key>`. Of stacked frames, rows
         have the newest one; the replay stacks them again.
         """
-        chosen = self.valid.reshape(-1)
+        is_selected = self.valid.reshape(-1)
         arrays = {name: array[:, :, -1] if name in self.stacked else array for name, array in self.arrays.items()}
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
-        for name, last in self.last_obs.items():
-            newest = last[:, -1] if name in self.stacked else last
-            after = np.concatenate((arrays[name][1:], newest[None]))
-            flat[f"next_{name}"] = after.reshape(-1, *after.shape[2:])
+        for name, last_obs in self.last_obs.items():
+            newest = last_obs[:, -1] if name in self.stacked else last_obs
+            next_obs = np.concatenate((arrays[name][1:], newest[None]))
+            flat[f"next_{name}"] = next_obs.reshape(-1, *next_obs.shape[2:])
         for name, tensor in self.extras.items():
             flat[name] = tensor.reshape(-1, *tensor.shape[2:]).cpu().numpy()
         env_ids = np.empty(self.valid.shape, np.int64)
         env_ids[:] = np.arange(self.valid.shape[1]) if self.streams is None else self.streams
-        if chosen.all():
+        if is_selected.all():
             return flat, env_ids.reshape(-1)
-        return {name: array[chosen] for name, array in flat.items()}, env_ids.reshape(-1)[chosen]
+        return {name: array[is_selected] for name, array in flat.items()}, env_ids.reshape(-1)[is_selected]
 
     def sequences(self) -> Self:
         """Return one row per environment, `[1, n, t, ...]`, so that minibatches contain whole rollouts.
@@ -159,22 +159,22 @@ class Rows:
         shape = self.valid.shape
         for name, column in columns.items():
             if tuple(column.shape[:2]) != shape:
-                actual, expected = list(column.shape), ", ".join(map(str, shape))
+                actual, expected_shape = list(column.shape), ", ".join(map(str, shape))
                 raise ConfigurationError(
-                    f"minibatches(): column {name} has shape {actual}; expected [{expected}, ...] as in the rows"
+                    f"minibatches(): column {name} has shape {actual}; expected [{expected_shape}, ...] as in the rows"
                 )
         if not len(self):  # the reset of a single environment
             return
-        chosen = torch.from_numpy(np.flatnonzero(self.valid))
-        is_whole = len(chosen) == self.valid.size
-        flat = {name: _flat(value, None if is_whole else chosen) for name, value in {**self, **columns}.items()}
-        num_batches = min(max(round(self.valid.size / size), 1), len(chosen))
+        row_indices = torch.from_numpy(np.flatnonzero(self.valid))
+        is_whole = len(row_indices) == self.valid.size
+        flat = {name: _flat(value, None if is_whole else row_indices) for name, value in {**self, **columns}.items()}
+        num_batches = min(max(round(self.valid.size / size), 1), len(row_indices))
         for _ in range(epochs):
             order = torch.randperm(
-                len(chosen), generator=generator, device=None if generator is None else generator.device
+                len(row_indices), generator=generator, device=None if generator is None else generator.device
             )
-            for picked in order.tensor_split(num_batches):
-                yield {name: _pick(value, picked) for name, value in flat.items()}
+            for picked_indices in order.tensor_split(num_batches):
+                yield {name: _pick(value, picked_indices) for name, value in flat.items()}
 
 
 def _named(name: str, state: Any) -> dict[str, torch.Tensor]:
@@ -183,11 +183,11 @@ def _named(name: str, state: Any) -> dict[str, torch.Tensor]:
     return {} if state is None else {name: state}
 
 
-def _flat(value: Any, chosen: torch.Tensor | None) -> Any:
+def _flat(value: Any, row_indices: torch.Tensor | None) -> Any:
     if isinstance(value, dict):
-        return {key: _flat(item, chosen) for key, item in value.items()}
-    merged = value.reshape(-1, *value.shape[2:])
-    return merged if chosen is None else merged[chosen.to(value.device)]
+        return {key: _flat(item, row_indices) for key, item in value.items()}
+    flat_value = value.reshape(-1, *value.shape[2:])
+    return flat_value if row_indices is None else flat_value[row_indices.to(value.device)]
 
 
 def _pick(value: Any, picked: torch.Tensor) -> Any:

@@ -31,8 +31,8 @@ def replay_config(config: TrainingConfig, spaces: Spaces) -> ReplayConfig:
     """
     replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
     stacks = stacks_in(spaces.observation, config.env.frame_stack)
-    stored = {"frame_stack": stacks, "padding": "reset", "dedup_next": True}  # the padding of the environment
-    return replay.model_copy(update=stored) if stacks else replay
+    options = {"frame_stack": stacks, "padding": "reset", "dedup_next": True}  # the padding of the environment
+    return replay.model_copy(update=options) if stacks else replay
 
 
 class Sampling(Protocol):
@@ -94,11 +94,11 @@ class FromData:
     """
 
     def __init__(self, data: Experience, ratio: float, until_update: int | None = None, name: str = "") -> None:
-        self.data, self._ratio, self._until, self._name = data, ratio, until_update, name
+        self.data, self._ratio, self._until_update, self._name = data, ratio, until_update, name
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch; see `Sampling`."""
-        from_data = max(1, round(n * self._ratio)) if self._until is None or updates < self._until else 0
+        from_data = max(1, round(n * self._ratio)) if self._until_update is None or updates < self._until_update else 0
         if not from_data:
             return _with_source_column(replay.minibatch(n, device), value=False)
         external = _with_source_column(self.data.minibatch(from_data, device), value=True)
@@ -162,8 +162,8 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
         strategy: Sampling = project_class("sample.kind", chosen.kind)(config, data)
         return strategy
     assert data is not None  # noqa: S101 - the config requires `data` for both kinds
-    ratio, until = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
-    return FromData(data, ratio, until, config.data or "")
+    ratio, until_update = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
+    return FromData(data, ratio, until_update, config.data or "")
 
 
 class _WholeStacksError(Exception):
@@ -182,29 +182,29 @@ class _ExternalExperience(Experience):
 
     def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return the rows with the keys, shapes and dtypes of an engine's rows."""
-        own = {name: np.asarray(array) for name, array in rows.items()}
+        columns = {name: np.asarray(array) for name, array in rows.items()}
         inner, action = getattr(self.spaces.observation, "spaces", {}), self.spaces.action
         for key in inner:  # other libraries store the parts of a dict under their bare keys
             for bare, name in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
-                if name not in own and bare in own:
-                    own[name] = own.pop(bare)
+                if name not in columns and bare in columns:
+                    columns[name] = columns.pop(bare)
         spaces = {f"obs/{key}": part for key, part in inner.items()} or {"obs": self.spaces.observation}
-        if missing := [name for name in (*spaces, "action", "reward") if name not in own]:
-            raise ConfigurationError(f"data={self.name} has no column {missing[0]}; columns: {', '.join(own)}")
+        if missing := [name for name in (*spaces, "action", "reward") if name not in columns]:
+            raise ConfigurationError(f"data={self.name} has no column {missing[0]}; columns: {', '.join(columns)}")
         for name, space in spaces.items():
-            for column in [column for column in (name, f"next_{name}") if column in own]:
-                own[column] = as_column(own[column])
-                self._check_obs(column, own[column].shape[1:], space.shape)
-        if (size := math.prod(own["action"].shape[1:])) != math.prod(action.shape):
+            for column in [column for column in (name, f"next_{name}") if column in columns]:
+                columns[column] = as_column(columns[column])
+                self._check_obs(column, columns[column].shape[1:], space.shape)
+        if (size := math.prod(columns["action"].shape[1:])) != math.prod(action.shape):
             raise ConfigurationError(
                 f"data={self.name}: an action has {size} numbers, and in the environment the shape {list(action.shape)}"
             )
-        self._check_transitions(own, spaces)
+        self._check_transitions(columns, spaces)
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
-        own["action"] = own["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
-        reward = own["reward"].reshape(-1).astype(np.float32, copy=False)
-        own["reward"] = np.sign(reward) if self.clip_rewards else reward
-        return own
+        columns["action"] = columns["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
+        reward = columns["reward"].reshape(-1).astype(np.float32, copy=False)
+        columns["reward"] = np.sign(reward) if self.clip_rewards else reward
+        return columns
 
     def _check_transitions(self, rows: Mapping[str, Any], observations: Collection[str]) -> None:
         for name in (f"next_{name}" for name in observations):
@@ -260,27 +260,27 @@ def data_of(
     Raises:
         ConfigurationError: The data do not exist, do not fit the spaces, exceed the capacity, or are not finite.
     """
-    unbounded = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
-    buffer = _ExternalExperience.from_config(unbounded, seed=seed)
+    unbounded_config = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
+    buffer = _ExternalExperience.from_config(unbounded_config, seed=seed)
     buffer.name, buffer.spaces, buffer.stacks = name, spaces, replay.frame_stack
     buffer.clip_rewards, buffer.on_nonfinite = clip_rewards, on_nonfinite or OnNonfinite()
-    kind, colon, rest = name.partition(":")
+    kind, colon, dataset_name = name.partition(":")
     try:
         if colon and kind == "minari":
-            count = import_minari(buffer, rest, download=True)
+            count = import_minari(buffer, dataset_name, download=True)
         elif colon and kind == "sb3":
-            count = import_sb3(buffer, rest, allow_pickle=True)  # the import restricts the pickle to arrays
+            count = import_sb3(buffer, dataset_name, allow_pickle=True)  # the import restricts the pickle to arrays
         elif name.endswith(".npz"):
             count = import_npz(buffer, Path(name))
         elif name.endswith(".parquet"):
             count = import_parquet(buffer, Path(name))
         else:
             raise ConfigurationError(f"data={name}: unknown format; choose from {_FORMATS}")
-        file = Path(name.removeprefix("sb3:")).resolve()
-        buffer.crc32 = sums_of(file)[1] if file.is_file() else None
+        path = Path(name.removeprefix("sb3:")).resolve()
+        buffer.crc32 = sums_of(path)[1] if path.is_file() else None
     except _WholeStacksError:
-        whole = replay.model_copy(update={"frame_stack": {}, "dedup_next": False})
-        return data_of(name, spaces, whole, seed=seed, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
+        unstacked_config = replay.model_copy(update={"frame_stack": {}, "dedup_next": False})
+        return data_of(name, spaces, unstacked_config, seed=seed, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
     except OSError as error:
         raise ConfigurationError(f"data={name} cannot be read: {error}") from error
     except NonFiniteError as error:

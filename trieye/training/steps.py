@@ -49,31 +49,31 @@ class Steps:
         for key, item in obs.items():
             self.obs_columns[f"obs/{key}"][t] = item
 
-    def is_finite(self, first: int, end: int) -> bool:
+    def is_finite(self, first_step: int, end: int) -> bool:
         """Return True if rewards and next observations of some steps are finite; False needs a check by `faults`."""
-        if not is_finite(self.rewards[first:end].reshape(-1)):
+        if not is_finite(self.rewards[first_step:end].reshape(-1)):
             return False
         for flat in self._flat:  # noqa: SIM110 - all() takes longer
-            if not is_finite(flat[first + 1 : end + 1].reshape(-1)):
+            if not is_finite(flat[first_step + 1 : end + 1].reshape(-1)):
                 return False
         return True
 
     def faults(self, t: int) -> dict[int, str]:
         """Return a description of each environment's non-finite observation or reward after step `t`."""
-        described = self.obs_faults(t + 1)
+        fault_by_env = self.obs_faults(t + 1)
         for n in np.flatnonzero(~finite_members(self.rewards[t])).tolist():
-            described[n] = f"the reward {self.rewards[t, n]:g}"
-        return described
+            fault_by_env[n] = f"the reward {self.rewards[t, n]:g}"
+        return fault_by_env
 
     def obs_faults(self, t: int) -> dict[int, str]:
         """Return a description of each environment's non-finite observation at `t`."""
-        described: dict[int, str] = {}
+        fault_by_env: dict[int, str] = {}
         for name, item in self.obs_columns.items():
             if item.dtype.kind == "f":
                 label = name.replace("obs", "the observation", 1).replace("/", " ")
                 for n in np.flatnonzero(~finite_members(item[t])).tolist():
-                    described[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
-        return described
+                    fault_by_env[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
+        return fault_by_env
 
     def has_row_before(self, t: int, n: int) -> bool:
         """Return whether step `t - 1` is a row, not a reset; False for `t=0`."""

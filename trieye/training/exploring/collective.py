@@ -78,11 +78,11 @@ class _EpochGroup:
 
     def broadcast(self, flat: Flat) -> None:
         """Send from rank 0, or receive; as bytes, because gloo does not support every dtype."""
-        until = time.monotonic() + flat.timeout_s
+        deadline = time.monotonic() + flat.timeout_s
         # NCCL ends the process after its timeout, which must therefore exceed ours
         limit = timedelta(seconds=flat.timeout_s * (1 if self._backend == "gloo" else 10))
         works = [self._group.broadcast(buffer.view(torch.uint8), 0, limit) for buffer in flat.buffers]
-        faults = [fault for work in works if (fault := self._wait(work, until)) is not None]
+        faults = [fault for work in works if (fault := self._wait(work, deadline)) is not None]
         works.clear()  # works keep the connections open, and the traceback would keep the works
         if faults:
             raise RuntimeError(faults[0])
@@ -91,20 +91,20 @@ class _EpochGroup:
         """Close the connections; members that wait for them fail at once."""
         self._group = self._store = None
 
-    def _wait(self, work: Any, until: float) -> str | None:
+    def _wait(self, work: Any, deadline: float) -> str | None:
         """Wait for the end of a broadcast; return the error, or None."""
         try:
             if self._backend == "nccl":
-                self._poll(work, until)
+                self._poll(work, deadline)
             work.wait()
         except RuntimeError as error:
             return str(error)
         return None
 
-    def _poll(self, work: Any, until: float) -> None:
+    def _poll(self, work: Any, deadline: float) -> None:
         pause = threading.Event()
         while not work.is_completed():  # `wait` only makes the stream wait
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self._group.abort()
                 raise RuntimeError("the broadcast timed out")
             pause.wait(0.0005)
@@ -126,8 +126,8 @@ def _nccl_store(host: str, port: int, *, is_master: bool) -> TCPStore:
 
 def _address_of(line: Connection) -> str:
     """Return the local address of a connection."""
-    with socket.fromfd(line.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
-        return str(same.getsockname()[0])
+    with socket.fromfd(line.fileno(), socket.AF_INET, socket.SOCK_STREAM) as socket_copy:
+        return str(socket_copy.getsockname()[0])
 
 
 class BroadcastSender:
@@ -150,7 +150,7 @@ class BroadcastSender:
         self._group: _EpochGroup | None = None
         self._store: Rendezvous | TCPStore | None = None
         self._serial = 0
-        self._sent: tuple[Handle, Flat] | None = None
+        self._sent_weights: tuple[Handle, Flat] | None = None
         self._spare: Flat | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._admit, name="trieye-weights-admit", daemon=True)
@@ -175,8 +175,8 @@ class BroadcastSender:
             except ConnectionError:
                 self._spare = flat
                 raise
-            self._spare = None if self._sent is None else self._sent[1]
-            self._sent = (handle, flat)
+            self._spare = None if self._sent_weights is None else self._sent_weights[1]
+            self._sent_weights = (handle, flat)
             return handle
 
     def close(self) -> None:
@@ -208,9 +208,9 @@ class BroadcastSender:
                     return
                 self._end_epoch()
                 self._members.append(member)
-                if self._sent is not None:
+                if self._sent_weights is not None:
                     try:
-                        self._deliver(*self._sent)
+                        self._deliver(*self._sent_weights)
                     except ConnectionError as error:
                         say(f"{error}; the next version will be sent to all of them")
 
@@ -269,24 +269,24 @@ class BroadcastSender:
     def _collect_answers(self, handle: Handle, timeout_s: float) -> Exception | None:
         """Wait for the answers of all members, drop silent ones, and return the first fault, or None."""
         fault: Exception | None = None
-        waiting = set(self._members)
-        until = time.monotonic() + timeout_s + _ANSWER_MARGIN_S
-        while waiting:
-            ready = wait(waiting, max(until - time.monotonic(), 0.0))
-            if not ready:
-                for member in waiting:
+        waiting_members = set(self._members)
+        deadline = time.monotonic() + timeout_s + _ANSWER_MARGIN_S
+        while waiting_members:
+            ready_members = wait(waiting_members, max(deadline - time.monotonic(), 0.0))
+            if not ready_members:
+                for member in waiting_members:
                     self._drop(member)
-                return TimeoutError(f"{len(waiting)} explorers did not answer")
-            for member in waiting.intersection(ready):
+                return TimeoutError(f"{len(waiting_members)} explorers did not answer")
+            for member in waiting_members.intersection(ready_members):
                 try:
                     answer: _Answer = member.recv()
                 except (EOFError, OSError):
                     self._drop(member)
-                    waiting.discard(member)
+                    waiting_members.discard(member)
                     fault = fault or ConnectionError("an explorer died")
                     continue
                 if (answer.epoch, answer.handle) == (self.epoch, handle):
-                    waiting.discard(member)
+                    waiting_members.discard(member)
                     fault = fault or (None if answer.fault is None else RuntimeError(answer.fault))
         return fault
 
@@ -313,13 +313,13 @@ class BroadcastReceiver:
     """
 
     def __init__(self, address: tuple[str, int], key: bytes, backend: Backend, keep: int) -> None:
-        self._address, self._key, self._backend, self._keep = address, key, backend, keep
+        self._address, self._key, self._backend, self._num_kept = address, key, backend, keep
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self.epoch = -1
         self._host = ""
         self._group: _EpochGroup | None = None
         self._changed = threading.Condition()  # guards all fields below
-        self._retained: dict[Handle, Flat] = {}  # oldest first
+        self._flat_by_handle: dict[Handle, Flat] = {}  # oldest first
         self._free: list[Flat] = []
         self._fault: str | None = None
         threading.Thread(target=self._run, name="trieye-weights-receive", daemon=True).start()
@@ -332,22 +332,22 @@ class BroadcastReceiver:
             if newest is None or newest.serial < handle.serial:
                 reason = self._fault or f"they did not arrive within {timeout_s:g} s"
                 raise ConnectionError(f"cannot fetch version {handle.version} of the weights: {reason}")
-            selected = handle if handle in self._retained else newest
-            for old in [other for other in self._retained if other.serial < selected.serial]:
-                self._free.append(self._retained.pop(old))
-            tensors = self._retained[selected].tensors
-        if selected != handle:
-            raise SupersededError(selected.version, tensors)
+            selected_handle = handle if handle in self._flat_by_handle else newest
+            for old_handle in [other for other in self._flat_by_handle if other.serial < selected_handle.serial]:
+                self._free.append(self._flat_by_handle.pop(old_handle))
+            tensors = self._flat_by_handle[selected_handle].tensors
+        if selected_handle != handle:
+            raise SupersededError(selected_handle.version, tensors)
         return tensors
 
     @property
     def newest(self) -> Handle | None:
         """Handle of the newest weights received."""
         with self._changed:
-            return max(self._retained, key=lambda retained: retained.serial, default=None)
+            return max(self._flat_by_handle, key=lambda retained: retained.serial, default=None)
 
     def _has_serial(self, serial: int) -> bool:
-        return any(retained.serial >= serial for retained in self._retained)
+        return any(retained.serial >= serial for retained in self._flat_by_handle)
 
     def _run(self) -> None:
         fault = "the learner died"
@@ -394,12 +394,12 @@ class BroadcastReceiver:
         flat = flat or Flat(request.layout, self._device)
         self._group.broadcast(flat)
         with self._changed:
-            if request.handle in self._retained:  # repeated, because another explorer joined
+            if request.handle in self._flat_by_handle:  # repeated, because another explorer joined
                 self._free = [flat]
                 return
-            self._retained[request.handle] = flat
-            while len(self._retained) > self._keep:
-                del self._retained[next(iter(self._retained))]
+            self._flat_by_handle[request.handle] = flat
+            while len(self._flat_by_handle) > self._num_kept:
+                del self._flat_by_handle[next(iter(self._flat_by_handle))]
             self._changed.notify_all()
 
 

@@ -199,8 +199,8 @@ class Explorer:
             self._writer.version = min(self._versions)
             self._writer.extend(data, env_ids)
             self._writer.flush()
-        cut, self._collector.interrupted = self._collector.interrupted, 0
-        refused, remarks = self._on_nonfinite.counts.pop("rows", 0), self._remarks.copy()
+        num_cut, self._collector.interrupted = self._collector.interrupted, 0
+        num_refused, remarks = self._on_nonfinite.counts.pop("rows", 0), self._remarks.copy()
         self._remarks.clear()
         return FragmentResult(
             explorer=self._index,
@@ -211,9 +211,9 @@ class Explorer:
             ended=self._collector.metrics(),
             moments=[moments.cpu() for moments in self._collector.take_moments()],
             payload=payload,
-            interrupted=cut,
+            interrupted=num_cut,
             seconds=time.perf_counter() - began,
-            refused=refused,
+            refused=num_refused,
             remarks=remarks,
             lost=lost,
             returns=None if self._collector.scale is None else self._collector.scale.newest,
@@ -262,7 +262,7 @@ class Explorer:
             self._version = version
 
     def _rebuild(self, assignment: Assignment) -> None:
-        cut = self._collector.num_open
+        num_cut = self._collector.num_open
         generator = self._collector.generator
         try:
             self._collector.close()
@@ -270,7 +270,7 @@ class Explorer:
             say(f"explorer {self._index}: cannot close its environments: {type(error).__name__}: {error}")
         self._collector = self._make_collector(training_seed(self._seed, assignment.number))
         self._collector.generator = generator
-        self._collector.interrupted = cut
+        self._collector.interrupted = num_cut
         if self._writer is not None:
             self._writer.interrupt()
 
@@ -295,13 +295,13 @@ class Explorer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> int:
         """Restore a state that `state_dict` returned; return the number of cut episodes."""
-        before = self._collector.interrupted = int(state["interrupted"])
+        num_before = self._collector.interrupted = int(state["interrupted"])
         is_whole, stacks_frames = self._collector.load_state_dict(state), self._config.env.frame_stack
         if is_whole and stacks_frames and self._writer is not None and self._collector.num_open:
             self._collector.cut("a new writer continues no episodes, so the replay would lack frames of their stacks")
         self._collector.metrics()  # the learner reports the cut episodes of all explorers together
-        cut, self._collector.interrupted = self._collector.interrupted - before, 0
-        return cut
+        num_cut, self._collector.interrupted = self._collector.interrupted - num_before, 0
+        return num_cut
 
     def cancel(self) -> None:
         """Stop the current fragment at its next step."""

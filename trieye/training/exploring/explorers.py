@@ -73,11 +73,11 @@ class Explorers:
         self._has_fragments = self._is_publishing = False
         self._published: Published | None = None
         self._publish_s: list[float] = []
-        self._ended: dict[str, list[float]] = defaultdict(list)
+        self._episode_values: dict[str, list[float]] = defaultdict(list)
         self._learned: list[FragmentResult] = []
         self._lags: dict[int, int] = {}
         self._last_interrupted = 0
-        self._retired: list[dict[str, Any]] = []
+        self._retired_entries: list[dict[str, Any]] = []
         self._is_paused, self._is_waiting = True, False
         self._stop = stop or StopRequest()
         self._group = ExplorerGroup(
@@ -162,7 +162,7 @@ class Explorers:
     def _account(self, report: FragmentResult) -> None:
         self.env_steps += report.env_steps
         for name, values in report.ended.items():
-            self._ended[name] += values
+            self._episode_values[name] += values
         self._learned.append(report)
         self._on_nonfinite.counts["rows"] += report.refused
         for remark in report.remarks:
@@ -251,16 +251,16 @@ class Explorers:
             return  # the fragment would be too stale on arrival
         waiting = self._queue.counts()
         outstanding = waiting.total() + sum(len(slot.assignments) for slot in self._group.slots if slot.is_expected)
-        granted, alive = True, self._group.alive
+        has_granted, alive_slots = True, self._group.alive
         max_in_flight = 1 if self._sync.style == "explorer_driven" else self._config.max_in_flight
-        while granted:
-            granted = False
-            for slot in sorted(alive, key=lambda slot: (len(slot.assignments), slot.produced, slot.index)):
+        while has_granted:
+            has_granted = False
+            for slot in sorted(alive_slots, key=lambda slot: (len(slot.assignments), slot.produced, slot.index)):
                 is_free = slot.is_ready and len(slot.assignments) < max_in_flight
-                own = waiting[slot.index] + len(slot.assignments)
-                if is_free and self._may_begin(slot, own, outstanding, len(alive)):
+                num_own = waiting[slot.index] + len(slot.assignments)
+                if is_free and self._may_begin(slot, num_own, outstanding, len(alive_slots)):
                     self._assign(slot, published)
-                    granted, outstanding = True, outstanding + 1
+                    has_granted, outstanding = True, outstanding + 1
         self._prevent_starvation(published)
 
     def _assign(self, slot: ExplorerSlot, published: Published) -> None:
@@ -268,7 +268,7 @@ class Explorers:
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
         self._group.submit(slot, Assignment(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
 
-    def _may_begin(self, slot: ExplorerSlot, own: int, outstanding: int, explorers: int) -> bool:
+    def _may_begin(self, slot: ExplorerSlot, num_own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
         wants_weights = self._rules.wants_weights(on_version if version == self.version else 0)
         if wants_weights and (slot.waits_until is None or time.monotonic() < slot.waits_until):
@@ -276,7 +276,7 @@ class Explorers:
             return False
         steps_left = self._steps_left(has_fragments=self._has_fragments)
         # `explorers` is counted once for all of them: with 1000 explorers this dominates the cost per result
-        return self._rules.may_begin(own, outstanding, explorers=explorers, steps_left=steps_left)
+        return self._rules.may_begin(num_own, outstanding, explorers=explorers, steps_left=steps_left)
 
     def _prevent_starvation(self, published: Published) -> None:
         """Assign fragments against the rules if the learner waits and none is in flight.
@@ -292,8 +292,8 @@ class Explorers:
 
     def metrics(self) -> dict[str, float | list[float]]:
         """Return metrics of episodes, versions, explorers and fragments since the last call."""
-        metrics: dict[str, float | list[float]] = dict(self._ended)
-        self._ended.clear()
+        metrics: dict[str, float | list[float]] = dict(self._episode_values)
+        self._episode_values.clear()
         with self._group.lock:
             if self.interrupted != self._last_interrupted:
                 metrics["episode/interrupted"] = self._last_interrupted = self.interrupted
@@ -347,7 +347,7 @@ class Explorers:
                 }
                 for slot, state in zip(self._group.slots, states, strict=True)
             ],
-            "retired": self._retired,
+            "retired": self._retired_entries,
             "restarts": self._group.restarts,
             "lost": self._group.lost + sum(len(slot.assignments) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
@@ -381,19 +381,19 @@ class Explorers:
         if reasons:
             say(f"the resume is not exact: in the replay, {', and '.join(reasons)}")
 
-    def _load_explorers(self, saved: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
+    def _load_explorers(self, entries: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
         """Restore each explorer by its index; keep the counts of surplus explorers for a later resume."""
         slots = self._group.slots
-        if len(saved) != len(slots):
-            say(f"explorer.num was {len(saved)} and is {len(slots)}")
+        if len(entries) != len(slots):
+            say(f"explorer.num was {len(entries)} and is {len(slots)}")
         for slot in slots:  # additional explorers start with the counts of the others
-            slot.delivered = max((entry["delivered"] for entry in saved), default=0)
-        for slot, entry in zip(slots, [*saved, *retired], strict=False):
+            slot.delivered = max((entry["delivered"] for entry in entries), default=0)
+        for slot, entry in zip(slots, [*entries, *retired], strict=False):
             slot.state, slot.delivered = entry["state"], entry["delivered"]
             slot.incarnation = entry["incarnation"] + (entry["state"] is None)  # without a state: other seeds
             slot.granted = entry.get("granted", slot.delivered)
-        self._retired = [{**entry, "state": None} for entry in [*saved, *retired][len(slots) :]]
-        for index, entry in enumerate(saved):
+        self._retired_entries = [{**entry, "state": None} for entry in [*entries, *retired][len(slots) :]]
+        for index, entry in enumerate(entries):
             if entry["state"] is None:
                 self._group.interrupted += self._num_envs
             elif index >= len(slots):

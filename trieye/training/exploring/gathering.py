@@ -68,7 +68,7 @@ def explore(config: TrainingConfig) -> Path:
         "explorer": config.explorer,
         "runtime": config.runtime,
     }
-    collected = _CollectedRows(
+    collected_rows = _CollectedRows(
         limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _DEFAULT_STEPS
     )
     follows = config.sync.transport == "checkpoint"
@@ -76,15 +76,15 @@ def explore(config: TrainingConfig) -> Path:
     say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
     with (
         LeaveOnSignal("the rows collected so far are kept"),
-        _reserved(run_dir, config.explore.output) as (path, number),
+        _reserved(run_dir, config.explore.output) as (path, file_number),
     ):
-        overrides["seed"] = training_seed(config.seed + _SEED_OFFSET, *([number] if number > 1 else []))
+        overrides["seed"] = training_seed(config.seed + _SEED_OFFSET, *([file_number] if file_number > 1 else []))
         try:
             gather = _collect_by_explorers if config.explorer.num else _collect_here
-            gather(run_config.model_copy(update=overrides), policy, published_weights, collected)
+            gather(run_config.model_copy(update=overrides), policy, published_weights, collected_rows)
         finally:
-            if collected.num:
-                collected.write(path)
+            if collected_rows.num:
+                collected_rows.write(path)
     return path
 
 
@@ -137,7 +137,7 @@ class _PublishedWeights:
     def __init__(self, directory: Path, checkpoint: Path) -> None:
         self._files = CheckpointTransport(directory)
         newest = self._newest()
-        self._fetched = newest if newest is not None and newest[2] <= checkpoint.stat().st_mtime_ns else None
+        self._fetched_file = newest if newest is not None and newest[2] <= checkpoint.stat().st_mtime_ns else None
 
     def weights(self) -> Mapping[str, Any] | None:
         """Return weights that were published since the last call, or None.
@@ -145,9 +145,9 @@ class _PublishedWeights:
         Their version is lower than the last one if the training has resumed from an earlier checkpoint.
         """
         newest = self._newest()
-        if newest in {None, self._fetched}:
+        if newest in {None, self._fetched_file}:
             return None
-        self._fetched = newest
+        self._fetched_file = newest
         return self._files.fetch(newest[0])
 
     def _newest(self) -> tuple[Path, int, int] | None:
@@ -160,7 +160,7 @@ class _PublishedWeights:
 
 
 def _collect_here(
-    config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected: _CollectedRows
+    config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected_rows: _CollectedRows
 ) -> None:
     """Collect in this process."""
     num = config.env.num
@@ -169,18 +169,18 @@ def _collect_here(
     collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
     collector.env_steps = policy.schedule_step
     try:
-        while not collected.is_complete:
+        while not collected_rows.is_complete:
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
-            steps = min(collected.steps, math.ceil((collected.limit - collected.num) / num))
-            collected.add(collector.collect(steps), collector.metrics(), first_env=0)
+            steps = min(collected_rows.steps, math.ceil((collected_rows.limit - collected_rows.num) / num))
+            collected_rows.add(collector.collect(steps), collector.metrics(), first_env=0)
             collector.take_moments()  # discard: there is no learner
     finally:
         collector.close()
 
 
 def _collect_by_explorers(
-    config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected: _CollectedRows
+    config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected_rows: _CollectedRows
 ) -> None:
     """Collect with explorers."""
     num = config.env.num
@@ -195,23 +195,23 @@ def _collect_by_explorers(
     def assignment() -> None:
         for slot in group.alive:
             while slot.worker is not None and len(slot.assignments) < config.explorer.max_in_flight:
-                promised = len(waiting) + sum(len(other.assignments) for other in group.slots if other.is_expected)
-                if collected.num + promised * collected.steps * num >= collected.limit:
+                num_promised = len(waiting) + sum(len(other.assignments) for other in group.slots if other.is_expected)
+                if collected_rows.num + num_promised * collected_rows.steps * num >= collected_rows.limit:
                     return
-                env_steps = policy.schedule_step + collected.num
-                group.submit(slot, Assignment(slot.granted, collected.steps, env_steps, published))
+                env_steps = policy.schedule_step + collected_rows.num
+                group.submit(slot, Assignment(slot.granted, collected_rows.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
     group = ExplorerGroup(task, pool, config.explorer, deliver=deliver, assignment=assignment, leave=lambda _: None)
     group.start()
     try:
-        while not collected.is_complete:
+        while not collected_rows.is_complete:
             group.poke()
             group.wait(lambda: bool(waiting))
             report, incarnation = waiting.popleft()
-            first = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
+            first_env = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
             rows = Rows.of_payloads([report.payload or {}], policy.device)
-            collected.add(rows, report.ended, first_env=first, were_cut=bool(report.interrupted))
+            collected_rows.add(rows, report.ended, first_env=first_env, were_cut=bool(report.interrupted))
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
                 version = published.version + 1
@@ -227,19 +227,19 @@ def _reserved(run_dir: Path, name: str | None) -> Iterator[tuple[Path, int]]:
     Yields:
         The path, and the number in its name, 1 for `name`.
     """
-    files = ((run_dir / f"explored_{number}.npz", number) for number in count(1))
-    for path, number in files if name is None else [(Path(name), 1)]:
+    files = ((run_dir / f"explored_{file_number}.npz", file_number) for file_number in count(1))
+    for path, file_number in files if name is None else [(Path(name), 1)]:
         try:
             lock = _lock_empty(path)
         except OSError as error:
             raise ConfigurationError(f"explore.output={path} cannot be written: {error}") from error
         if lock is not None:
-            reserved = path, number
+            path_and_number = path, file_number
             break
     else:
         raise ConfigurationError(f"explore.output={name} already exists; choose another name")
     try:
-        yield reserved
+        yield path_and_number
     finally:
         with suppress(FileNotFoundError):
             if not path.stat().st_size:

@@ -148,7 +148,7 @@ class ExplorerGroup:
         self.lock = threading.RLock()
         self.restarts = self.lost = self.interrupted = 0
         self.fault: BaseException | None = None
-        self._refused: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
         self._next_refused_report = 0.0
         self._has_delivered = self._is_closed = False
         self._machines_changed, self._last_machines_report = True, ""
@@ -192,7 +192,7 @@ class ExplorerGroup:
             BaseException: `fault`: the error of the last explorer when all were abandoned, or an error that restarts
                 cannot fix.
         """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             while not self._changed.empty():
                 self._changed.get()
@@ -200,7 +200,7 @@ class ExplorerGroup:
                 self.check()
                 if condition():
                     return True
-            left_s = None if until is None else until - time.monotonic()
+            left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return False
             try:  # not a Condition: Ctrl-C inside its wait leaves the lock acquired
@@ -218,17 +218,17 @@ class ExplorerGroup:
         with self.lock:
             workers = [slot.worker if slot.is_ready and not slot.assignments else None for slot in self.slots]
             calls = [None if worker is None else worker.begin(method) for worker in workers]
-        until = time.monotonic() + timeout_s
-        return [None if call is None else self._answer(call, until) for call in calls]
+        deadline = time.monotonic() + timeout_s
+        return [None if call is None else self._answer(call, deadline) for call in calls]
 
-    def _answer(self, call: "Future[Any]", until: float) -> Any:
+    def _answer(self, call: "Future[Any]", deadline: float) -> Any:
         while not self._stop.is_older_than(SAVE_PATIENCE_S):
             try:
-                return call.result(max(min(until - time.monotonic(), _POLL_S), 0.0))
+                return call.result(max(min(deadline - time.monotonic(), _POLL_S), 0.0))
             except (ConnectionError, TrieyeError):
                 return None
             except TimeoutError:
-                if call.done() or time.monotonic() >= until:
+                if call.done() or time.monotonic() >= deadline:
                     return None
         return None
 
@@ -236,21 +236,21 @@ class ExplorerGroup:
         """Stop all explorers; responsive ones close their environments first."""
         with self.lock:
             self._is_closed = True
-            present = [(slot, slot.worker) for slot in self.slots if slot.worker is not None]
-            hung = [slot.index for slot, _ in present if self._hangs(slot)]
-            responsive = [
-                (slot, worker) for slot, worker in present if slot.machine is not None and slot.index not in hung
+            workers = [(slot, slot.worker) for slot in self.slots if slot.worker is not None]
+            hung = [slot.index for slot, _ in workers if self._hangs(slot)]
+            responsive_workers = [
+                (slot, worker) for slot, worker in workers if slot.machine is not None and slot.index not in hung
             ]
         if hung:
             say(f"stopping explorers {hung} in the middle of a fragment: {self._env_id} does not return")
-        until = time.monotonic() + (timeout_s if not self._stop.is_made else min(timeout_s, _CLOSE_STOPPED_S))
-        calls = [] if self.fault is not None else [(slot, worker.begin("close")) for slot, worker in responsive]
+        deadline = time.monotonic() + (timeout_s if not self._stop.is_made else min(timeout_s, _CLOSE_STOPPED_S))
+        calls = [] if self.fault is not None else [(slot, worker.begin("close")) for slot, worker in responsive_workers]
         for slot, call in calls:
             try:
-                call.result(max(until - time.monotonic(), 0.0))
+                call.result(max(deadline - time.monotonic(), 0.0))
             except Exception as error:  # noqa: BLE001 - it is killed in any case
                 say(f"explorer {slot.index} could not close {self._env_id}: {type(error).__name__}: {error}")
-        for _, worker in present:
+        for _, worker in workers:
             worker.kill()
         self._events.put(None)
         if self._thread.is_alive():
@@ -410,7 +410,7 @@ class ExplorerGroup:
         slot.delivered += 1
         if reason := self._deliver(report):
             self.lost += 1
-            self._refused[reason] += 1
+            self._refusals[reason] += 1
             self._report_refused()
 
     def _report_refused(self) -> None:
@@ -418,9 +418,9 @@ class ExplorerGroup:
         if time.monotonic() < self._next_refused_report:
             return
         self._next_refused_report = time.monotonic() + _REFUSED_REPORT_INTERVAL_S
-        delivered = sum(slot.delivered for slot in self.slots)
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
-        say(f"{self._refused.total()} of {delivered} fragments were dropped on arrival: {reasons}")
+        num_delivered = sum(slot.delivered for slot in self.slots)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self._refusals.most_common())
+        say(f"{self._refusals.total()} of {num_delivered} fragments were dropped on arrival: {reasons}")
 
     def _fail(self, slot: ExplorerSlot, error: BaseException) -> None:
         """Handle the failure of an explorer: restart it after a pause, abandon it, or set `fault`."""

@@ -127,10 +127,10 @@ class _RayWorker:
         ray.kill(self._actor)
 
 
-def _unpickle(search_paths: list[str], pickled: bytes) -> Any:
+def _unpickle(search_paths: list[str], data: bytes) -> Any:
     """Unpickle an object, importing its classes from the driver's search paths."""
     sys.path += [path for path in search_paths if path not in sys.path]
-    return ray.cloudpickle.loads(pickled)
+    return ray.cloudpickle.loads(data)
 
 
 def _translated(error: BaseException) -> BaseException:

@@ -48,7 +48,7 @@ class Reports:
         self._schema: dict[str, str] = {}
         self._version = -1
         self._lags: list[int] = []  # of the results taken since the last `metrics`
-        self._dropped: Counter[str] = Counter()
+        self._drops: Counter[str] = Counter()
         self._num_put = self._num_taken = self._num_reported = 0
         self._reported_at = time.monotonic()
 
@@ -56,7 +56,7 @@ class Reports:
         """Add a result; return the reason if its fragment is refused, else an empty string."""
         del incarnation
         if self._is_stale(report):
-            self._dropped["stale"] += 1
+            self._drops["stale"] += 1
             return "stale"
         if report.payload is not None:
             schema = {name: f"{array.dtype}{list(array.shape)}" for name, array in report.payload.items()}
@@ -94,10 +94,10 @@ class Reports:
         self._version = version
         if self._publish_version is not None:
             self._publish_version(version)
-        stale = [report for report in self._waiting if self._is_stale(report)]
-        self._dropped["stale"] += len(stale)
+        stale_reports = [report for report in self._waiting if self._is_stale(report)]
+        self._drops["stale"] += len(stale_reports)
         self._waiting = [report for report in self._waiting if not self._is_stale(report)]
-        return stale
+        return stale_reports
 
     def _is_stale(self, report: FragmentResult) -> bool:
         return self.max_staleness is not None and self._version - report.version_min > self.max_staleness
@@ -107,7 +107,7 @@ class Reports:
         if self._publish_version is not None:
             return {}
         metrics: dict[str, float] = {"replay/size": len(self._waiting)}
-        metrics |= {f"replay/dropped/{reason}": count for reason, count in (+self._dropped).items()}
+        metrics |= {f"replay/dropped/{reason}": count for reason, count in (+self._drops).items()}
         now = time.monotonic()
         if now > self._reported_at:
             metrics["replay/inserts_per_s"] = (self._num_put - self._num_reported) / (now - self._reported_at)
@@ -138,7 +138,7 @@ class Reports:
         self._num_put = self._num_reported = len(self._waiting)
         self._num_taken = 0
         if lost := len(reports) - len(self._waiting):
-            self._dropped["damaged"] += lost
+            self._drops["damaged"] += lost
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -163,7 +163,7 @@ class Fragments:
         self._buffer = FragmentBuffer(rules, seed=seed)
         self._session, self._device, self._min_capacity = session, device, min_capacity
         self._reports: dict[tuple[str, int], FragmentResult] = {}
-        self._dropped: list[FragmentResult] = []
+        self._dropped_reports: list[FragmentResult] = []
         self.max_staleness = rules.max_staleness
         self.is_bounded = rules.max_staleness is not None and rules.sampler == "oldest"
 
@@ -177,8 +177,8 @@ class Fragments:
         if not result.is_kept:
             return result.status.replace("_", " ")
         self._reports[key] = report
-        if dropped := self._take_missing():
-            self._dropped += dropped
+        if dropped_reports := self._take_missing():
+            self._dropped_reports += dropped_reports
             num_stored = int(self._buffer.metrics(reset=False)["replay/fragments"])
             if num_stored < self._min_capacity:
                 raise ValueError(
@@ -211,8 +211,8 @@ class Fragments:
         return self._take_dropped() + [self._reports.pop(key) for key in keys if key in self._reports], rows
 
     def _take_dropped(self) -> list[FragmentResult]:
-        dropped, self._dropped = self._dropped, []
-        return dropped
+        reports, self._dropped_reports = self._dropped_reports, []
+        return reports
 
     def set_version(self, version: int) -> list[FragmentResult]:
         """Drop fragments that are too stale or of another run; see `Reports`."""
@@ -225,7 +225,7 @@ class Fragments:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer and the results."""
-        reports = [*self._dropped, *self._reports.values()]
+        reports = [*self._dropped_reports, *self._reports.values()]
         return {"reports": [as_data(report) for report in reports], "buffer": self._buffer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -237,16 +237,16 @@ class Fragments:
             report.payload = payload
             self.put(report, 0)
         self._reports = {_key(report.explorer, report.number): report for report in reports}
-        self._dropped = self._take_missing()
+        self._dropped_reports = self._take_missing()
 
     def close(self) -> None:
         """Release the memory of the buffer."""
         self._buffer.close()
 
 
-def _key(explorer: int, number: int) -> tuple[str, int]:
+def _key(explorer: int, fragment_number: int) -> tuple[str, int]:
     """Return the worker and the number of a fragment in the buffer."""
-    return f"explorer-{explorer}", number
+    return f"explorer-{explorer}", fragment_number
 
 
 def as_data(report: FragmentResult) -> dict[str, Any]:
@@ -260,13 +260,13 @@ def from_data(data: Mapping[str, Any]) -> FragmentResult:
     return FragmentResult(**{**data, "moments": [Moments(**moments) for moments in data["moments"]], "payload": None})
 
 
-def _payloads_of(saved: SavedParts) -> dict[tuple[int, int], Mapping[str, Array]]:
+def _payloads_of(saved_parts: SavedParts) -> dict[tuple[int, int], Mapping[str, Array]]:
     """Return the rows in a saved `FragmentBuffer`, which stored them in earlier versions and with `replay=fragment`."""
-    length = saved.state["fragments_per_chunk"]
+    length = saved_parts.state["fragments_per_chunk"]
     buffer = FragmentBuffer(
         FragmentRules(max_chunks=1 << 20, fragments_per_chunk=length, sampler="oldest", session_policy="resume")
     )
-    buffer.load_state_dict(saved)
+    buffer.load_state_dict(saved_parts)
     return _payloads_in(buffer.fetch(len(buffer), timeout_s=0)) if len(buffer) else {}
 
 

@@ -77,16 +77,16 @@ def make_explorers(
 
 def _make_queue(config: Any, policy: Policy, experience: RemoteExperience | None) -> Reports | Fragments:
     """Create the queue of results, whose rows are in the replay, in a fragment buffer, or in the results."""
-    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
+    max_staleness = None if config.sync.style == "fixed" else config.sync.max_staleness
     if experience is not None:
         is_bounded = config.replay.max_staleness is not None
         publish_version = experience.set_version if is_bounded else lambda _: None
         return Reports(config.env.num, policy.device, publish_version=publish_version)
     if config.replay.kind == "fragment":
         chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
-        rules, least = FragmentRules(**{"max_staleness": bound, **chosen}), config.min_waiting_fragments
+        rules, least = FragmentRules(**{"max_staleness": max_staleness, **chosen}), config.min_waiting_fragments
         return Fragments(rules, config.run_name, policy.device, seed=config.seed, min_capacity=least)
-    return Reports(config.env.num, policy.device, max_staleness=bound)  # each used once, and none too stale
+    return Reports(config.env.num, policy.device, max_staleness=max_staleness)  # each used once, and none too stale
 
 
 def _make_registry(*, in_this_process: bool) -> Any:

@@ -59,20 +59,20 @@ class SyncRules:
             return self._config.interval
         return max(self._config.interval - steps, 1) - has_fragments
 
-    def may_begin(self, own: int, outstanding: int, *, explorers: int, steps_left: int) -> bool:
+    def may_begin(self, num_own: int, outstanding: int, *, explorers: int, steps_left: int) -> bool:
         """Return whether an explorer that does not wait for weights may start a fragment now.
 
         A fragment is outstanding until the learner takes it.
 
         Args:
-            own: Outstanding fragments of this explorer.
+            num_own: Outstanding fragments of this explorer.
             outstanding: Outstanding fragments of all explorers.
             explorers: Number of explorers that were not abandoned.
             steps_left: Learner steps before the next version that have not taken their fragments; see `steps_left`.
         """
         config = self._config
         if config.style == "fixed":
-            return own < config.offset + steps_left
+            return num_own < config.offset + steps_left
         return outstanding < explorers * (steps_left + self._staleness * config.interval)
 
     def may_take(self, version: int, remaining: Sequence[int], *, explorers: int, steps_left: int) -> bool:
@@ -90,8 +90,8 @@ class SyncRules:
         if config.style in {"fixed", "explorer_driven"}:
             return True
         for ahead in range(self._staleness + 1):
-            due = sum(fragment_version <= version + ahead - self._staleness for fragment_version in remaining)
-            if due > explorers * (steps_left + ahead * config.interval):
+            num_due = sum(fragment_version <= version + ahead - self._staleness for fragment_version in remaining)
+            if num_due > explorers * (steps_left + ahead * config.interval):
                 return False
         return True
 

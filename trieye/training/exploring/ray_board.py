@@ -59,7 +59,7 @@ class RayBoard:
         # guards all fields below, which Ray's callback thread changes, too; acquired while holding no other lock
         self._lock = threading.RLock()
         self._newest: Published | None = None
-        self._sent: Published | None = None
+        self._sent_weights: Published | None = None
         self._sent_at, self._is_silent = 0.0, False
         self._fault: BaseException | None = None
         self._identity: str | None = None
@@ -81,7 +81,7 @@ class RayBoard:
             if self._fault is not None:
                 raise self._fault
             self._newest = published
-            if self._sent is None:
+            if self._sent_weights is None:
                 self._send()
             elif not self._is_silent and time.monotonic() - self._sent_at > SILENT_AFTER_S:
                 self._is_silent = True
@@ -91,11 +91,11 @@ class RayBoard:
                 )
 
     def _send(self, *, is_again: bool = False) -> None:
-        self._sent, self._sent_at = self._newest, time.monotonic()
+        self._sent_weights, self._sent_at = self._newest, time.monotonic()
         # Ray retries only the second call, until the new process runs; the first one must fail, to report the death
         publish = self._actor.publish.options(max_task_retries=-1 if is_again else 0)
-        sent = publish.remote(self._sent).future()
-        sent.add_done_callback(partial(self._on_answer, is_again=is_again))
+        answer = publish.remote(self._sent_weights).future()
+        answer.add_done_callback(partial(self._on_answer, is_again=is_again))
 
     def _on_answer(self, done: "Future[Any]", *, is_again: bool) -> None:
         error = done.exception()
@@ -115,10 +115,10 @@ class RayBoard:
             if self._is_silent:
                 self._is_silent = False
                 say(f"the version registry answers again, after {time.monotonic() - self._sent_at:.0f} s")
-            if self._newest is not self._sent and self._fault is None:
+            if self._newest is not self._sent_weights and self._fault is None:
                 self._send()
                 return
-            self._sent = None
+            self._sent_weights = None
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
         """Wait until the newest announcement is newer than `version`, and return it.

@@ -60,16 +60,16 @@ def _physical(index: int) -> str:
     return visible[index] if index < len(visible) else str(index)
 
 
-def _holder_of(wanted: str, num_gpus: int) -> Any:
-    """Start holders on this node until Ray assigns the wanted GPU to one; return that holder."""
+def _holder_of(gpu_id: str, num_gpus: int) -> Any:
+    """Start holders on this node until Ray assigns the GPU to one; return that holder."""
     others = []  # each keeps its GPU until the right one is found
     for _ in range(num_gpus):
         holder: Any = _GPUHolder.options(scheduling_strategy=on_this_node()).remote()  # type: ignore[attr-defined]  # ray.remote adds it
         try:
-            if wanted in ray.get(holder.gpus.remote(), timeout=_START_S):
+            if gpu_id in ray.get(holder.gpus.remote(), timeout=_START_S):
                 return holder
         except ray.exceptions.GetTimeoutError:
             break
         others.append(holder)
-    say(f"Ray has GPU {wanted} in use or does not list it; explorers may share it with the learner")
+    say(f"Ray has GPU {gpu_id} in use or does not list it; explorers may share it with the learner")
     return None

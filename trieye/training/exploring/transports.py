@@ -86,7 +86,7 @@ class CheckpointTransport:
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
-        self._directory, self._keep = directory, keep
+        self._directory, self._num_kept = directory, keep
 
     def publish(self, version: int, weights: Weights) -> Any:
         """Write the weights to a file; see `Transport`."""
@@ -94,17 +94,17 @@ class CheckpointTransport:
         path = self._directory / f"version_{version:012d}.safetensors"
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
             write_tensors(file, as_arrays(weights), {})
-        older = [other for other in self.paths() if other < path]
+        older_paths = [other_path for other_path in self.paths() if other_path < path]
         # from an attempt that was killed later in the run
-        superseded = [other for other in self.paths() if other > path]
-        for other in (*older[: 1 - self._keep], *superseded):
-            other.unlink(missing_ok=True)
+        later_paths = [other_path for other_path in self.paths() if other_path > path]
+        for other_path in (*older_paths[: 1 - self._num_kept], *later_paths):
+            other_path.unlink(missing_ok=True)
         return str(path)
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
         """Read the weights; if the file is gone or damaged, the newest intact other file."""
         path = Path(handle)
-        for candidate in [path, *(other for other in reversed(self.paths()) if other != path)]:
+        for candidate in [path, *(other_path for other_path in reversed(self.paths()) if other_path != path)]:
             try:
                 return map_tensors(candidate)
             except FileNotFoundError:
@@ -154,19 +154,19 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: Names or shapes do not match; the module is unchanged.
     """
-    own = weights_of(module)
-    if own.keys() != weights.keys():
-        name = next(iter(sorted(own.keys() ^ weights.keys())))
-        problem = "is missing" if name in own else "is unexpected"
+    own_weights = weights_of(module)
+    if own_weights.keys() != weights.keys():
+        name = next(iter(sorted(own_weights.keys() ^ weights.keys())))
+        problem = "is missing" if name in own_weights else "is unexpected"
         raise ConfigurationError(f"the weights do not match the module {type(module).__name__}: {name} {problem}")
     for name, value in weights.items():
-        if tuple(value.shape) != tuple(own[name].shape):
+        if tuple(value.shape) != tuple(own_weights[name].shape):
             raise ConfigurationError(
                 f"the weights do not match the module {type(module).__name__}: {name} has shape {list(value.shape)}, "
-                f"expected {list(own[name].shape)}"
+                f"expected {list(own_weights[name].shape)}"
             )
     for name, value in weights.items():
-        _copy(value, own[name])
+        _copy(value, own_weights[name])
 
 
 def _copy(value: Any, to: torch.Tensor) -> None:
