@@ -433,10 +433,10 @@ def check_changes(paths: RunFiles, config: TrieyeConfig) -> None:
     Raises:
         ConfigurationError: Another algorithm than in the last attempt, whose checkpoints do not fit.
     """
-    kind, current_config = changed_kind(paths.config_path, config)
-    if kind != current_config:
+    kind, current_kind = changed_kind(paths.config_path, config)
+    if kind != current_kind:
         raise ConfigurationError(
-            f"agent={current_config}: run {config.run_name!r} trains agent={kind}; choose another run_name, or set "
+            f"agent={current_kind}: run {config.run_name!r} trains agent={kind}; choose another run_name, or set "
             f"agent={kind}"
         )
     if changes := changed_values(paths.config_path, config):

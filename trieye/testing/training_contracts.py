@@ -167,7 +167,7 @@ class TrainEngineContract:
         """
         config = self.make_config()
         paths = {"root_data_dir": str(root), "run_name": run_name, "app_name": "contract"}
-        new_groups = {
+        new_values = {
             "app_name": "contract",
             "run_name": run_name,
             "runtime": config.runtime.model_copy(update={"kind": "local", "address": None}),
@@ -177,7 +177,7 @@ class TrainEngineContract:
                 update={"steps": self.NUM_STEPS, "env_steps": None, "time_s": None, "target": None} | loop
             ),
         }
-        config = config.model_copy(update=new_groups)
+        config = config.model_copy(update=new_values)
         engine = imported(config.agent.engine)
         self.calls: list[int] = []
         with nullcontext() if interrupt_at is None else suppress(RunInterrupted):
