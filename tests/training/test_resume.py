@@ -191,3 +191,25 @@ def test_the_replay_survives_a_change_of_discount_or_n_step(train_config, before
     learn_until(engine, 80)
     assert all(weights.isfinite().all() for weights in engine.policy.parameters())
     engine.cleanup()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_resume_starts_new_episodes_when_explorers_are_added_or_removed(train_config, name, before, after, capfd):
+    kind, agent = AGENTS[name]
+
+    def config(explorers):
+        env = {"num": 2, "normalize_rewards": True}
+        replay = {"max_staleness": 100} if name == "dqn" else {}
+        return train_config(agent=agent, env=env, replay=replay, explorer={"num": explorers})
+
+    engine = kind(config(before))
+    learn_until(engine, 60)
+    env_steps, num_rows = engine.env_steps, 0 if engine.replay is None else engine.replay.metrics()["replay/size"]
+    engine = resumed(engine, config(after))
+    assert f"explorer.num was {before} and is {after}" in capfd.readouterr().err
+    assert engine.env_steps == env_steps
+    assert engine.replay is None or engine.replay.metrics()["replay/size"] >= num_rows
+    assert np.max(engine.advance()["episode/interrupted"]) >= 1
+    learn_until(engine, env_steps + 60)
+    engine.cleanup()

@@ -393,12 +393,15 @@ class Collector:
         """Restore a state; return False if the saved episodes were cut and new ones started.
 
         They are cut if the environments are created differently now, because restored ones would keep the old
-        parameters.
+        parameters, and if the state is that of `Explorers`.
 
         Raises:
             SerializationError: The environments have different wrappers, although their config is the same.
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
+        if "explorers" in state:
+            self._load_explorers(state)
+            return False
         stateful(self.generator).load_state_dict(state["generator"])
         if self.scale is not None and state["scale"] is not None:
             self.scale.load_state_dict(state["scale"])
@@ -418,6 +421,15 @@ class Collector:
         if isinstance(self._envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True
+
+    def _load_explorers(self, state: Mapping[str, Any]) -> None:
+        """Continue after explorers: restore the scale, and start new episodes."""
+        explorers, unknown = [entry["state"] for entry in state["explorers"]], {"done": self._done}
+        self._done = np.concatenate([(explorer or unknown)["done"] for explorer in explorers])
+        self.generator.manual_seed(training_seed(self._seed, self.env_steps))  # the first explorer had the seed itself
+        if self.scale is not None:
+            self.scale.moments = tuple(state.get("returns", self.scale.moments))
+        self.cut(f"explorer.num was {len(explorers)} and is 0")
 
     def cut(self, why: str) -> None:
         """Start new episodes, and count the unfinished ones as interrupted."""

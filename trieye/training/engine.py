@@ -379,9 +379,11 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         self.policy.load_state_dict(checkpoint["policy"])
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
-        self._version = checkpoint["version"]
+        source_state = {"version": checkpoint["version"], **checkpoint["collector"]}
+        if isinstance(self._row_source, Collector):  # explorers count versions themselves
+            self._version = source_state["version"]
         self._on_nonfinite.counts.update(checkpoint.get("nonfinite", {}))
-        is_whole = self._row_source.load_state_dict(checkpoint["collector"])
+        is_whole = self._row_source.load_state_dict(source_state)
         self._reported_counts = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
         if "update_ratio" in checkpoint:

@@ -12,6 +12,7 @@ from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.replay import ReplayBuffer
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.handle import shared_arguments
@@ -174,6 +175,22 @@ def test_environments_keep_their_numbers_across_a_restart(tmp_path):
         other.flush()
         drawn = replay.reader().sample(20)["x"]
     assert (np.diff(drawn, axis=1) == 1).all()
+
+
+def test_writers_of_a_restored_buffer_continue_none_of_its_episodes(tmp_path):
+    options = {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 5}}
+    buffer = ReplayBuffer(**options)
+    for value in range(5):
+        buffer.add(**row(value))
+    buffer.save(tmp_path / "buffer")
+    replay = local_replay(options)
+    replay.restore(tmp_path / "buffer")
+    with replay.writer() as writer:
+        for value in range(5, 10):
+            writer.add(**row(value))
+        writer.flush()
+        drawn = replay.reader().sample(100)["x"]
+    assert {tuple(window) for window in drawn.tolist()} == {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}
 
 
 def test_rows_after_lost_rows_are_drawn_with_complete_frame_stacks_only():

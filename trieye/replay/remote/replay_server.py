@@ -219,15 +219,14 @@ class ReplayServer(Server):
             return replace(parts, state={TABLE: {"state": state, "parts": [*parts.kept, *parts.new]}})
 
     def _restore(self, saved_parts: SavedParts) -> None:
-        """Restore a snapshot; earlier draws become invalid."""
+        """Restore a snapshot, or the state of a buffer; earlier draws become invalid."""
+        saved_parts = _server_parts(saved_parts)
         if len(saved_parts.state) != 1:
             tables = ", ".join(saved_parts.state)
             raise ConfigurationError(f"replay {self.name!r} has one buffer; the snapshot has several tables: {tables}")
-        (entry,) = saved_parts.state.values()
-        saved_parts = replace(saved_parts, state=entry["state"], names=tuple(entry["parts"]))
+        state = next(iter(saved_parts.state.values()))["state"]
         with self._changed:
-            state = saved_parts.state
-            self._buffer.load_state_dict(replace(saved_parts, state=state["buffer"]))
+            self._buffer.load_state_dict(buffer_parts(saved_parts))
             self._counts.load_state_dict(state["receipts"])
             self._end = int(state["end"])
             self._overwrites.load_state_dict(state["edge"])
@@ -235,6 +234,8 @@ class ReplayServer(Server):
             if self._buffer.limiter is not None and state.get("limiter") is not None:  # earlier saved by the table
                 self._buffer.limiter.load_state_dict(state["limiter"])
             self._num_envs, self._env_codes = int(state["num_envs"]), {}
+            if not self._num_envs:  # rows of a buffer, whose environments may have the codes of new ones
+                self._buffer.interrupt()
             for client, env, code in state["envs"]:
                 self._env_codes.setdefault(client, {})[int(env)] = int(code)
             self.generation = uuid.uuid4().hex
@@ -313,6 +314,24 @@ class ReplayServer(Server):
         size = len(self._buffer)
         above = self._end - size + self._overwrites.rows(self._end, size)
         return self._buffer.draw(n, above=above, again=again)
+
+
+def buffer_parts(saved_parts: Any) -> Any:
+    """Return the saved buffer of a saved server; other states unchanged."""
+    if not isinstance(saved_parts, SavedParts) or len(saved_parts.state) != 1:
+        return saved_parts
+    (entry,) = saved_parts.state.values()
+    return replace(saved_parts, state=entry["state"]["buffer"], names=tuple(entry["parts"]))
+
+
+def _server_parts(saved_parts: SavedParts) -> SavedParts:
+    """Return the saved server of a saved buffer, without writers; a saved server unchanged."""
+    buffer = saved_parts.state
+    if "store" not in buffer:
+        return saved_parts
+    receipts, end = AcknowledgedCounts().state_dict(), (buffer["store"] or {"total": 0})["total"]
+    state = {"buffer": buffer, "receipts": receipts, "envs": [], "num_envs": 0, "end": end, "edge": [], "version": 0}
+    return replace(saved_parts, state={TABLE: {"state": state, "parts": saved_parts.names}})
 
 
 class OverwriteEstimate:

@@ -360,7 +360,9 @@ class Explorers:
         return is_late or not any(slot.is_expected for slot in self._group.slots)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore a state; return False, because new writers interrupt the episodes in a replay."""
+        """Restore a state, also that of a `Collector`; return False: new writers interrupt the episodes in a replay."""
+        if "explorers" not in state:
+            state = self._after_collector(state)
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
         self._scale.moments = tuple(state.get("returns", self._scale.moments))
@@ -372,6 +374,19 @@ class Explorers:
         if self._task.make_writer is not None and self._sync.style == "fixed":
             self._say_inexact()
         return False
+
+    def _after_collector(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of explorers that continue after a collector, with new episodes."""
+        if state["scale"] is not None:
+            self._scale.load_state_dict(state["scale"])
+        return {
+            **{name: state[name] for name in ("env_steps", "version")},
+            **dict.fromkeys(("step", "published_step", "restarts", "lost"), 0),
+            "interrupted": int(state["interrupted"]) + int(np.count_nonzero(~np.asarray(state["done"]))),
+            "explorers": [],
+            "retired": [{"state": None, "delivered": 0, "incarnation": 0}],  # explorer 0 gets another seed
+            "inbox": {"reports": []},
+        }
 
     def _say_inexact(self) -> None:
         config: Any = self._task.config
