@@ -19,6 +19,7 @@ import trieye
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.history.table import read_history
+from trieye.hub.fold import EventProcessor
 from trieye.process.lock import RunLock
 from trieye.runs import diagnose
 
@@ -138,6 +139,24 @@ def test_a_signal_while_closing_a_finished_run_raises_after_the_close(make_confi
     assert stopped.value.exit_code == REQUEUE
     assert record_of(config).status == "FINISHED"
     assert points_of(config, "a") == [(1, 1.0)]
+
+
+def test_a_signal_while_the_hub_moves_events_into_windows_loses_none(make_config, monkeypatch):
+    config, apply_flush = make_config(stats={"metrics": [{"name": "a"}, {"name": "b"}]}), EventProcessor.apply_flush
+
+    def interrupted_flush(*arguments):
+        monkeypatch.undo()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        apply_flush(*arguments)
+
+    with pytest.raises(trieye.RunInterrupted), trieye.Run(config) as run:
+        run.log("a", 1.0, step=1)
+        run.log("b", 2.0, step=1)
+        run._attempt.flusher.flush()
+        monkeypatch.setattr(EventProcessor, "apply_flush", interrupted_flush)
+        run.flush()
+    assert record_of(config).status == "KILLED"
+    assert points_of(config, "a") + points_of(config, "b") == [(1, 1.0), (1, 2.0)]
 
 
 def test_a_loop_that_ignores_save_due_ends_one_step_after_a_signal(make_config):

@@ -5,6 +5,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -13,6 +14,8 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
+from trieye.hub.requests import only_waits
+from trieye.process.uninterrupted import uninterrupted
 from trieye.process.worker import settle
 from trieye.sinks.base import Sink
 from trieye.stats.batch import EventBatch
@@ -143,8 +146,9 @@ class LocalHub(Hub):
         self._saving = SaveThread()
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the method in this thread."""
-        return request(self._logic.parts[request.__name__], *args, **kwargs)
+        """Call the method; signals never interrupt it."""
+        call = partial(request, self._logic.parts[request.__name__], *args, **kwargs)
+        return uninterrupted(call, is_patient=not only_waits(request))
 
     def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         self.ask(request, *args, **kwargs)

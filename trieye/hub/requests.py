@@ -51,6 +51,11 @@ def is_slow(method: Callable[..., Any]) -> bool:
     return bool(getattr(method, _IS_SLOW))
 
 
+def only_waits(method: Callable[..., Any]) -> bool:
+    """Return whether a request waits and changes nothing."""
+    return bool(getattr(method, _GROUP) == "wait")
+
+
 def requests_of(part: type) -> Iterator[tuple[Callable[..., Any], Group]]:
     """Yield each request of a part, including inherited ones, with its group."""
     members = (member for base in reversed(part.__mro__) for member in vars(base).values())

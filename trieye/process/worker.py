@@ -78,7 +78,7 @@ class RoundWorker:
             self.wake()
             if is_true() or self.failure is not None:  # the worker may have called `tell` for the last time
                 break
-            if not _rings(bell, deadline):
+            if not rings(bell, deadline):
                 break
         return is_true()
 
@@ -126,8 +126,8 @@ class RoundWorker:
             return self.failure is None
 
 
-def _rings(bell: _Bell, deadline: float | None) -> bool:
-    """Wait for a bell and return whether it rang in time."""
+def rings(bell: _Bell, deadline: float | None = None) -> bool:
+    """Wait for an item in a queue and return whether it came in time; signal handlers run meanwhile."""
     while True:
         left_s = math.inf if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
