@@ -1,14 +1,13 @@
 """Writers: rows arrive exactly once and in order, even if calls are lost."""
 
 import copy
-import os
 import threading
-import warnings
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from tests.forked import in_a_child
 from tests.replay.remote.conftest import content, row
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError, TrieyeError
@@ -145,17 +144,15 @@ def test_a_copied_writer_is_a_separate_client(make_replay):
 
 
 def test_a_writer_does_not_work_in_a_forked_process(make_replay):
-    with make_replay().writer() as writer:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for forks with threads
-            child = os.fork()
-        if child == 0:
-            try:
-                writer.add(**row(1))
-            except ReplayClosedError:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    def add():
+        with pytest.raises(ReplayClosedError, match="does not survive a fork"):
+            writer.add(**row(2))
+
+    with make_replay().writer(flush_ms=60_000) as writer:
+        assert in_a_child(add) == 0
+        writer.add(**row(1))  # starts a batch
+        with writer._lock:  # as if another thread added a row at this moment
+            assert in_a_child(add) == 0
 
 
 def fill(replay, number, count, writers, together):

@@ -4,6 +4,7 @@ import math
 import os
 import threading
 import uuid
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -95,6 +96,7 @@ class Writer(ReplayUser[ReplayServer]):
             collect=self._send_partial_block,
         )
         self._pid = os.getpid()
+        _writers.add(self)
 
     def add(self, env_id: int = 0, /, **row: Any) -> None:
         """Copy one row into the current batch.
@@ -238,6 +240,10 @@ class Writer(ReplayUser[ReplayServer]):
             f"{self._sender.trouble or 'it does not answer'}"
         )
 
+    def reset_in_child(self) -> None:
+        """Release the block of the parent process, which sends it; no later row may be added to it."""
+        self._block, self._lock = None, threading.Lock()
+
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise ReplayClosedError(
@@ -249,3 +255,14 @@ def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:
     """Return the number of rows per batch: `flush_rows`, or fewer to stay within `MAX_BLOCK_BYTES`."""
     row_bytes = sum(column.dtype.itemsize * math.prod(column.shape) for column in columns)
     return max(min(flush_rows, MAX_BLOCK_BYTES // max(row_bytes, 1)), 1)
+
+
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _reset_in_child() -> None:
+    for writer in list(_writers):
+        writer.reset_in_child()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
