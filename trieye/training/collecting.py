@@ -37,7 +37,7 @@ from trieye.training.seeds import training_seed
 from trieye.training.spaces import columns_of, nested, stacks_in
 from trieye.training.steps import Steps
 
-_STREAM_INCREMENT = 1 << 32  # far above the index of any environment
+_STREAM_INCREMENT = 1 << 24  # far above the index of any environment; below `INTERRUPTION` of replay writers
 
 
 class Collector:

@@ -88,8 +88,11 @@ def test_an_invalid_row_is_rejected_and_not_added(make_replay):
         writer.add(**row(1))
         with pytest.raises(ConfigurationError, match="'y' is unknown"):
             writer.add(**row(1), y=3)
-        with pytest.raises(ConfigurationError, match=r"env_ids must be \[1\]"):
-            writer.extend({"x": [1]}, env_ids=[1, 2])
+        for env_ids in ([1, 2], [0.9], ["a"], [-1], [1 << 40]):
+            with pytest.raises(ConfigurationError, match=r"env_ids are .*; expected"):
+                writer.extend({"x": [1]}, env_ids=env_ids)
+            with pytest.raises(ConfigurationError, match=r"env_ids are .*; expected"):
+                writer.add(env_ids[-1] if len(env_ids) == 1 else env_ids, x=1)
         with pytest.raises(ConfigurationError, match="priorities must be finite"):
             writer.extend({"x": [1]}, priorities=[-1.0])
         writer.flush()

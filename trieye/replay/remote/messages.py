@@ -12,7 +12,7 @@ from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
 from trieye.replay.samplers.base import Ids, SampledIds
 
-INTERRUPTION = 1 << 32
+INTERRUPTION = 1 << 40
 """Added to a writer's environment numbers by each interruption, so that later rows start new episodes."""
 
 LOST_ROWS = 1 << 62

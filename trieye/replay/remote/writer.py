@@ -18,6 +18,7 @@ from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Block
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
+from trieye.replay.rows.store import checked_env_ids
 
 MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept in memory."""
@@ -102,15 +103,17 @@ class Writer(ReplayUser[ReplayServer]):
         """Copy one row into the current batch.
 
         Args:
-            env_id: The writer's environment that produced the row, below 2**32; numbered per writer.
+            env_id: The writer's environment that produced the row, from 0 to 2**40 - 1; numbered per writer.
             **row: A value for each key.
 
         Raises:
-            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; no row was added.
+            ConfigurationError: A key is unknown or missing, or a value or `env_id` is invalid; no row was added.
             ReplayTimeoutError: There was no room for `timeout_s`; no row was added.
             ReplayClosedError: The writer is closed.
             TrieyeError: The server permanently rejected an earlier batch.
         """
+        if type(env_id) is not int or not 0 <= env_id < INTERRUPTION:
+            env_id = int(_env_ids([env_id], 1)[0])
         while True:
             with self._lock:
                 block = self._block or self._start_block(row, rows=False)
@@ -127,18 +130,15 @@ class Writer(ReplayUser[ReplayServer]):
 
         Args:
             batch: An array per key.
-            env_ids: int64 `[n]`, as in `add`.
+            env_ids: Integers `[n]`, as in `add`.
             priorities: float `[n]`, for prioritized replays.
         """
         arrays: Mapping[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         count, is_valid = row_count(arrays), False
-        envs = None if env_ids is None else np.asarray(env_ids, np.int64)
-        if self._first_env:
-            envs = self._first_env + (np.zeros(count, np.int64) if envs is None else envs)
+        envs = None if env_ids is None and not self._first_env else self._first_env + _env_ids(env_ids, count)
         weights = None if priorities is None else np.asarray(priorities, np.float64)
-        for name, array in (("env_ids", envs), ("priorities", weights)):
-            if array is not None and array.shape != (count,):
-                raise ConfigurationError(f"extend: {name} must be [{count}], got {list(array.shape)}")
+        if weights is not None and weights.shape != (count,):
+            raise ConfigurationError(f"extend: priorities must be [{count}], got {list(weights.shape)}")
         if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
             raise ConfigurationError("extend: priorities must be finite and at least 0")
         start = 0
@@ -255,6 +255,13 @@ def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:
     """Return the number of rows per batch: `flush_rows`, or fewer to stay within `MAX_BLOCK_BYTES`."""
     row_bytes = sum(column.dtype.itemsize * math.prod(column.shape) for column in columns)
     return max(min(flush_rows, MAX_BLOCK_BYTES // max(row_bytes, 1)), 1)
+
+
+def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
+    envs = checked_env_ids(env_ids, count)
+    if count and not 0 <= envs.min() <= envs.max() < INTERRUPTION:
+        raise ConfigurationError(f"env_ids are from {envs.min()} to {envs.max()}; expected numbers from 0 to 2**40 - 1")
+    return envs
 
 
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -143,7 +143,7 @@ class RowStore:
         own_columns, next_columns = self._split(rows)
         arrays, count = self.ring.conform(own_columns)
         values = {} if self.next_rows is None else self.next_rows.conform(next_columns, rows=count)
-        return RowBlock(arrays, count, _env_ids(env_ids, count), values)
+        return RowBlock(arrays, count, checked_env_ids(env_ids, count), values)
 
     def write(self, block: RowBlock, versions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Copy rows into the store and return their ids, int64 `[n]`.
@@ -406,12 +406,13 @@ class AttachedReplay:
         return max(counters["low"], counters["writing_until"] - self.capacity)
 
 
-def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
+def checked_env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
+    """Return an environment for each of `count` rows, 0 for None; raise a ConfigurationError for anything else."""
     if env_ids is None:
         return np.zeros(count, np.int64)
     envs = np.asarray(env_ids)
     if envs.shape != (count,) or envs.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"extend: env_ids are {envs.dtype}{list(envs.shape)}; expected an integer for each of the {count} rows"
+            f"env_ids are {envs.dtype}{list(envs.shape)}; expected an integer for each of the {count} rows"
         )
     return envs.astype(np.int64, copy=False)
