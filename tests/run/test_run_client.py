@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import trieye
+from tests.forked import in_a_child
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ProcessingError, RunClosedError
 from trieye.history.table import read_history
@@ -103,10 +104,36 @@ def test_a_delivery_failure_is_raised_or_noted_on_the_error_of_the_user(make_con
 def test_pickling_a_local_run_is_an_error_with_the_alternatives(make_config):
     with trieye.Run(make_config()) as run:
         for target in (run, run.client()):
-            with pytest.raises(ConfigurationError, match="set runtime=ray, or use threads"):
+            with pytest.raises(ConfigurationError, match=r"use threads, or set runtime=ray .* Ray tasks"):
                 pickle.dumps(target)
     with pytest.raises(RunClosedError):
         pickle.dumps(run)
+
+
+class Handle:
+    """Like the handle of an actor, it cannot be loaded without Ray."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+def test_loading_a_client_in_a_process_without_ray_is_an_error_with_the_alternative(monkeypatch):
+    from trieye.hub import in_ray
+
+    monkeypatch.setattr(in_ray.ray, "is_initialized", lambda: False)
+    pickled = pickle.dumps(in_ray.RayEventChannel(Handle(), "first", "key"))
+    with pytest.raises(ConfigurationError, match=r"'first' .* not connected.*Ray tasks and actors"):
+        pickle.loads(pickled)
+
+
+def test_a_forked_process_is_told_that_it_cannot_use_a_client(make_config):
+    with trieye.Run(make_config()) as run, run.client() as client:
+
+        def log():
+            with pytest.raises(RunClosedError, match=f"process {os.getppid()}; a forked process cannot use it"):
+                client.log("a", 1.0)
+
+        assert in_a_child(log) == 0
 
 
 @pytest.fixture

@@ -171,5 +171,5 @@ class LocalHub(Hub):
     def __reduce__(self) -> tuple[Any, ...]:
         raise ConfigurationError(
             f"run {self.run_name!r} lives in this process (runtime=local), so neither it nor its client can be sent to "
-            "another process; set runtime=ray, or use threads"
+            "another process; use threads, or set runtime=ray and pass it to Ray tasks or actors"
         )

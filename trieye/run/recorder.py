@@ -1,5 +1,6 @@
 """Recorder: the logging methods that `Run` and `RunClient` share, and `RunClient` for other threads and processes."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence, Sized
 from time import time
 from types import TracebackType
@@ -12,6 +13,8 @@ from trieye.run import media, video
 from trieye.run import table as tables
 from trieye.run.flusher import Flusher, flusher_of
 from trieye.run.media import context_of, items_of, name_of, number_of, step_of, time_of
+
+FORKED = "is open in process {}; a forked process cannot use it"
 
 
 class Recorder:
@@ -259,7 +262,7 @@ class RunClient(Recorder):
         super().__init__(channel.run_name, runtime.max_pending_events)
         self._channel = channel
         self._runtime = runtime
-        self._is_closed = False
+        self._is_closed, self._pid = False, os.getpid()
         if flusher is not None:
             self._use(flusher, self._end)
 
@@ -290,7 +293,9 @@ class RunClient(Recorder):
 
     def _open_flusher(self) -> Flusher:
         if self._is_closed:
-            raise RunClosedError(f"this client of run {self.name!r} is closed; values cannot be logged through it")
+            is_forked = self._pid != os.getpid()
+            why = FORKED.format(self._pid) if is_forked else "is closed; values cannot be logged through it"
+            raise RunClosedError(f"this client of run {self.name!r} {why}")
         while self._flusher is None and not self._is_closed:
             self._use(flusher_of(self._channel, self._runtime), self._end)
         return super()._open_flusher()

@@ -25,7 +25,7 @@ from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal, is_by_signal
 from trieye.run.attempt import OpenAttempt, naming_changes
 from trieye.run.flusher import Flusher
-from trieye.run.recorder import Recorder, RunClient
+from trieye.run.recorder import FORKED, Recorder, RunClient
 from trieye.run.rehearsal import exit_if_dry_run, refuse_if_dry_run
 from trieye.run.saves import SaveHandle, step_to_save
 from trieye.run.steps import is_save_due, key_metrics, steps
@@ -38,8 +38,6 @@ from trieye.snapshot.parts import SavedParts
 
 if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
-
-_FORKED = "is open in process {}; a forked process cannot use it"
 
 
 class Run(Recorder):
@@ -173,7 +171,7 @@ class Run(Recorder):
     def _drop_in_fork(self) -> None:
         if self._flusher is not None:  # in a forked child, which must not close the run of its parent
             self._detach_flusher()
-            self._attempt, self._closed_because = None, _FORKED.format(os.getppid())
+            self._attempt, self._closed_because = None, FORKED.format(os.getppid())
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
@@ -490,7 +488,7 @@ class Run(Recorder):
     def _current_attempt(self) -> OpenAttempt:
         """Return the attempt, which may not have begun."""
         if self._attempt is not None and self._attempt.pid != os.getpid():
-            self._attempt, self._closed_because = None, _FORKED.format(os.getppid())
+            self._attempt, self._closed_because = None, FORKED.format(os.getppid())
         if self._attempt is None:
             raise RunClosedError(f"run {self.name!r} {self._closed_because}")
         return self._attempt
