@@ -148,8 +148,13 @@ def test_an_existing_file_is_never_overwritten_and_the_next_has_other_rows(train
     with pytest.raises(ConfigurationError, match=r"explore.output=\S+mine.parquet already exists"):
         explore(explore={"output": str(name)})
     assert name.read_bytes() == before
-    with pytest.raises(ConfigurationError, match=r"explore.output=\S+nowhere/a.npz cannot be written"):
-        explore(explore={"output": str(tmp_path / "nowhere/a.npz")})
+
+
+def test_a_missing_directory_of_the_output_is_rejected_before_collecting(train_config, trained, tmp_path, capfd):
+    output = {"output": str(tmp_path / "nowhere/a.npz")}
+    with pytest.raises(ConfigurationError, match=r"explore.output=\S+: \S+nowhere is not a directory; create it first"):
+        trieye.train(train_config(mode="explore", loop={"steps": 10}, explore=output))
+    assert "collecting" not in capfd.readouterr().err
 
 
 def raise_error():

@@ -53,9 +53,12 @@ def explore(config: TrainingConfig) -> Path:
 
     Raises:
         CheckpointError: The checkpoint does not exist, or no engine saved it.
-        ConfigurationError: The file exists, or the environment cannot be created.
+        ConfigurationError: The file exists, its directory does not, or the environment cannot be created.
         RunInterrupted: A signal arrived.
     """
+    output = config.explore.output
+    if output is not None and not (directory := Path(output).parent).is_dir():
+        raise ConfigurationError(f"explore.output={output}: {directory} is not a directory; create it first")
     run_dir = RunFiles(config.persistence).run_base_dir
     saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, option="explore.checkpoint").which)
     policy = policy_of(run_dir, saved)
@@ -76,7 +79,7 @@ def explore(config: TrainingConfig) -> Path:
     say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
     with (
         LeaveOnSignal("the rows collected so far are kept"),
-        _reserved(run_dir, config.explore.output) as (path, file_number),
+        _reserved(run_dir, output) as (path, file_number),
     ):
         overrides["seed"] = training_seed(config.seed + _SEED_OFFSET, *([file_number] if file_number > 1 else []))
         try:
