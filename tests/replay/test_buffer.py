@@ -219,6 +219,13 @@ def extended(**arguments):
         assert buffer.stats()["added"] == 5
 
 
+class Tensor:
+    """Like a tensor of torch that NumPy cannot convert."""
+
+    def __array__(self, *args, **kwargs):
+        raise RuntimeError("requires grad")
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -230,7 +237,9 @@ def extended(**arguments):
         (lambda: ReplayBuffer(9, {"a": object}), "dtype object cannot be stored"),
         (lambda: ReplayBuffer(1 << 45, SCHEMA), r"needs \d+\.\d GiB, but .* are free; lower replay.capacity"),
         (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
-        (lambda: filled(9).sample(0), "must be at least 1"),
+        (lambda: filled(9).sample(0), "n is 0; it must be an integer, at least 1"),
+        (lambda: filled(9).sample(1.5), "n is 1.5; it must be an integer, at least 1"),
+        (lambda: filled(9).sample("3"), "n is '3'; it must be an integer, at least 1"),
         (lambda: filled(9).sample(8, keys=["rewards"]), r"'rewards' is unknown; did you mean 'reward'\?"),
         (lambda: filled(9).iter_batches(4, prefetch=-1), "prefetch is -1"),
         (lambda: with_obs(n_step=2), "require episode ends: add a key terminated, truncated or done"),
@@ -245,7 +254,17 @@ def extended(**arguments):
         (lambda: ReplayBuffer(9).extend({"env_id": np.zeros(3), "obs": np.zeros(3)}), "'env_id' is reserved"),
         (lambda: HindsightRelabeler(abs, k=float("inf")), "k is inf"),
         (lambda: with_obs(n_step=0), "n_step is 0"),
+        (lambda: with_obs(n_step=1.5), "n_step is 1.5"),
+        (lambda: with_obs(n_step="3"), "n_step is '3'"),
         (lambda: with_obs(gamma=1.5), "gamma is 1.5"),
+        (lambda: with_obs(gamma="x"), "gamma is 'x'"),
+        (lambda: with_obs(frame_stack=[4]), r"frame_stack is \[4\]; expected frames by key"),
+        (lambda: ReplayBuffer(9, seed=-1), "seed is -1"),
+        (lambda: ReplayBuffer(9).add(**{"": 1.0}), "key must not be empty"),
+        (
+            lambda: filled(9).update_priorities([0], Tensor()),
+            r"pass numbers, of a tensor .*\.float\(\).*: requires grad",
+        ),
         (lambda: ReplayBuffer(9, max_reuse=0), "max_reuse is 0"),
         (lambda: ReplayBuffer(9, n_step=2, her=HindsightRelabeler(abs)), "her relabels single rows"),
         (lambda: ReplayBuffer.from_config(ReplayConfig(kind="fragment")), "use trieye.replay.fragments.FragmentBuf"),

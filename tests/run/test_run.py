@@ -462,6 +462,8 @@ def test_a_loop_that_raises_restores_the_signal_handler(make_config):
         lambda run: run.log("a"),
         lambda run: run.log("a", 1.0, wall_time=float("nan")),
         lambda run: run.log("a", 1.0, wall_time=1.8e12),  # milliseconds
+        lambda run: run.log("a", 1.0, wall_time="x"),
+        lambda run: run.log("a", 1.0, wall_time=object()),
     ],
 )
 def test_log_rejects_malformed_values_and_keeps_others(make_config, call):
@@ -481,9 +483,16 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
         run.log("a", torch.tensor(2.0), step=np.int64(3), context={"episode": np.int32(4)})
         run.log("b", True, step=3)  # noqa: FBT003
         run.log("c", torch.tensor(4.0, requires_grad=True), step=3)  # a warning is an error here
-        run.log({"d": {"e": 5.0, "f": {"g": 6.0}}, "h": None}, step=3)
+        run.log({"d": {"e": 5.0, "f": {"g": 6.0}}, "h": None, "i": np.array([7.0])}, step=3)
         run.step = 3
-        assert [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g")] == [2.0, 1.0, 4.0, 5.0, 6.0]
+        assert [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g", "i")] == [
+            2.0,
+            1.0,
+            4.0,
+            5.0,
+            6.0,
+            7.0,
+        ]
 
 
 def test_a_list_is_logged_as_one_event_per_item_or_not_at_all(make_config):

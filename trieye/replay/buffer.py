@@ -18,7 +18,7 @@ from trieye.replay.hindsight import HindsightRelabeler
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.rows.memory import open_memory
-from trieye.replay.rows.schema import Column, Layout, Padding, RowOptions, checked_capacity, saved_columns
+from trieye.replay.rows.schema import Column, Layout, Padding, RowOptions, checked_integer, saved_columns
 from trieye.replay.rows.segments import FORMAT, Gaps, StoredParts, checked_state
 from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore
 from trieye.replay.samplers import checked_kind, make_sampler
@@ -95,20 +95,20 @@ class ReplayBuffer:
         self._made_with = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         bounds: dict[str, Any] = {"max_reuse": max_reuse, "max_staleness": max_staleness}
         self._kind = checked_kind(sampler, sampler_options or {}, **bounds)
-        self.capacity, self.sampler, self.limiter = checked_capacity(capacity), sampler, limiter
+        self.capacity, self.sampler, self.limiter = checked_integer("replay capacity", capacity), sampler, limiter
+        walks = sampler == "sequence" or her is not None
+        self._options = RowOptions(n_step, gamma, frame_stack or {}, padding, dedup_next, walks)
         if her is not None and (n_step > 1 or sampler == "sequence"):
             raise ConfigurationError("her relabels single rows; it supports neither n_step nor sampler 'sequence'")
-        walks = sampler == "sequence" or her is not None
-        self._options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks)
         self._make_sampler = partial(make_sampler, sampler, dict(sampler_options or {}), self.capacity, **bounds)
         self._open_memory = partial(open_memory, storage, storage_dir, prefault=prefault)
         self._open_memory().close()  # reports an invalid storage now rather than with the first row
         self._her, self._storage = her, storage
-        self._rng, self._her_rng = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+        self._rng = np.random.default_rng(checked_integer("replay seed", seed, 0))
+        self._her_rng = np.random.default_rng([seed, 1])
         self._counts, self._parts, self._on_devices = BufferCounts(), StoredParts(), DeviceBatches()
         self._prefetchers: WeakSet[Prefetcher] = WeakSet()  # their threads copy rows and draw hindsight goals
-        self._may_wait = limiter is not None  # whether there is a limiter or has been a prefetcher
-        self._version, self._is_closed = 0, False
+        self._version, self._is_closed, self._may_wait = 0, False, limiter is not None  # or there was a prefetcher
         self._store: RowStore | None = None
         if schema is not None:
             self._store = self._new_store([Column.from_dtype(name, spec) for name, spec in schema.items()])
@@ -223,8 +223,8 @@ class ReplayBuffer:
                 counts only towards the rows' `max_reuse`, and the limiter is not consulted.
         """
         store, limiter = self._filled(), None if again else self.limiter
-        if n < 1:
-            raise ConfigurationError(f"sample({n}): n must be at least 1")
+        if type(n) is not int or n < 1:
+            n = checked_integer("sample: n", n)
         if limiter is not None and not limiter.can_sample(n):
             raise ReplayTimeoutError(f"cannot draw {n} rows: the limiter requires more inserts first")
         draw = store.draw(n, self._rng, above=above)

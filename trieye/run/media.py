@@ -1,9 +1,10 @@
 """Convert logged values to events: numbers, histograms, images and texts, with errors that name the event."""
 
 import io
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,8 @@ def number_of(name: str, value: Any) -> float:
         ValueError: The value is a string that does not represent a number, or an integer beyond the range of a float.
     """
     try:
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.item()
         # torch warns when it converts a tensor that requires a gradient to a number
         return float(value.detach() if getattr(value, "requires_grad", False) else value)
     except OverflowError as error:
@@ -88,11 +91,17 @@ def time_of(name: str, wall_time: Any) -> float:
 
     Raises:
         TypeError: The time is not a number.
-        ValueError: The time is not finite, before 1970, or beyond the year 9999.
+        ValueError: The time is not a number in a string, not finite, before 1970, or beyond the year 9999.
     """
-    seconds = float(wall_time)
+    seconds, kind = math.nan, cast("type[Exception]", ValueError)
+    try:
+        seconds = float(wall_time)
+    except (TypeError, RuntimeError):
+        kind = TypeError
+    except (ValueError, OverflowError):
+        pass  # the same error as for other numbers
     if not 0.0 <= seconds <= _LAST_S:
-        raise ValueError(
+        raise kind(
             f"log({name!r}, ..., wall_time={_shown(wall_time)}): wall_time must be a Unix time in seconds, from 0 to "
             f"{_LAST_S} (the end of the year 9999)"
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -41,6 +42,10 @@ class Column:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigurationError("a replay key must not be empty")
 
     @classmethod
     def from_dtype(cls, name: str, spec: DTypeLike) -> Self:
@@ -173,15 +178,15 @@ def describe(columns: Mapping[str, Column]) -> str:
     return ", ".join(f"{name} {column.dtype}{list(column.shape)}" for name, column in columns.items())
 
 
-def checked_capacity(capacity: Any) -> int:
-    """Return a valid capacity in rows.
+def checked_integer(name: str, value: Any, least: int = 1) -> int:
+    """Return a value as an int.
 
     Raises:
-        ConfigurationError: The capacity is not a positive integer.
+        ConfigurationError: The value is not an integer, or is below `least`.
     """
-    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-        raise ConfigurationError(f"replay capacity is {capacity!r}; it must be an integer, at least 1 row")
-    return int(capacity)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}; it must be an integer, at least {least}")
+    return int(value)
 
 
 def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -213,14 +218,17 @@ class RowOptions:
     walks: bool = False
 
     def __post_init__(self) -> None:
-        if self.n_step < 1:
-            raise ConfigurationError(f"replay n_step is {self.n_step}; it must be at least 1 row")
-        if not 0 <= self.gamma <= 1:
-            raise ConfigurationError(f"replay gamma is {self.gamma}; it must be from 0 to 1")
+        checked_integer("replay n_step", self.n_step)
+        if not isinstance(self.gamma, Real) or not 0 <= self.gamma <= 1:
+            raise ConfigurationError(f"replay gamma is {self.gamma!r}; it must be a number from 0 to 1")
         check_known(f"replay padding {self.padding!r}", self.padding, get_args(Padding))
+        if not isinstance(self.frame_stack, Mapping):
+            raise ConfigurationError(
+                f"replay frame_stack is {self.frame_stack!r}; expected frames by key: {{'obs': 4}}"
+            )
+        object.__setattr__(self, "frame_stack", dict(self.frame_stack))  # the caller may change its own
         for name, frames in self.frame_stack.items():
-            if frames < 1:
-                raise ConfigurationError(f"replay frame_stack of {name!r} is {frames}; it must be at least 1 frame")
+            checked_integer(f"replay frame_stack of {name!r}", frames)
 
     @property
     def needs_episodes(self) -> bool:

@@ -153,9 +153,14 @@ def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray
     """Return ids `[n]` and their priorities `[n]` as float64.
 
     Raises:
-        ConfigurationError: The lengths differ.
+        ConfigurationError: The lengths differ, or the values cannot be converted.
     """
-    row_ids, values = np.asarray(ids), np.asarray(priorities, np.float64)
+    try:
+        row_ids, values = np.asarray(ids), np.asarray(priorities, np.float64)
+    except (RuntimeError, TypeError, ValueError) as error:  # of torch: a gradient, a GPU, a dtype unknown to NumPy
+        raise ConfigurationError(
+            f"update_priorities: pass numbers, of a tensor `priorities.detach().float().cpu()`: {error}"
+        ) from error
     if row_ids.shape != values.shape or row_ids.ndim != 1:
         raise ConfigurationError(
             f"update_priorities: {row_ids.shape} ids and {values.shape} priorities; both must be [n]"
