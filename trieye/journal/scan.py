@@ -258,8 +258,8 @@ def _in_header(files: _Files) -> list[str]:
 
 
 def _in_rows(contents: Contents, expected: Expected) -> list[str]:
-    if errors := expected.of_identity(contents.identity):
-        return errors
+    if identity_errors := expected.of_identity(contents.identity):
+        return identity_errors
     if damage := [f"{num_rows} rows of {table} are damaged" for table, num_rows in contents.broken.items() if num_rows]:
         return damage
     end = max([contents.state.last_pos, *contents.rows["records"]])

@@ -114,11 +114,11 @@ class HindsightRelabeler:
     def _sources(self, ids: Ids, links: EpisodeLinks, low: int, rng: np.random.Generator) -> Ids:
         """Return, for each row `[n]`, the id of the row whose achieved goal replaces its goal."""
         everything = np.full(len(ids), _FAR)
-        last_ids, steps_ahead = links.travel(ids, everything, low=low)
+        last_ids, num_later = links.travel(ids, everything, low=low)
         if self.strategy == "final":
             return last_ids
-        first_ids, steps_behind = ids, np.zeros_like(ids)
+        first_ids, num_earlier = ids, np.zeros_like(ids)
         if self.strategy == "episode":
-            first_ids, steps_behind = links.travel(ids, everything, low=low, backwards=True)
-        offset = np.floor(rng.random(len(ids)) * (steps_behind + steps_ahead + 1)).astype(np.int64)
+            first_ids, num_earlier = links.travel(ids, everything, low=low, backwards=True)
+        offset = np.floor(rng.random(len(ids)) * (num_earlier + num_later + 1)).astype(np.int64)
         return links.travel(first_ids, offset, low=low)[0]

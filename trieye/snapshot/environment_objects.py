@@ -186,8 +186,9 @@ class EnvironmentReader:
             memory, is_plain = value.untyped_storage().data_ptr(), value.is_contiguous() and not value.requires_grad
         others = self._arrays.setdefault(memory, [])
         # rows of one array, such as the actions of the members of a vector, do not overlap
-        overlaps = [other for other in others if not isinstance(value, np.ndarray) or np.may_share_memory(value, other)]
-        if not is_plain or (overlaps and value.nbytes):
+        is_tensor = not isinstance(value, np.ndarray)
+        overlapping_arrays = [other for other in others if is_tensor or np.may_share_memory(value, other)]
+        if not is_plain or (overlapping_arrays and value.nbytes):
             return self._report(value, label, " that shares memory, or has strides or a gradient")
         others.append(value)
         return copy.deepcopy(value)
@@ -265,8 +266,8 @@ class EnvironmentWriter:
                 raise SerializationError(f"a {entry['is']} no longer has methods to set its state")
             self._changes.append(functools.partial(getattr(holder, methods[1]), entry["own"]))
         parts, values = _parts(holder), dict(entry["data"])
-        for name, child in entry["objects"].items():
-            values[name] = self._object(child, parts.get(name), (*path, "objects", name))
+        for name, child_entry in entry["objects"].items():
+            values[name] = self._object(child_entry, parts.get(name), (*path, "objects", name))
         removed_names = set() if entry["left"] is None else parts.keys() - values.keys() - set(entry["left"])
         is_fixed = type(holder) in kinds.HOLDERS or isinstance(holder, kinds.CALLABLES)
         if is_fixed and (removed_names or values.keys() - parts.keys()):

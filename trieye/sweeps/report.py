@@ -90,15 +90,15 @@ def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
 def failure_table(failed: Sequence[Done], directory: Path) -> None:
     """Print the failed jobs of a sweep with their varying values and errors."""
     states = {job.index: job for job in status_of(directory)}
-    pairs = [(done, states[done.index]) for done in failed if done.index in states][:_MOST]
-    keys = list(dict.fromkeys(key for _, job in pairs for key in job.values))
+    shown_failures = [(done, states[done.index]) for done in failed if done.index in states][:_MOST]
+    keys = list(dict.fromkeys(key for _, job in shown_failures for key in job.values))
     table = TextTable(right=("job", *headings(keys)), title=f"{counted(len(failed), 'job')} did not complete")
     table.add_column("error")
-    for done, job in pairs:
+    for done, job in shown_failures:
         error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."
         table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), error)
-    if len(failed) > len(pairs):
-        table.note(f"{len(failed) - len(pairs)} more: {command_text('sweep', 'status', directory)}")
+    if len(failed) > len(shown_failures):
+        table.note(f"{len(failed) - len(shown_failures)} more: {command_text('sweep', 'status', directory)}")
     Terminal().print(table)
 
 

@@ -120,9 +120,9 @@ class SinkContract:
         run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 10))
-            stored_cursors = dict(source.cursors)
+            earlier_cursors = dict(source.cursors)
             self.write(thread, source, _points(10, 20))
-        source.cursors = stored_cursors
+        source.cursors = earlier_cursors
         self.attempt(run, _points(20, 30), status="KILLED", source=source)
         assert self.read_points(run) == _rows(_points(0, 30))  # noqa: S101 - a test
         source.cursors.clear()
@@ -152,9 +152,9 @@ class SinkContract:
         run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 5))
-            stored_cursors = dict(source.cursors)
+            earlier_cursors = dict(source.cursors)
             self.write(thread, source, _points(5, 10))
-        source.cursors = stored_cursors  # the process was killed before it stored the sink's cursor
+        source.cursors = earlier_cursors  # the process was killed before it stored the sink's cursor
         source.supersede(3, 10)
         with self.running(run, source) as thread:
             self.write(thread, source, _points(3, 7, later_s=60.0))

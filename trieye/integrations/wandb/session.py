@@ -164,14 +164,14 @@ class Session(AdoptingLogger):
 
     def _begin_row(self, step: int) -> bool:
         """Write the row before a step, and return whether the step is not an earlier one."""
-        row = step_of("wandb.log", step)
-        if row > self.step:
+        row_step = step_of("wandb.log", step)
+        if row_step > self.step:
             self._write()
-            self.step = row
-        elif row < self.step and not self._has_ignored:
+            self.step = row_step
+        elif row_step < self.step and not self._has_ignored:
             self._has_ignored = True
             say(f"wandb.log(step={step}): the current step is {self.step}; rows of earlier steps are ignored")
-        return row == self.step
+        return row_step == self.step
 
     def _take(self, values: Mapping[str, float | Media | None]) -> None:
         """Buffer numbers until the end of the row; log media at once."""

@@ -280,7 +280,7 @@ class RowStore:
     def _add_linked(self, row_id: int, row: Mapping[str, Any], env_id: int) -> None:
         own_columns, next_columns = self._split(row)
         links, next_rows, cells, slot = self.links, self.next_rows, self.ring.cells, row_id % self.capacity
-        values = {} if next_rows is None else next_rows.conform(next_columns, rows=None)
+        next_values = {} if next_rows is None else next_rows.conform(next_columns, rows=None)
         self.ring.write_row(slot, own_columns)  # the first change, and the last step that can fail
         if next_rows is not None:
             next_rows.release(np.array([slot]))
@@ -288,8 +288,8 @@ class RowStore:
             has_ended = any(cells[name][slot].any() for name in self.layout.ends)
             links.add_one(row_id, env_id, has_ended)
             if next_rows is not None:
-                observations = {name: cells[name.removeprefix(PREFIX)][slot] for name in self.layout.paired}
-                next_rows.add_one(row_id, env_id, observations, values, has_ended)
+                own_values = {name: cells[name.removeprefix(PREFIX)][slot] for name in self.layout.paired}
+                next_rows.add_one(row_id, env_id, own_values, next_values, has_ended)
         self.total = row_id + 1
 
     def ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
