@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from pydantic import BaseModel
 
 import trieye
 from trieye.cli import main
+from trieye.files.run_record import RunRecord
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 
@@ -126,3 +129,18 @@ def test_stored_logs_and_tracebacks_of_a_failed_run_contain_no_secrets(make_conf
     assert "token=*** http://ann:***@host\n" in (run.dir / "logs" / "output.log").read_text()
     report = (run.dir / "logs" / "failure_of_attempt_1.txt").read_text()
     assert "no answer from http://ann:***@host for ***, password=***" in report
+
+
+def test_parameters_that_are_models_and_dataclasses_contain_no_secrets(make_config):
+    class Service(BaseModel):
+        api_key: str = "hunter2"
+
+    @dataclass
+    class Game:
+        password: str
+
+    with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
+        service, game = Service(), Game("typed-pw")
+        run.log_params({"model": service, "game": game, "nested": {"of": service}, "all": [service, game]})
+    assert holding(run.dir, SECRETS) == []
+    assert RunRecord.read(run.dir / "run.json").params["model"] == "api_key=***"

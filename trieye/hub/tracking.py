@@ -16,7 +16,7 @@ from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_man
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import parameters
 from trieye.config.names import printable
-from trieye.config.redaction import redacted
+from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.files.atomic import link_or_copy, new_directory, remove
 from trieye.files.run_record import RunStatus
@@ -195,7 +195,10 @@ def _ready_within_s(sent_at: float | None) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {printable(str(name)): printable(str(redacted(value, str(name)))) for name, value in values.items()}
+    return {
+        printable(str(name)): printable(redacted_text(str(redacted(value, str(name)))))
+        for name, value in values.items()
+    }
 
 
 class Artifacts:
