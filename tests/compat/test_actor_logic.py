@@ -1,8 +1,10 @@
 import json
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 import trieye
 from tests.curves import curves_in_tensorboard
@@ -192,6 +194,25 @@ def test_configs_json_keeps_the_config_when_sections_are_added(open_logic):
     assert (stored["model"], stored["env"]) == ({"layers": 2}, "CartPole-v1")
     assert "processing_interval_seconds" in stored["stats"]
     assert stored["run_config"] == {"stats": {"mine": 1}}
+
+
+def test_configs_json_contains_neither_secrets_nor_arrays_of_objects(open_logic):
+    class Model(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        api_key: str = "hunter2"
+        weights: np.ndarray = np.ones(2)
+
+    @dataclass
+    class Game:
+        password: str
+        login: SecretStr
+
+    logic = open_logic()
+    logic.save_run_config({"model": Model(), "all": [Model(), Game("typed-pw", SecretStr("ann"))], "scale": np.ones(2)})
+    stored = json.loads(logic.files.paths.config_path.read_text())
+    model = {"api_key": "***", "weights": "<tensor/array>"}
+    assert (stored["model"], stored["scale"]) == (model, "<tensor/array>")
+    assert stored["all"] == [model, {"password": "***", "login": "***"}]
 
 
 def test_the_log_file_contains_records_of_the_whole_library(open_logic):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretBytes, SecretStr
 
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
@@ -214,7 +214,7 @@ class HubFiles:
         """Write the config, earlier additions and `extra` to configs.json, without secrets; return its path."""
         path = self.paths.config_path
         content = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
-        write_config(recorded(content), path)
+        write_config(content, path, redact=True)
         return path
 
     def add_to_config(self, extra: Mapping[str, Any]) -> Path:
@@ -294,14 +294,21 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-def write_config(configs: Mapping[str, Any], path: Path) -> None:
+def write_config(configs: Mapping[str, Any], path: Path, *, redact: bool = False) -> None:
     """Write a config as indented JSON for human readers; values of other types are replaced by the closest JSON value.
+
+    Args:
+        configs: The content.
+        path: The file.
+        redact: Whether secrets are replaced by `***`.
 
     Raises:
         SerializationError: The file could not be written.
     """
     try:
         text = json.dumps(configs, indent=4, default=_readable)
+        if redact:  # in the plain values, which include the fields of objects
+            text = json.dumps(recorded(json.loads(text)), indent=4)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text.encode())
     except (OSError, TypeError, ValueError, RecursionError) as error:
@@ -315,10 +322,10 @@ def _readable(value: Any) -> Any:
         return value.item()
     if isinstance(value, deque):
         return list(value)
-    if isinstance(value, Path):
+    if isinstance(value, Path | SecretStr | SecretBytes):
         return str(value)
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", fallback=_readable)
     return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else str(value)
 
 
