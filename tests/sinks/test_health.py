@@ -1,3 +1,4 @@
+import asyncio
 import queue
 import re
 import threading
@@ -81,6 +82,20 @@ def test_programming_errors_of_a_sink_are_reported_with_their_line(retry, caplog
             rf"sink '{error_name}' does not work: {error_name} \(test_health.py, line \d+\)\n", caplog.text
         )
         assert other.error.startswith(f"{error_name} (test_health.py, line")
+
+
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), SpeechlessError()], ids=repr)
+def test_any_error_of_a_sink_is_reported_and_retried(retry, caplog, error):
+    assert not retry.run(failing(1, error), 1, lambda *_: False)
+    assert retry.error.startswith(type(error).__name__)
+    assert "sink 's' does not work" in caplog.text
+    assert retry.run(failing(1, error), 1, lambda *_: True)
+    assert retry.error is None
 
 
 def test_a_sink_recovers_only_when_it_accepts_items(retry, caplog):

@@ -121,7 +121,8 @@ class Retry:
     def _try(self, call: Callable[[], None], weight: int, *, has_failed: bool) -> bool:
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - the border to a sink: reported, retried, visible in the health
+        # the border to a sink: reported, retried, visible in the health; a library may raise SystemExit or a Rust panic
+        except BaseException as error:  # noqa: BLE001
             if weight and isinstance(error, ProcessingError):
                 self._refuse(error, weight)
                 return True
@@ -133,16 +134,16 @@ class Retry:
 
     def _refuse(self, error: Exception, weight: int) -> None:
         self.refused += weight
-        message = redacted_text(str(error))
+        message = _message(error)
         if message not in self._reported_refusals and len(self._reported_refusals) < _MAX_REPORTED_REFUSALS:
             self._reported_refusals.add(message)
             log.warning("sink %r refuses: %s", self._name, message)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         is_new, self._is_busy = self.error is None, isinstance(error, SinkBusyError)
         self.is_gone = isinstance(error, SinkGoneError)
-        reason = redacted_text(str(error))
-        is_bug = isinstance(error, _BUGS) or not reason
+        reason = _message(error)
+        is_bug = isinstance(error, _BUGS) or not isinstance(error, Exception) or not reason
         self.error = f"{type(error).__name__}{reason and f': {reason}'}{_location(error) if is_bug else ''}"
         if is_new:
             log.warning(
@@ -158,7 +159,14 @@ class Retry:
             log.warning("sink %r works again; the buffered points are being delivered", self._name)
 
 
-def _location(error: Exception) -> str:
+def _message(error: BaseException) -> str:
+    try:
+        return redacted_text(str(error))
+    except Exception as failure:  # noqa: BLE001 - the border to a sink, whose errors may have no text
+        return f"its __str__ raised {type(failure).__name__}"
+
+
+def _location(error: BaseException) -> str:
     """Return the file and line that raised, and the fields of `Point` after an access to an unknown field."""
     frames = extract_tb(error.__traceback__)
     location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
