@@ -297,8 +297,9 @@ def test_points_wait_until_a_deleted_run_is_restored(run):
     sink = opened(run)
     client_of(run).delete_run(sink.run_id)
     points = [Point("loss", 1.0, 1, 1.7e9), Point("loss", 0.5, 2, 1.7e9)]
-    with pytest.raises(TrieyeError, match=f"mlflow runs restore --run-id {sink.run_id}"):
+    with pytest.raises(TrieyeError, match=f"mlflow runs restore --run-id {sink.run_id}") as refusal:
         sink.write(points)
+    assert f"`MLFLOW_TRACKING_URI={run.tracking_uri} mlflow" in str(refusal.value)
     with pytest.raises(TrieyeError, match="was deleted"):
         opened(make_run_info(run.mlflow_dir.parent.parent, app_name="my app", mlflow_run_id=sink.run_id))
     assert sink.refused == 0
@@ -312,7 +313,8 @@ def test_a_deleted_experiment_is_named_with_the_restore_command(run):
     client = client_of(run)
     experiment_id = client.get_experiment_by_name("my app").experiment_id
     client.delete_experiment(experiment_id)
-    with pytest.raises(SinkGoneError, match=f"mlflow experiments restore --experiment-id {experiment_id}"):
+    command = f"`MLFLOW_TRACKING_URI={run.tracking_uri} mlflow experiments restore --experiment-id {experiment_id}`"
+    with pytest.raises(SinkGoneError, match=command):
         sink.write([Point("loss", 1.0, 1, 1.7e9)])
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
@@ -75,18 +76,22 @@ def experiment_id(client: Any, run: RunInfo) -> str:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
             experiment = client.get_experiment_by_name(run.app_name)  # another process was faster
-    _require_active_experiment(experiment)
+    _require_active_experiment(client, experiment)
     if KIND_TAG not in experiment.tags:
         client.set_experiment_tag(experiment.experiment_id, KIND_TAG, KIND)
     return str(experiment.experiment_id)
 
 
-def _require_active_experiment(experiment: Any) -> None:
+def _require_active_experiment(client: Any, experiment: Any) -> None:
     if experiment.lifecycle_stage == "deleted":
+        command = _in_store(client, f"mlflow experiments restore --experiment-id {experiment.experiment_id}")
         raise SinkGoneError(
-            f"the MLflow experiment {experiment.name!r} was deleted; restore it with "
-            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}` or use another app_name"
+            f"the MLflow experiment {experiment.name!r} was deleted; restore it with {command} or use another app_name"
         )
+
+
+def _in_store(client: Any, command: str) -> str:
+    return f"`MLFLOW_TRACKING_URI={shlex.quote(redacted_text(client.tracking_uri))} {command}`"
 
 
 def artifacts_of(run: RunInfo) -> Path:
@@ -285,11 +290,9 @@ def require_active(client: Any, run: Any) -> None:
         SinkGoneError: The run or its experiment was deleted.
     """
     if run.info.lifecycle_stage == "deleted":
-        _require_active_experiment(client.get_experiment(run.info.experiment_id))
-        raise SinkGoneError(
-            "the MLflow run was deleted and is in MLflow's trash; restore it with "
-            f" `mlflow runs restore --run-id {run.info.run_id}`"
-        )
+        _require_active_experiment(client, client.get_experiment(run.info.experiment_id))
+        command = _in_store(client, f"mlflow runs restore --run-id {run.info.run_id}")
+        raise SinkGoneError(f"the MLflow run was deleted and is in MLflow's trash; restore it with {command}")
 
 
 def _user() -> str:
