@@ -579,6 +579,18 @@ def test_an_axis_without_counts_is_an_error(loop_config):
         trieye.run_experiment(Walk, loop_config(axis="updates", steps=10))
 
 
+class Uncounted(Walk):
+    """It returns no counts."""
+
+    def step(self):
+        return {**super().step(), "env_steps": None}
+
+
+def test_a_limit_of_env_steps_that_nothing_counts_is_an_error(loop_config):
+    with pytest.raises(ConfigurationError, match=r"loop.env_steps=10: Uncounted.step\(\) returned no 'env_steps'"):
+        trieye.run_experiment(Uncounted, loop_config(env_steps=10))
+
+
 class Late(Walk):
     """It makes its first update in its fourth step."""
 

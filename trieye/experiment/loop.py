@@ -34,6 +34,7 @@ from trieye.snapshot.generators import seed_all
 
 _MAX_ERROR = 300
 _MIN_PATIENCE_STEPS = 100
+_MAX_UNCOUNTED_STEPS = 100
 
 
 def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> Result:
@@ -290,6 +291,7 @@ class Loop:
             kind = type(self._experiment).__name__
             raise ConfigurationError(f"loop.axis={axis}: {kind}.step() returned no {axis!r} to count")
         self._progress.count(values)
+        self._check_env_steps(values)
         counts = self._progress.counted()
         self._run.step = counts[axis]
         names = {name for name in counts if values.get(name) is not None} | ({"step"} - {axis})
@@ -297,6 +299,17 @@ class Loop:
         self._run.log({f"progress/{name}": counts[name] for name in sorted(names)})
         self._run.log(values)
         self._profile.after_step(values)
+
+    def _check_env_steps(self, values: Mapping[str, Any]) -> None:
+        """Refuse an experiment that counts no environment steps if they are the only limit: it would never stop."""
+        limits, progress = self._limits, self._progress
+        is_only_limit = limits.env_steps and limits.steps is None and limits.time_s is None and limits.target is None
+        is_uncounted = values.get("env_steps") is None and progress.env_steps == 0
+        if is_only_limit and is_uncounted and progress.iterations >= _MAX_UNCOUNTED_STEPS:
+            raise ConfigurationError(
+                f"loop.env_steps={limits.env_steps}: {type(self._experiment).__name__}.step() returned no 'env_steps' "
+                f"in {progress.iterations} steps; return the number (0 if there were none), or set loop.steps"
+            )
 
     def _save_due(self) -> bool:
         run = self._run
