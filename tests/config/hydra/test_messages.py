@@ -278,6 +278,15 @@ def test_metrics_given_as_a_list_are_named_with_their_file_and_key(mistaken, pro
     assert "ListConfig" not in message
 
 
+@pytest.mark.parametrize("text", ["", "loop: {steps: 3}", "defaults: [persistence: default, _self_]"])
+@pytest.mark.parametrize("typed", [[], ["loop.steps=3"]])
+def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(mistaken, project, text, typed):
+    project.write("train", text)
+    message = mistaken(*typed)
+    assert message.startswith("train.yaml: its defaults list contains neither `trieye` nor `schema`")
+    assert "add `defaults: [trieye, _self_]`" in message
+
+
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
 def test_metrics_of_another_type_say_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")

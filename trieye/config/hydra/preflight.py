@@ -28,6 +28,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.renames import CHOICES
 
+_NEEDED_KEYS = {"loop", "persistence"}
 _SPACE = "tune.space."
 
 
@@ -140,6 +141,11 @@ class Preflight(Generic[Config]):
             composed = self._loader.load([str(choice.input_line) for choice in choices])
         except NOT_COMPOSED as error:
             raise ConfigurationError(self._not_composed(items, error)) from error
+        if not composed.keys() >= _NEEDED_KEYS:
+            raise ConfigurationError(
+                f"{self._loader.source.name}.yaml: its defaults list contains neither `trieye` nor `schema`, so the "
+                "keys of trieye are missing; add `defaults: [trieye, _self_]`"
+            )
         # one by one into the composed config, so that each error is reported with the keys of that config
         self._set([item for item in items if item not in choices and item not in axes], composed)
         self._loader.record(overrides, composed)
