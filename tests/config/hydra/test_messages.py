@@ -287,6 +287,14 @@ def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(m
     assert "add `defaults: [trieye, _self_]`" in message
 
 
+@pytest.mark.parametrize("group", ["experiment", "debug"])
+def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, group):
+    project.write(f"{group}/mine", "loop: {steps: 3}")
+    message = mistaken(f"{group}=mine")
+    assert f"add `# @package _global_` as the first line of {group}/mine.yaml" in message
+    assert "target key" not in message
+
+
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
 def test_metrics_of_another_type_say_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")
