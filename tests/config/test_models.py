@@ -68,6 +68,12 @@ def test_a_metric_has_the_defaults_of_0_1_5():
     }  # fmt: skip
 
 
+def test_a_window_is_as_long_as_a_step_number_at_most():
+    assert MetricConfig(name="x", log_frequency_steps=2**62).log_frequency_steps == 2**62
+    with pytest.raises(ValidationError, match="log_frequency_steps"):
+        MetricConfig(name="x", log_frequency_steps=10**23)
+
+
 def test_error_messages_of_0_1_5_are_unchanged():
     with pytest.raises(
         ValidationError, match=r"Metric 'R' has aggregation 'rate' but 'rate_numerator_event' is not set\."

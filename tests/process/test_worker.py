@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.waiting import wait_until
-from trieye.process.worker import RoundWorker
+from trieye.process.worker import RoundWorker, Ticker
 
 
 class Workshop:
@@ -107,3 +107,11 @@ def test_ctrl_c_while_waiting_leaves_nothing_locked(workshop):
         workshop.worker.wait_for(lambda: False)
     workshop.is_open.set()
     assert workshop.worker.wait_for(lambda: workshop.num_done > 0, 20)
+
+
+@pytest.mark.parametrize("interval_s", [1e10, float("inf")])
+def test_a_ticker_takes_any_interval(interval_s):
+    ticker = Ticker("ticker", lambda: None, interval_s)
+    ticker._thread.join(0.05)
+    assert ticker._thread.is_alive()
+    ticker.stop()

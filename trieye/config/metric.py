@@ -34,6 +34,7 @@ class MetricConfig(ModelOf015):
     log_frequency_steps: int = Field(
         default=1,
         ge=0,
+        le=2**62,
         description="Window length in steps; 0 = windows by seconds only, and never logged if both are 0.",
     )
     log_frequency_seconds: float = Field(

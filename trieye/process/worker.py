@@ -151,7 +151,7 @@ class Ticker:
 
     def __init__(self, name: str, tick: Callable[[], None], interval_s: float) -> None:
         self._tick = tick
-        self._interval_s = interval_s
+        self._interval_s = min(interval_s, threading.TIMEOUT_MAX)
         self._stop = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
