@@ -123,6 +123,8 @@ def test_plugins_are_excluded_by_entry_name_or_sink_name(installed, caplog):
     assert names(SinksConfig(exclude_plugins=["mine", "other", "broken", "not installed here"])) == []
     assert names(SinksConfig(exclude_plugins=["mine", "entry", "broken"], console={"enabled": True})) == ["console"]
     assert caplog.text == ""
+    assert names(SinksConfig(exclude_plugins=["mien", "other"])) == ["mine"]
+    assert "exclude_plugins: no installed package has a sink 'mien'; did you mean 'mine'?" in caplog.text
 
 
 def test_excluding_a_builtin_sink_suggests_disabling_it():

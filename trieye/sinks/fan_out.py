@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
+from trieye.config.base import did_you_mean
 from trieye.config.packages import import_directories
 from trieye.config.sinks import OUR_NAMES, SinksConfig
 from trieye.exceptions import ConfigurationError
@@ -206,7 +207,8 @@ def _entry_points(_directories: tuple[tuple[str, int], ...]) -> tuple[EntryPoint
 
 def _sinks_of_packages(used_names: set[str], exclude: Collection[str]) -> list[Sink]:
     sinks: list[Sink] = []
-    for entry_point in _entry_points(import_directories()):
+    entries = _entry_points(import_directories())
+    for entry_point in entries:
         if entry_point.name in exclude:  # its package is not even imported
             continue
         try:
@@ -220,4 +222,8 @@ def _sinks_of_packages(used_names: set[str], exclude: Collection[str]) -> list[S
         used_names.add(sink.name)
         if sink.name not in exclude:
             sinks.append(sink)
+    names = [entry_point.name for entry_point in entries] + [sink.name for sink in sinks]
+    for name in set(exclude).difference(names, used_names):  # may be installed on other machines
+        if hint := did_you_mean(name, names):
+            log.warning("sinks.exclude_plugins: no installed package has a sink %r%s", name, hint)
     return sinks
