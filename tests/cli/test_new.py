@@ -2,6 +2,7 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def test_new_creates_a_project_and_prints_the_first_command_and_the_line_to_chan
     (tmp_path / "home").mkdir()
     (tmp_path / "home/.cookiecutterrc").write_text("default_context: {ci: none, author: Jane Doe}\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     output = new.output("Swing Up", "--env-id", "Acrobot-v1", "-o", "a/b")
     project = Path("a/b/swing_up")
     metadata = (project / "pyproject.toml").read_text()
@@ -56,6 +59,7 @@ def test_new_creates_a_project_and_prints_the_first_command_and_the_line_to_chan
     assert output.endswith(f"{line}\n")
     # the settings of the user for cookiecutter are neither used nor changed
     assert [path.name for path in (tmp_path / "home").iterdir()] == [".cookiecutterrc"]
+    assert list((tmp_path / "temporary").iterdir()) == []
     assert (project / ".github/workflows/ci.yml").exists()
     assert "Jane Doe" not in metadata
 

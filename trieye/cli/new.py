@@ -146,6 +146,7 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
         # by default, cookiecutter writes replay files to the home directory and reads answers from the user's config
         settings = Path(scratch) / "config.yaml"
         settings.write_text(json.dumps({"cookiecutters_dir": scratch, "replay_dir": scratch}), "utf-8")
+        directory_before, tempfile.tempdir = tempfile.tempdir, scratch  # cookiecutter leaves the rendered hooks there
         try:
             project = cookiecutter(
                 str(TEMPLATE),
@@ -157,6 +158,8 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
             )
         except (CookiecutterException, OSError) as error:
             raise ConfigurationError(f"cannot write the project to {str(output_dir)!r}: {error}") from error
+        finally:
+            tempfile.tempdir = directory_before
     return Path(project)
 
 
