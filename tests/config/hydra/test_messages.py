@@ -287,6 +287,20 @@ def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(m
     assert "add `defaults: [trieye, _self_]`" in message
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("tags: [a, b]", "tags: expected keys with values, found ['a', 'b']"),
+        ("loop: 3", "loop: expected keys with values, found 3"),
+        ("sinks: {mlflow: true}", "sinks.mlflow: expected keys with values, found True"),
+        ("stats: {metrics: 3}", "stats.metrics takes a short name for each item, found 3"),
+    ],
+)
+def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, project, values, message):
+    project.write("experiment/mine", f"# @package _global_\n{values}")
+    assert f"experiment/mine.yaml: {message}" in mistaken("experiment=mine")
+
+
 @pytest.mark.parametrize("group", ["experiment", "debug"])
 def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, group):
     project.write(f"{group}/mine", "loop: {steps: 3}")

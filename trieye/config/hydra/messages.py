@@ -19,7 +19,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
-from trieye.config.base import did_you_mean, models_in, nearest, set_by
+from trieye.config.base import did_you_mean, is_open, models_in, nearest, set_by, takes_values
 from trieye.config.hydra.keys import (
     Models,
     by_tag,
@@ -301,7 +301,7 @@ class Diagnosis:
             error: The error of Hydra.
         """
         complaints = [complaint for choice in choices for complaint in self._about_choice(choice)]
-        complaints = complaints or list(self._about_lists([str(choice.input_line) for choice in choices]))
+        complaints = complaints or list(self._about_values([str(choice.input_line) for choice in choices]))
         return "\n".join(complaints) or self._hydra_message(error)
 
     def of_key(self, override: Override, config: DictConfig, error: Exception) -> str:
@@ -318,13 +318,11 @@ class Diagnosis:
             return f"{override.input_line}: unknown group {group!r}{hint}"
         return "\n".join(self._about_key(override, config)) or f"{override.input_line}: {self._hydra_message(error)}"
 
-    def _about_lists(self, overrides: Sequence[str]) -> Iterator[str]:
-        """Yield a line for each list in a config where keys with values are required."""
+    def _about_values(self, overrides: Sequence[str]) -> Iterator[str]:
+        """Yield a line for each value in a config where keys with values are required."""
         with contextlib.suppress(*NOT_COMPOSED):  # reported by the caller
             for name, values in self._loader.contents(overrides):
-                yield from (
-                    f"{name}.yaml: {_needs_keys(key, [])}" for key in _lists_for_keys(self._config_type, values)
-                )
+                yield from (f"{name}.yaml: {text}" for text in _values_for_keys(self._config_type, values))
 
     def _about_choice(self, override: Override) -> Iterator[str]:
         group, value, line = override.key_or_group, override.value(), override.input_line
@@ -409,14 +407,17 @@ def _needs_keys(key: str, value: Any) -> str:
     return f"{key} takes a short name for each item, found {text}; type it as {key}={{loss: {{name: loss}}}}"
 
 
-def _lists_for_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the keys that need a name for each item, but have a list."""
+def _values_for_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a complaint for each key that needs keys with values, but has a list or a number."""
     for name, info in model.model_fields.items():
         (models, many), value, key = models_in(info), values.get(name), f"{prefix}{name}"
-        if many and isinstance(value, list):
-            yield key
+        is_wrong = isinstance(value, list | int | float)
+        if many and is_wrong:
+            yield _needs_keys(key, value)
+        elif is_wrong and (is_open(info) or not takes_values(info)):
+            yield f"{key}: expected keys with values, found {_shown(value)}"
         elif not many and isinstance(value, Mapping):
-            yield from (inner_key for inner in models for inner_key in _lists_for_keys(inner, value, f"{key}."))
+            yield from (text for inner in models for text in _values_for_keys(inner, value, f"{key}."))
 
 
 def without_parser_words(text: str) -> str:
