@@ -71,6 +71,7 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
         ("token=a,b:c,seed=1,2", "token=***,seed=1,2"),
         ("agent.dbPassword=abc hfToken=abcd maxtoken=9", "agent.dbPassword=*** hfToken=*** maxtoken=9"),
         ("{'password': 'a b', 'token': 3}", "{'password': ***, 'token': 3}"),
+        ("Service(api_key=b'a b') {'token': b'a'}", "Service(api_key=***) {'token': ***}"),
         ("http://ann:${oc.env:PW}@host?token=${oc.env:T}", "http://ann:${oc.env:PW}@host?token=${oc.env:T}"),
     ],
 )

@@ -23,8 +23,8 @@ _NAME = re.compile(rf"(?:^|[^a-z0-9])(?:{_WORDS}(?=$|\.)|{_BEARER}(?=$|\.\d))", 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ASSIGNED = re.compile(
     rf"(?P<before>(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
-    r"(?:=|['\"]:\s*(?=['\"])))"
-    r"(?P<secret>'[^']*'|\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
+    r"(?:=|['\"]:\s*(?=b?['\"])))"
+    r"(?P<secret>b?'[^']*'|b?\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,
 )
 _IN_ASSIGNED = ("pass", "pwd", "secret", "credential", "authorization", "key", "token", "sig")
