@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from tests.forked import in_a_child
-from trieye.process.uninterrupted import uninterrupted
+from trieye.process.worker import uninterrupted
 
 
 class AlarmError(Exception):

@@ -14,9 +14,8 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
-from trieye.hub.requests import only_waits
-from trieye.process.uninterrupted import uninterrupted
-from trieye.process.worker import settle
+from trieye.hub.requests import GROUP
+from trieye.process.worker import settle, uninterrupted
 from trieye.sinks.base import Sink
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
@@ -148,7 +147,7 @@ class LocalHub(Hub):
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the method; signals never interrupt it."""
         call = partial(request, self._logic.parts[request.__name__], *args, **kwargs)
-        return uninterrupted(call, is_patient=not only_waits(request))
+        return uninterrupted(call, is_patient=getattr(request, GROUP) != "wait")
 
     def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         self.ask(request, *args, **kwargs)

@@ -23,7 +23,8 @@ quick and run in the default group, the empty string.
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_GROUP, _IS_SLOW = "_request_group", "_request_is_slow"
+GROUP, _IS_SLOW = "_request_group", "_request_is_slow"
+"""Attributes of a request: its group, and whether it is slow."""
 
 
 def request(group: Group = "", *, is_slow: bool = False) -> Callable[[Method], Method]:
@@ -39,7 +40,7 @@ def request(group: Group = "", *, is_slow: bool = False) -> Callable[[Method], M
     """
 
     def mark(method: Method) -> Method:
-        setattr(method, _GROUP, group)
+        setattr(method, GROUP, group)
         setattr(method, _IS_SLOW, is_slow)
         return method
 
@@ -51,16 +52,11 @@ def is_slow(method: Callable[..., Any]) -> bool:
     return bool(getattr(method, _IS_SLOW))
 
 
-def only_waits(method: Callable[..., Any]) -> bool:
-    """Return whether a request waits and changes nothing."""
-    return bool(getattr(method, _GROUP) == "wait")
-
-
 def requests_of(part: type) -> Iterator[tuple[Callable[..., Any], Group]]:
     """Yield each request of a part, including inherited ones, with its group."""
     members = (member for base in reversed(part.__mro__) for member in vars(base).values())
-    requests = {member.__name__: member for member in members if hasattr(member, _GROUP)}
-    yield from ((method, getattr(method, _GROUP)) for method in requests.values())
+    requests = {member.__name__: member for member in members if hasattr(member, GROUP)}
+    yield from ((method, getattr(method, GROUP)) for method in requests.values())
 
 
 def owners(*parts: object) -> dict[str, Any]:
