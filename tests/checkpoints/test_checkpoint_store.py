@@ -205,6 +205,9 @@ def test_load_checkpoint_finds_a_directory_of_any_name(tmp_path):
     CheckpointStore(tmp_path / "states").save(7, objects, metadata={"objective": 1.0})
     for directory in (tmp_path, tmp_path / "states"):
         assert checkpoints.load_checkpoint(directory).step == 7
+    CheckpointStore(tmp_path / "later").save(8, objects, metadata={})
+    with pytest.raises(CheckpointError, match=r"later, .*states; pass one of these"):
+        checkpoints.load_checkpoint(tmp_path)
 
 
 def test_latest_ignores_damage_above_max_step(two):

@@ -23,6 +23,12 @@ logger = logging.getLogger(__name__)
 
 _DAMAGED = ".damaged"
 
+NONE_INTACT = (
+    "restore one from a backup, or from persistence.mirror by deleting them; to start from scratch, choose another "
+    "run_name"
+)
+"""Advice if no checkpoint of a run is intact."""
+
 _LEFTOVERS = {".tmp-", ".old-"}
 
 _Fingerprint = tuple[int, int, int]
@@ -272,8 +278,7 @@ class CheckpointStore:
         if intact_entry is None and named:
             raise CheckpointError(
                 f"{self.directory} has {len(named)} saved state(s), but none is intact: "
-                f"{', '.join(path.name for path in named[:5])}; restore one from a backup, or from "
-                "persistence.mirror by deleting them; to start from scratch, choose another run_name"
+                f"{', '.join(path.name for path in named[:5])}; {NONE_INTACT}"
             )
         return intact_entry
 
@@ -470,7 +475,10 @@ def load_checkpoint(
         raise CheckpointError(f"there is no directory {root.absolute()}; pass a run directory, such as run.dir")
     directory = root / CHECKPOINTS
     if not directory.is_dir():  # `persistence.checkpoint_save_dir_name` may name any directory
-        directory = next((path.parent for path in root.glob(f"*/{CHECKPOINT_PREFIX}*")), root)
+        directories = sorted({path.parent for path in root.glob(f"*/{CHECKPOINT_PREFIX}*")})
+        if len(directories) > 1:  # the name was changed between attempts
+            raise CheckpointError(f"{root} has checkpoints in {', '.join(map(str, directories))}; pass one of these")
+        directory = directories[0] if directories else root
     store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
     entry = store.find(which, read=store.read)
     if entry is None and which == "best":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trieye.checkpoints.store import NONE_INTACT
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.checksum import sums_of
@@ -274,10 +275,7 @@ def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:
     newest_step = str(usable_steps[-1]) if usable_steps else "none"
     advice = f"no action is needed: the newest intact one, of step {newest_step}, is used instead"
     if not usable_steps:
-        advice = (
-            "restore one from a backup, or from persistence.mirror by deleting them; to start from scratch, "
-            "choose another run_name"
-        )
+        advice = NONE_INTACT
     text = f"{len(states):,}, the highest step is {newest_step}" if states else "none"
     damage = [
         Damage(problem, *(_lost_rows(state) if state.is_usable else ("it cannot be loaded", advice)))
