@@ -485,14 +485,8 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
         run.log("c", torch.tensor(4.0, requires_grad=True), step=3)  # a warning is an error here
         run.log({"d": {"e": 5.0, "f": {"g": 6.0}}, "h": None, "i": np.array([7.0])}, step=3)
         run.step = 3
-        assert [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g", "i")] == [
-            2.0,
-            1.0,
-            4.0,
-            5.0,
-            6.0,
-            7.0,
-        ]
+        best_values = [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g", "i")]
+        assert best_values == [2.0, 1.0, 4.0, 5.0, 6.0, 7.0]
 
 
 def test_a_list_is_logged_as_one_event_per_item_or_not_at_all(make_config):

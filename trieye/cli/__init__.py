@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the buffer again at exit
         if error.errno != errno.EPIPE:
-            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+            print(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return EXIT_NO_OUTPUT
     return code
 
