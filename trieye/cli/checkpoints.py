@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import show
 
 EXIT_DAMAGED = 1
 
@@ -29,15 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the checkpoints; return 1 if one is damaged and not quarantined."""
-    from trieye.cli.output import print_json
     from trieye.cli.views import render_saved
     from trieye.process.terminal import Terminal
     from trieye.runs import checkpoints
 
     with Terminal(stderr=True).status(f"reading {Path(options.run_name).name}"):
         files = checkpoints(options.run_name, root=options.root, checksums=options.verify)
-    if options.json:
-        print_json("checkpoints", files)
-    else:
-        Terminal().print(render_saved(files))
+    show(options, "checkpoints", files, [render_saved(files)])
     return EXIT_DAMAGED if any(row.is_broken for row in [*files.checkpoints, *files.buffers, *files.crashes]) else 0

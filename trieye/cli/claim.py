@@ -15,6 +15,7 @@ Examples:
 import argparse
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Record the selected run directories as owners."""
     from trieye import runs
-    from trieye.cli.output import print_json
 
     directories = [runs.claim(name, root=options.root) for name in options.run_names]
-    if options.json:
-        print_json("claim", {"run_dirs": directories})
-    for run_dir in () if options.json else directories:
-        print(f"{run_dir} owns the MLflow run and the mirror of run {run_dir.name!r}")
+    lines = (f"{run_dir} owns the MLflow run and the mirror of run {run_dir.name!r}" for run_dir in directories)
+    show(options, "claim", {"run_dirs": directories}, lines)
     return 0

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_actions, add_json, add_root
-from trieye.cli.output import print_json
+from trieye.cli.output import Parts, show
 
 if TYPE_CHECKING:
-    from trieye.hub.cluster import Node
+    from trieye.hub.cluster import Findings, Node
     from trieye.process.terminal import TextTable
 
 EXIT_UNFIT = 1
@@ -71,10 +71,7 @@ def _files(options: argparse.Namespace) -> int:
 
     directory = project_around(Path.cwd()) if options.directory is None else options.directory.expanduser()
     names = [file.as_posix() for file in files_of(directory.resolve())]
-    if options.json:
-        print_json("cluster.files", {"directory": directory.resolve(), "files": names})
-    else:
-        print(*names, sep="\n")
+    show(options, "cluster.files", {"directory": directory.resolve(), "files": names}, names)
     return 0
 
 
@@ -82,29 +79,31 @@ def _check(options: argparse.Namespace) -> int:
     """Query the nodes, print their answers, and return 1 if a training cannot run on all of them."""
     from trieye.hub.cluster import compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
-    from trieye.process.terminal import Terminal, Text
+    from trieye.process.terminal import Terminal
 
     root = options.root.expanduser().absolute()
     with Terminal(stderr=True).status(f"querying the nodes of the cluster at {options.address}"):
         nodes = ask_cluster(options.address, root, options.timeout)
     driver = this_process(root)
     comparison = compare(nodes, driver, str(root))
-    if options.json:
-        document = {"nodes": nodes, "problems": comparison.problems, "notes": comparison.notes}
-        print_json("cluster.check", {**document, "python": driver.python, "versions": driver.versions})
-        return EXIT_UNFIT if comparison.problems else 0
-    console = Terminal()
-    console.print(_table(nodes))
-    for line in comparison.problems:
-        console.print(Text.assemble(("problem:", "red"), f" {line}"))
-    for line in comparison.notes:
-        console.print(Text.assemble(("note:", "yellow"), f" {line}"))
-    num_alive, num_problems = sum(node.is_alive for node in nodes), len(comparison.problems)
-    verdict = (
-        f"{num_problems} problem{'' if num_problems == 1 else 's'}" if num_problems else "a training can run on all"
-    )
-    console.print(f"{num_alive} of {len(nodes)} nodes are alive: {verdict}")
+    document = {"nodes": nodes, "problems": comparison.problems, "notes": comparison.notes}
+    document |= {"python": driver.python, "versions": driver.versions}
+    show(options, "cluster.check", document, _parts(nodes, comparison))
     return EXIT_UNFIT if comparison.problems else 0
+
+
+def _parts(nodes: "list[Node]", comparison: "Findings") -> Parts:
+    from trieye.process.terminal import Text
+    from trieye.process.text import counted
+
+    yield _table(nodes)
+    for line in comparison.problems:
+        yield Text.assemble(("problem:", "red"), f" {line}")
+    for line in comparison.notes:
+        yield Text.assemble(("note:", "yellow"), f" {line}")
+    num_alive, num_problems = sum(node.is_alive for node in nodes), len(comparison.problems)
+    verdict = counted(num_problems, "problem") if num_problems else "a training can run on all"
+    yield f"{num_alive} of {len(nodes)} nodes are alive: {verdict}"
 
 
 def _table(nodes: "list[Node]") -> "TextTable":

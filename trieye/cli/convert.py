@@ -40,19 +40,14 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.run_name)
     if not path.is_file():
         path = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
-    conversions, left_out = [], []
+    converted_files, skipped_files = [], []
     for file in convert(path, allow_pickle=options.allow_pickle or None, output=options.output):
         if file.target is None:
-            left_out.append(file)
+            skipped_files.append({"path": file.path, "reason": file.reason})
+            print(f"skipped: {file.path}: {file.reason}", file=sys.stderr)
         else:
-            conversions.append(file)
-            if not options.json:
-                print(f"{file.path} -> {file.target}")
+            converted_files.append({"path": file.path, "checkpoint": file.target})
+            print(f"{file.path} -> {file.target}", file=sys.stderr if options.json else sys.stdout)
     if options.json:
-        converted_files = [{"path": file.path, "checkpoint": file.target} for file in conversions]
-        skipped_files = [{"path": file.path, "reason": file.reason} for file in left_out]
         print_json("convert", {"converted": converted_files, "left_out": skipped_files})
-        return EXIT_FAILED if left_out else 0
-    for file in left_out:
-        print(f"skipped: {file.path}: {file.reason}", file=sys.stderr)
-    return EXIT_FAILED if left_out else 0
+    return EXIT_FAILED if skipped_files else 0

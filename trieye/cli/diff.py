@@ -14,9 +14,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import Parts, show
 
 if TYPE_CHECKING:
-    from trieye.process.terminal import TextTable
     from trieye.runs.comparing import RunDiff
 
 MAX_METRICS = 40
@@ -29,36 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare the runs."""
-    from trieye.cli.output import print_json
-    from trieye.process.terminal import Terminal
     from trieye.runs import diff
 
     comparison = diff(*options.run_names, root=options.root)
-    stored_runs = comparison.first, comparison.second
-    if options.json:
-        forks = [run.record.forked_from for run in stored_runs]
-        runs = [
-            {"run": str(run), "run_dir": run.run_dir, "forked_from": None if fork is None else fork.model_dump()}
-            for run, fork in zip(stored_runs, forks, strict=True)
-        ]
-        print_json("diff", {"runs": runs, **comparison.divergence.parts(), "metrics": comparison.metrics})
-        return 0
-    console = Terminal()
-    for table in _tables(comparison):
-        console.print(table)
-    for run in stored_runs:
-        if run.record.forked_from is not None:
-            console.print(f"{run} was forked from {run.record.forked_from.line}")
-        if run.provenance is None:
-            console.print(f"{run}: commit and packages were not recorded", style="yellow")
+    runs = [
+        {"run": str(run), "run_dir": run.run_dir, "forked_from": fork and fork.model_dump()}
+        for run, fork in ((run, run.record.forked_from) for run in (comparison.first, comparison.second))
+    ]
+    document = {"runs": runs, **comparison.divergence.parts(), "metrics": comparison.metrics}
+    show(options, "diff", document, _parts(comparison))
     return 0
 
 
-def _tables(comparison: "RunDiff") -> "list[TextTable]":
+def _parts(comparison: "RunDiff") -> Parts:
     from trieye.cli.restarting import lines_of
     from trieye.process.terminal import Text, TextTable
 
-    tables = []
     for part, differences in {**comparison.divergence.parts(), "metrics": comparison.metrics}.items():
         table = TextTable(part, str(comparison.first), str(comparison.second), is_ruled=False)
         if part == "metrics":
@@ -71,8 +57,12 @@ def _tables(comparison: "RunDiff") -> "list[TextTable]":
             table.add_row(Text("no difference" if part != "metrics" else "none", "dim"))
         elif part == "metrics" and len(lines) > MAX_METRICS:
             table.note(f"{len(lines) - MAX_METRICS} more; --json lists all")
-        tables.append(table)
-    return tables
+        yield table
+    for run in (comparison.first, comparison.second):
+        if run.record.forked_from is not None:
+            yield f"{run} was forked from {run.record.forked_from.line}"
+        if run.provenance is None:
+            yield Text(f"{run}: commit and packages were not recorded", "yellow")
 
 
 def _number(value: float | None) -> str:

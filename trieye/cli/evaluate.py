@@ -16,9 +16,13 @@ Examples:
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import add_checkpoint, add_json, add_root, add_working_directory
+from trieye.cli.output import show
+
+if TYPE_CHECKING:
+    from trieye.process.terminal import TextTable
 
 _KEYS = {"run", "checkpoint", "is_best", "step", "episodes", "returns", "length_mean"} | {
     f"return_{figure}" for figure in ("mean", "std", "min", "max")
@@ -45,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the episodes, and print a table or one line of JSON."""
     from trieye.checkpoints.choose import reference_of
-    from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
     from trieye.runs.finding import roots_of, run_directory
 
@@ -57,10 +60,7 @@ def run(options: argparse.Namespace) -> int:
         from trieye.training.launch import evaluate
 
         report = evaluate(run_dir, checkpoint, episodes=options.episodes, video=options.video, device=options.device)
-    if options.json:
-        print_json("evaluate", report)
-    else:
-        _show(report)
+    show(options, "evaluate", report, [_table(report)])
     return 0
 
 
@@ -78,8 +78,8 @@ def _newest(roots: Sequence[Path]) -> Path:
     return max(directories, key=lambda path: path.stat().st_mtime).parent.resolve()
 
 
-def _show(report: Mapping[str, Any]) -> None:
-    from trieye.process.terminal import Terminal, TextTable
+def _table(report: Mapping[str, Any]) -> "TextTable":
+    from trieye.process.terminal import TextTable
     from trieye.process.text import counted
     from trieye.results.tables import number
 
@@ -93,7 +93,7 @@ def _show(report: Mapping[str, Any]) -> None:
     table.add_row("length, mean", f"{number(report['length_mean'])} steps")
     for name in (name for name in report if name not in _KEYS):
         table.add_row(f"{name}, mean", number(report[name]))
-    Terminal().print(table)
+    return table
 
 
 def _positive(text: str) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import add_checkpoint, add_run, add_working_directory
+from trieye.cli.output import Parts, show
 
 if TYPE_CHECKING:
     from trieye.training.run_export import Export
@@ -33,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export the policy, and print the files and how to load them."""
-    from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
 
     add_working_directory()
@@ -41,28 +41,25 @@ def run(options: argparse.Namespace) -> int:
         from trieye.training.run_export import export_run
 
         export = export_run(options.run_name, options.output, checkpoint=options.checkpoint, root=options.root)
-    if options.json:
-        checkpoint, sizes = export.checkpoint, {file: file.stat().st_size for file in export.files}
-        document = {"checkpoint": checkpoint.path, "step": checkpoint.step, "objective": checkpoint.objective}
-        files = [{"path": file, "size_bytes": size} for file, size in sizes.items()]
-        print_json("export", {**document, "is_best": export.is_best, "files": files})
-    else:
-        _show(export)
+    checkpoint = export.checkpoint
+    document = {"checkpoint": checkpoint.path, "step": checkpoint.step, "objective": checkpoint.objective}
+    files = [{"path": file, "size_bytes": file.stat().st_size} for file in export.files]
+    show(options, "export", {**document, "is_best": export.is_best, "files": files}, _lines(export))
     return 0
 
 
-def _show(export: "Export") -> None:
+def _lines(export: "Export") -> Parts:
     from rich.filesize import decimal
 
     from trieye.training.exporting import PROGRAM, example
 
     checkpoint = export.checkpoint
     objective = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
-    print(f"exported {checkpoint.path} ({'best checkpoint, ' if export.is_best else ''}{objective}) to")
+    yield f"exported {checkpoint.path} ({'best checkpoint, ' if export.is_best else ''}{objective}) to"
     for file in export.files:
-        print(f"  {file}  {decimal(file.stat().st_size)}")
+        yield f"  {file}  {decimal(file.stat().st_size)}"
     for file in export.files:
         if file.name == PROGRAM:
-            print("load it in Python (requires only torch):")
-            print(f"  import torch; act = torch.export.load({str(file)!r}).module()")
-            print(f"  actions = act({example(export.policy.spaces)})")
+            yield "load it in Python (requires only torch):"
+            yield f"  import torch; act = torch.export.load({str(file)!r}).module()"
+            yield f"  actions = act({example(export.policy.spaces)})"

@@ -57,14 +57,13 @@ def run(options: argparse.Namespace) -> int:
         summary = f"{result.num_metrics} metrics, {result.num_points:,} points" if result.is_new else "already imported"
         if result.is_new and result.num_left_out:
             summary += f", {result.num_left_out:,} NaN or infinite values skipped"
-        if not options.json:
-            print(f"[{index}/{len(foreign_runs)}] {foreign_run.path} -> {result.directory}: {summary}", flush=True)
-    if options.json:
-        print_json("import", {"runs": imported_runs, "problems": list(problems.texts)})
-        return EXIT_FAILED if problems.num_left_out else 0
+        line = f"[{index}/{len(foreign_runs)}] {foreign_run.path} -> {result.directory}: {summary}"
+        print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
     for text in problems.texts:
         print(f"note: {text}", file=sys.stderr)
     apps = sorted({str(Path(options.root) / run["run_dir"].parents[1].name) for run in imported_runs})
-    if apps:
+    if options.json:
+        print_json("import", {"runs": imported_runs, "problems": list(problems.texts)})
+    elif apps:
         print(f"compare them: trieye results table {shlex.join(apps)}")
     return EXIT_FAILED if problems.num_left_out else 0

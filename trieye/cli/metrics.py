@@ -16,9 +16,11 @@ import argparse
 import csv
 import sys
 from collections.abc import Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import show
 
 if TYPE_CHECKING:
     from trieye.runs import MetricPoints, StoredRun
@@ -39,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the metrics."""
-    from trieye.cli.output import print_json
-    from trieye.process.terminal import Terminal
     from trieye.runs import get, points
 
     stored_run = get(options.run_name, root=options.root)
@@ -48,21 +48,15 @@ def run(options: argparse.Namespace) -> int:
     points_by_name = points(stored_run, patterns, since=options.since) if patterns else None
     if patterns and stored_run.status == "LOST":
         print(f"{stored_run} was killed: `trieye close {stored_run}` stores its newest points", file=sys.stderr)
-    if options.json:
-        print_json("metrics", _document(stored_run, points_by_name))
-    elif options.csv:
+    if options.csv and not options.json:
         _print_csv(points_by_name or {})
-    elif points_by_name is None:
-        Terminal().print(_summary(stored_run))
-    else:
-        for name, series in points_by_name.items():
-            Terminal().print(_table(name, series))
+        return 0
+    names = stored_run.metrics if points_by_name is None else points_by_name
+    metrics = {name: stored_run.metrics.get(name) for name in names}
+    tables = [_summary(stored_run)] if points_by_name is None else starmap(_table, points_by_name.items())
+    document = {"run": str(stored_run), "run_dir": stored_run.run_dir, "summary": metrics}
+    show(options, "metrics", {**document, "points": points_by_name or {}}, tables)
     return 0
-
-
-def _document(stored_run: "StoredRun", series: "Mapping[str, MetricPoints] | None") -> dict[str, Any]:
-    metrics = stored_run.metrics if series is None else {name: stored_run.metrics.get(name) for name in series}
-    return {"run": str(stored_run), "run_dir": stored_run.run_dir, "summary": metrics, "points": series or {}}
 
 
 def _print_csv(points_by_name: "Mapping[str, MetricPoints]") -> None:

@@ -1,11 +1,37 @@
-"""Print the JSON document of a command with `--json`, as docs/json.md describes."""
+"""Print the result of a command: for the terminal, or with `--json` as the document that docs/json.md describes."""
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from trieye.process.terminal import RenderableType
+
+Parts: TypeAlias = "Iterable[RenderableType]"
+"""Tables and texts that are printed below one another."""
+
+
+def show(options: argparse.Namespace, schema: str, document: Any, parts: Parts) -> None:
+    """Print a document with `--json`, else the parts below one another.
+
+    Args:
+        options: `json`.
+        schema: Name of the schema, as in docs/json.md.
+        document: See `print_json`.
+        parts: What to print; a generator runs only without `--json`.
+    """
+    if options.json:
+        print_json(schema, document)
+        return
+    from trieye.process.terminal import Terminal
+
+    console = Terminal()
+    for part in parts:
+        console.print(part)
 
 
 def print_json(schema: str, document: Any) -> None:

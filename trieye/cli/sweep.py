@@ -38,9 +38,9 @@ from trieye.cli.arguments import (
     sweep_directory,
 )
 from trieye.cli.confirmation import confirm
-from trieye.cli.output import print_json
+from trieye.cli.output import print_json, show
 from trieye.cli.sweep_merge import add_merge, merge
-from trieye.cli.sweep_status import UNFINISHED, print_jobs, print_status
+from trieye.cli.sweep_status import UNFINISHED, print_status, tables_of
 from trieye.exceptions import ConfigurationError
 from trieye.process.text import command_text, counted
 
@@ -328,12 +328,9 @@ def _relaunch(options: argparse.Namespace) -> int:
     indices = [job.index for job in jobs]
     if not jobs or options.dry_run:
         command = command_of(record, directory, *launcher_words, only=indices) if jobs else None
-        if options.json:
-            document = {"sweep": directory, "jobs": indices, "command": command, "is_dry_run": options.dry_run}
-            print_json("sweep.relaunch", document)
-        elif command is not None:
-            print_jobs(jobs)
-            print(f"{counted(len(jobs), 'job')}; the command: {shlex.join(command)}")
+        document = {"sweep": directory, "jobs": indices, "command": command, "is_dry_run": options.dry_run}
+        end = f"{counted(len(jobs), 'job')}; the command: {shlex.join(command or [])}"
+        show(options, "sweep.relaunch", document, [*tables_of(jobs), end] if jobs else [])
         return 0
     return _start(options, record, directory, *launcher_words, only=indices)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_root, add_timeout
-from trieye.cli.output import print_json
+from trieye.cli.output import show
 from trieye.exceptions import ConfigurationError, TrieyeError
 
 if TYPE_CHECKING:
@@ -44,12 +44,9 @@ def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -
             except (TrieyeError, OSError) as error:
                 errors[job.index] = str(error)
         show_in_mlflow(directory, record)
-    if options.json:
-        print_json("sweep.merge", {"sweep": directory, "num_runs": len(started_jobs), "failed": errors})
-    else:
-        for index, reason in errors.items():
-            print(f"job {index}: {reason}")
-        print(f"{len(started_jobs) - len(errors)} of {len(started_jobs)} runs are in {options.root}")
+    lines = [f"job {index}: {reason}" for index, reason in errors.items()]
+    lines.append(f"{len(started_jobs) - len(errors)} of {len(started_jobs)} runs are in {options.root}")
+    show(options, "sweep.merge", {"sweep": directory, "num_runs": len(started_jobs), "failed": errors}, lines)
     return 1 if errors else 0
 
 

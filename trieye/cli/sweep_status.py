@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import sweep_directory
-from trieye.cli.output import print_json
+from trieye.cli.output import Parts, show
 from trieye.exceptions import ConfigurationError
 from trieye.process.text import command_text, counted
 
@@ -42,21 +42,21 @@ def print_status(options: argparse.Namespace) -> int:
     record, jobs = SweepRecord.of(directory), status_of(directory)
     modes = record.modes
     counts, optimal = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
-    if options.json:
-        document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
-        print_json("sweep.status", {**document, "jobs": [_row(job) for job in jobs]})
-    else:
-        from trieye.process.terminal import Terminal, Text
 
-        print_jobs(jobs)
-        console = Terminal()
+    def parts() -> Parts:
+        from trieye.process.terminal import Text
+
+        yield from tables_of(jobs)
         summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
-        console.print(Text(f"{counted(len(jobs), 'job')}: ").append_text(Text(", ").join(summary)))
+        yield Text(f"{counted(len(jobs), 'job')}: ").append_text(Text(", ").join(summary))
         if optimal:
             plural = "s" if len(optimal) > 1 else ""
-            console.print(f"Pareto-optimal ({', '.join(modes)}): job{plural} {', '.join(map(str, optimal))}")
+            yield f"Pareto-optimal ({', '.join(modes)}): job{plural} {', '.join(map(str, optimal))}"
         if counts.keys() & set(UNFINISHED):
-            console.print(_advice(record, directory))
+            yield _advice(record, directory)
+
+    document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
+    show(options, "sweep.status", {**document, "jobs": [_row(job) for job in jobs]}, parts())
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
 
 
@@ -76,18 +76,18 @@ def _advice(record: "SweepRecord", directory: Path) -> str:
     return f"run unfinished jobs: {command_text('sweep', 'relaunch', directory, *options)}"
 
 
-def print_jobs(jobs: "Sequence[JobStatus]") -> None:
-    """Print a table of jobs; on a narrow terminal, their errors and notes are lines below it."""
+def tables_of(jobs: "Sequence[JobStatus]") -> Parts:
+    """Yield a table of jobs; on a narrow terminal, their errors and notes are lines below it."""
     from trieye.process.terminal import Terminal
 
     console, notes = Terminal(), {job.index: note for job in jobs if (note := _note(job))}
     table = _table(jobs, notes)
     if not notes or console.measure(table, options=console.options.update(width=_UNFOLDED)).maximum <= console.width:
-        console.print(table)
+        yield table
         return
-    console.print(_table(jobs, {}))
+    yield _table(jobs, {})
     for index, note in notes.items():
-        console.print(f"job {index}: {note}")
+        yield f"job {index}: {note}"
 
 
 def _row(job: "JobStatus") -> dict[str, Any]:

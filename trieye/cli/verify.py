@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import show
 
 EXIT_DAMAGED = 1
 
@@ -26,15 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Verify the run; return 1 if something is damaged."""
-    from trieye.cli.output import print_json
     from trieye.cli.views import render_check
     from trieye.process.terminal import Terminal
     from trieye.runs import verify
 
     with Terminal(stderr=True).status(f"verifying {Path(options.run_name).name}"):
         check = verify(options.run_name, root=options.root)
-    if options.json:
-        print_json("verify", {**asdict(check), "is_whole": not check.damage})
-    else:
-        Terminal().print(render_check(check))
+    show(options, "verify", {**asdict(check), "is_whole": not check.damage}, [render_check(check)])
     return EXIT_DAMAGED if check.damage else 0

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import show
 
 MIN_INTERVAL_S = 0.1
 _STARTING_POLL_S = 0.3
@@ -36,11 +37,9 @@ def run(options: argparse.Namespace) -> int:
     """Show the run until it ends or Ctrl-C."""
     from rich.live import Live
 
-    from trieye.cli.output import print_json
     from trieye.cli.views import document_of, read_view, render_run
     from trieye.process.terminal import Terminal
 
-    console = Terminal(soft_wrap=False)
     is_live = not (options.once or options.json) and sys.stdout.isatty()
     run_dir = _started(options, is_live=is_live)
     view = read_view(run_dir, None)
@@ -48,11 +47,9 @@ def run(options: argparse.Namespace) -> int:
         while options.wait and view.run.is_alive and not view.status:
             time.sleep(_STARTING_POLL_S)
             view = read_view(run_dir, None)
-        if options.json:
-            print_json("watch", document_of(view))
-        else:
-            console.print(render_run(view))
+        show(options, "watch", document_of(view), [render_run(view)])
         return 0
+    console = Terminal(soft_wrap=False)
     with (
         contextlib.suppress(KeyboardInterrupt),  # the usual way to stop
         Live(render_run(view, console), console=console, auto_refresh=False) as live,

@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import add_run
+from trieye.cli.output import Parts, show
 
 if TYPE_CHECKING:
-    from trieye.process.terminal import Terminal
     from trieye.runs.diagnosis import Diagnosis
 
 
@@ -27,23 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the diagnosis."""
-    from trieye.cli.output import print_json
-    from trieye.process.terminal import Terminal
     from trieye.runs import diagnose
 
     diagnosis = diagnose(options.run_name, root=options.root)
     stored, checkpoint = diagnosis.run, diagnosis.checkpoint
-    if not options.json:
-        _print(diagnosis, Terminal())
-        return 0
     checkpoint_row = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
     about = {"run": str(stored), "run_dir": stored.run_dir, "status": stored.status, "attempt": stored.attempt}
     fields = {name: getattr(diagnosis, name) for name in ("reason", "error", "output", "output_path", "sinks")}
-    print_json("why", {**about, **fields, "checkpoint": checkpoint_row, "next_steps": diagnosis.next_steps})
+    document = {**about, **fields, "checkpoint": checkpoint_row, "next_steps": diagnosis.next_steps}
+    show(options, "why", document, _parts(diagnosis))
     return 0
 
 
-def _print(diagnosis: "Diagnosis", console: "Terminal") -> None:
+def _parts(diagnosis: "Diagnosis") -> Parts:
     from trieye.cli.runs import RUN_COLORS
     from trieye.process.terminal import Text
     from trieye.process.text import duration
@@ -51,19 +47,19 @@ def _print(diagnosis: "Diagnosis", console: "Terminal") -> None:
     stored_run, checkpoint = diagnosis.run, diagnosis.checkpoint
     step = "" if stored_run.step is None else f", step {stored_run.step:,}"
     status = (stored_run.status, RUN_COLORS[stored_run.status])
-    console.print(Text.assemble((str(stored_run), "bold"), "  ", status, f"  attempt {stored_run.attempt}{step}"))
-    console.print(diagnosis.reason)
+    yield Text.assemble((str(stored_run), "bold"), "  ", status, f"  attempt {stored_run.attempt}{step}")
+    yield diagnosis.reason
     if diagnosis.error is not None:
-        console.print(f"\n{diagnosis.error}", style="red")
+        yield Text(f"\n{diagnosis.error}", "red")
     if diagnosis.output:
-        console.print(f"\nlast output ({diagnosis.output_path}):")
-        console.print("\n".join(f"  {line}" for line in diagnosis.output))
-    console.print()
+        yield f"\nlast output ({diagnosis.output_path}):"
+        yield "\n".join(f"  {line}" for line in diagnosis.output)
+    yield ""
     for sink in diagnosis.sinks:
         state = f", {sink['error']}" if sink["error"] else ""
-        console.print(f"sink {sink['name']}: {sink['backlog']:,} items to deliver{state}")
+        yield f"sink {sink['name']}: {sink['backlog']:,} items to deliver{state}"
     ago = "" if checkpoint is None else f", {duration(time.time() - checkpoint.created)} ago"
-    console.print(f"newest checkpoint: {'none' if checkpoint is None else f'step {checkpoint.step:,}{ago}'}")
+    yield f"newest checkpoint: {'none' if checkpoint is None else f'step {checkpoint.step:,}{ago}'}"
     for index, action in enumerate(diagnosis.next_steps):
         label = "      " if index else "\nnext: "
-        console.print(f"{label}{action.command}    # {action.effect}")
+        yield f"{label}{action.command}    # {action.effect}"
