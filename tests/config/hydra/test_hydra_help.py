@@ -145,10 +145,10 @@ def test_help_explains_the_keys_of_a_wrapper(help_text):
 @pytest.mark.parametrize(
     ("topic", "message"),
     [
-        ("metics", r"unknown group or key 'metics'; did you mean 'metrics'\? \(known: agent, .*, stats, "),
-        ("loop.stps", r"unknown group or key 'stps' in loop; did you mean 'steps'\? \(known: .*steps, "),
-        ("hydra.sweeper.prunr", r"unknown group or key 'prunr' in hydra.sweeper; did you mean 'pruner'\?"),
-        ("stats.metrics.a.nme", r"unknown group or key 'nme' in stats.metrics.a; did you mean 'name'\?"),
+        ("metics", r"unknown key or group 'metics'; did you mean 'metrics'\? \(keys and groups: agent, .*, stats, "),
+        ("loop.stps", r"unknown key 'stps' in loop; did you mean 'steps'\? \(keys: .*steps, "),
+        ("hydra.sweeper.prunr", r"unknown key 'prunr' in hydra.sweeper; did you mean 'pruner'\?"),
+        ("stats.metrics.a.nme", r"unknown key 'nme' in stats.metrics.a; did you mean 'name'\?"),
     ],
 )
 def test_help_about_an_unknown_key_lists_the_keys_beside_it(help_text, capsys, topic, message):

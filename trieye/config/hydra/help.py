@@ -12,10 +12,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
-from trieye.config.base import did_you_mean, models_in, optional_items, set_by
+from trieye.config.base import models_in, optional_items, set_by
 from trieye.config.hydra.keys import by_tag, field_at, is_variant, meant, models_at, tag_of
 from trieye.config.hydra.loader import Loader
-from trieye.config.hydra.messages import allowed_values
+from trieye.config.hydra.messages import allowed_values, unknown_key
 from trieye.config.hydra.preflight import Preflight
 from trieye.config.hydra.schema import defaults_of
 from trieye.config.hydra.typed import complete
@@ -147,11 +147,8 @@ class _Help:
         """Raise an error that lists the keys beside the first unknown part of a topic."""
         model, path = self._config_type, topic.split(".")
         known = next(depth for depth in range(len(path) - 1, -1, -1) if models_at(model, path[:depth]))
-        part, groups = path[known], [] if known else self._groups
-        names = sorted({*groups, *(key for holder in models_at(model, path[:known]) for key in holder.model_fields)})
-        location = f" in {'.'.join(path[:known])}" if known else ""
-        hint = f"{did_you_mean(part, names)} (known: {', '.join(names)})"
-        raise ConfigurationError(f"--help {topic}: unknown group or key {part!r}{location}{hint}")
+        key, groups = ".".join(path[: known + 1]), [] if known else self._groups
+        raise ConfigurationError(f"--help {topic}: {unknown_key(key, models_at(model, path[:known]), model, groups)}")
 
     def _group(self, group: str) -> Iterator[str]:
         yield f"  {group}: {self._about_group(group)}"
