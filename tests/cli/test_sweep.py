@@ -490,7 +490,7 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
         (["plan", "tain.py", "lr=1,2"], "tain.py: no such file; did you mean 'train.py'?"),
         (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: no such module in the working directory"),
         (["plan", "train.py"], "train.py: no varying keys; add KEY=VALUES"),
-        (["plan", "train.py", "lr=1,2", "agent"], "agent: not a valid override"),
+        (["plan", "train.py", "lr=1,2", "agent"], "agent: not a valid key=value override"),
         (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is already an axis of the sweep"),
         (["plan", "lr=1,2", "--exclude", "lr"], "lr: expected KEY=VALUE"),

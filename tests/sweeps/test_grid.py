@@ -110,7 +110,7 @@ def test_a_glob_expands_to_the_options_of_the_program(tmp_path):
         ("lr=range(5,1)", r"lr=range\(5,1\): lr has no values"),
         ("lr=range(0,5,0)", r"lr=range\(0,5,0\): .*must not be zero"),
         ("lr=range(0,3),5", r"lr=range\(0,3\),5: a range cannot be combined"),
-        ("lr", r"^lr: not a valid override: (?!.*https)"),
+        ("lr", r"^lr: not a valid key=value override (?!.*https)"),
         ("db.password=[hunter2", r"^db\.password=\*\*\*(?!.*hunter2)"),
     ],
 )

@@ -64,7 +64,7 @@ def test_exploration_stays_within_the_bounds(space_of):
         ({"walks": {"pace": "1,2"}}, "there is no key 'walks' in the config; did you mean 'walk'"),
         ({"walk.pace": "interval(1,1000)"}, "walk.pace=1000.0: Input should be less than or equal to 100"),
         ({"walk.pace": "interval(2,1)"}, r"interval\(a,b\) needs a < b"),
-        ({"walk.pace": "range(1,3"}, r"tune.space.walk.pace=range\(1,3: not a valid override"),
+        ({"walk.pace": "range(1,3"}, r"tune.space.walk.pace=range\(1,3: not a valid key=value override"),
         ({"walk.pace": "1"}, "nothing varies"),
         ({"walk.pace.x": "1,2"}, "walk.pace has no subkeys"),
         ({"run_name": "a,b"}, "a study does not vary this key"),

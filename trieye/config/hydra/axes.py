@@ -34,7 +34,7 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
         ConfigurationError: An override cannot be parsed, has no values, or is an interval.
     """
     axes: dict[str, tuple[str, ...]] = {}
-    items = {item.get_key_element(): item for item in _parsed(overrides, config_loader)}
+    items = {item.get_key_element(): item for item in parsed(overrides, config_loader)}
     for key, item in items.items():
         if not item.is_sweep_override():
             axes[key] = (str(item.get_value_element_as_str()),)
@@ -59,16 +59,34 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
     return list(axes.items())
 
 
-def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> list[Override]:
-    parser, items = OverridesParser.create(config_loader=config_loader), []
-    for word in overrides:
+def parsed(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[Override]:
+    """Parse overrides one by one.
+
+    Args:
+        overrides: Overrides in Hydra's grammar.
+        config_loader: See `axes_of`.
+
+    Raises:
+        ConfigurationError: Overrides cannot be parsed; the message has a line for each.
+    """
+    parser, items, complaints = OverridesParser.create(config_loader=config_loader), list[Override](), []
+    for override in overrides:
         try:
-            items += parser.parse_overrides([word])
-        except HydraException as error:
-            text = redacted_text(word)  # the parser's message would contain the secret
-            reason = " ".join(str(error).partition("\nSee https:")[0].split()) if text == word else "check its brackets"
-            raise ConfigurationError(f"{text}: not a valid override: {reason}") from error
+            items += parser.parse_overrides([override])
+        except (HydraException, ValueError) as error:
+            complaints.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
+    if complaints:
+        raise ConfigurationError("\n".join(complaints))
     return items
+
+
+def _not_parsed(override: str, reason: str) -> str:
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
+    public_text = redacted_text(text)
+    detail = f" ({' '.join(reason.split())})" if public_text == text else ""  # the reason quotes the value
+    key = text.partition("=")[0].strip() or "key"
+    advice = f"without spaces around =, and quote special characters, as in '{key}=\"...\"'"
+    return f"{public_text}: not a valid key=value override{detail}; type it {advice}"
 
 
 def quoted(text: str) -> str:
@@ -108,7 +126,7 @@ def value_of(text: str) -> Any:
     Raises:
         ConfigurationError: The text is not a valid value, or contains several.
     """
-    (item,) = _parsed([f"value={text}"], None)
+    (item,) = parsed([f"value={text}"])
     if item.is_sweep_override():
         raise ConfigurationError(f"{text}: more than one value")
     return item.value()
@@ -157,7 +175,7 @@ def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None =
     """
     dimensions = []
     for word in overrides:
-        (item,) = _parsed([word], config_loader)
+        (item,) = parsed([word], config_loader)
         sweep = item.value() if item.is_sweep_override() else None
         if isinstance(sweep, IntervalSweep):
             dimensions.append(_interval(item, sweep))

@@ -18,7 +18,6 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -30,11 +29,10 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra import registration
+from trieye.config.hydra import axes, registration
 from trieye.config.hydra.keys import holds_text
 from trieye.config.hydra.registration import Registration
 from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_FILE, SCHEMA_NAME
-from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
@@ -223,7 +221,8 @@ def opened(source: ConfigSource, config_type: type[TrieyeConfig], *, run_name: s
         ConfigurationError: The directory or the config does not exist.
     """
     # Hydra's global instance stays unchanged: a task, a sweep or a `with hydra.initialize()` may be using it
-    with _restored(), registered(config_type, run_name=run_name):
+    with _restored():
+        registration.current = Registration(config_type, run_name)
         if BEFORE_1_4:
             hydra.version.setbase(None)
         search_path = create_config_search_path(source.directory)
@@ -256,11 +255,11 @@ def _check(source: ConfigSource, config_loader: ConfigLoaderImpl) -> None:
 
 
 @contextmanager
-def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[None]:
-    """Register a config type within the context; afterwards restore the previous type and its schema."""
-    repo = ConfigStore.instance().repo
-    old_registration, schema = registration.current, repo.get(SCHEMA_FILE)
-    registration.current = Registration(config_type, run_name)
+def _restored() -> Iterator[None]:
+    """Restore the global state that composition changes: registered type and schema, Hydra's version base, job name."""
+    base, job_name = VersionBase.instance().version_base, JobRuntime.instance().get("name")
+    old_registration, repo = registration.current, ConfigStore.instance().repo
+    schema = repo.get(SCHEMA_FILE)
     try:
         yield
     finally:
@@ -268,15 +267,6 @@ def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[No
         repo.pop(SCHEMA_FILE, None)
         if schema is not None:
             repo[SCHEMA_FILE] = schema
-
-
-@contextmanager
-def _restored() -> Iterator[None]:
-    """Restore the other global state that composition changes: Hydra's version base and job name."""
-    base, job_name = VersionBase.instance().version_base, JobRuntime.instance().get("name")
-    try:
-        yield
-    finally:
         VersionBase.instance().version_base = base
         JobRuntime.instance().set("name", job_name)
 
@@ -307,21 +297,4 @@ def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Overr
     Raises:
         ConfigurationError: Overrides cannot be parsed; the message has a line for each.
     """
-    items, complaints = [], []
-    for override in overrides:
-        try:
-            items += OverridesParser.create().parse_overrides([quoted(override, config_type)])
-        except (HydraException, ValueError) as error:
-            complaints.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
-    if complaints:
-        raise ConfigurationError("\n".join(complaints))
-    return items
-
-
-def _not_parsed(override: str, reason: str) -> str:
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
-    has_secret = redacted_text(text) != text  # the reason quotes the value
-    detail = "" if has_secret else f" ({' '.join(reason.split())})"
-    key = text.partition("=")[0].strip() or "key"
-    advice = f"without spaces around =, and quote special characters, as in '{key}=\"...\"'"
-    return f"{text}: not a valid key=value override{detail}; type it {advice}"
+    return axes.parsed([quoted(override, config_type) for override in overrides])
