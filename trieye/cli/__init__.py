@@ -15,6 +15,7 @@ from importlib import import_module
 
 from trieye.cli.arguments import AnyOrder
 from trieye.exceptions import TrieyeError
+from trieye.version import VERSION
 
 COMMANDS = {
     "new": "create a project from the template",
@@ -64,11 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = did_you_mean(name, COMMANDS)
         parser.error(f"unknown command {name!r}{hint} (choose from: {', '.join(COMMANDS)})")
     options = parser.parse_args(arguments, argparse.Namespace(typed=arguments))
-    if options.version:
-        from trieye.version import VERSION
-
-        print(f"trieye {VERSION}")
-        return 0
     if options.run is None:
         parser.print_help()
         return 0
@@ -112,7 +108,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         description="Experiment framework for reinforcement learning, other training, and sweeps of Hydra programs.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--version", action="version", version=f"trieye {VERSION}", help="print the version")
     parser.set_defaults(run=None, when_interrupted="interrupted")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=AnyOrder)
     for name, text in COMMANDS.items():

@@ -3,9 +3,11 @@
 import argparse
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trieye.exceptions import ConfigurationError
 from trieye.renames import COMMANDS, OPTIONS
 
 DEFAULT_ROOT = ".trieye_data"
@@ -117,6 +119,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
 
 
+def add_output(parser: Any, metavar: str, text: str, default: Path | None = None, **options: Any) -> None:
+    """Add -o to a command or an action that writes files."""
+    parser.add_argument("-o", "--output", type=Path, default=default, metavar=metavar, help=text, **options)
+
+
+def add_rating(parser: argparse.ArgumentParser, metric: str, mode: str) -> None:
+    """Add --metric and --mode, with these help texts, to a command that compares runs by a metric."""
+    parser.add_argument("--metric", metavar="NAME", help=metric)
+    parser.add_argument("--mode", choices=("max", "min"), help=mode)
+
+
 def add_checkpoint(parser: argparse.ArgumentParser, default: str = "best") -> None:
     """Add --checkpoint to a command that reads a checkpoint."""
     parser.add_argument(
@@ -157,14 +170,34 @@ def age(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+def listed(text: str, choices: Collection[str], option: str, noun: str) -> list[str]:
+    """Split names separated by commas.
+
+    Args:
+        text: The names.
+        choices: Valid names.
+        option: The option, for messages.
+        noun: What a name denotes, for messages.
+
+    Raises:
+        ConfigurationError: A name is unknown.
+    """
+    from trieye.config.base import did_you_mean
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in choices:
+            hint = f"{did_you_mean(name, choices)} (choose from: {', '.join(choices)})"
+            raise ConfigurationError(f"{option} {name}: unknown {noun}{hint}")
+    return names
+
+
 def pair(text: str, option: str = "") -> tuple[str, str]:
     """Split KEY=VALUE into key and value.
 
     Raises:
         ConfigurationError: The text has no `=`; the message begins with the option.
     """
-    from trieye.exceptions import ConfigurationError
-
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigurationError(f"{option}{text}: expected KEY=VALUE")
@@ -204,7 +237,6 @@ def sweep_directory(directory: Path | None) -> Path:
     Raises:
         ConfigurationError: `directory` is None, and neither the working directory nor multirun/ contains a sweep.
     """
-    from trieye.exceptions import ConfigurationError
     from trieye.sweeps.record import SWEEP
 
     if directory is not None:
@@ -225,7 +257,6 @@ def condition(text: str) -> tuple[str, dict[str, list[Any]]]:
         ConfigurationError: The text has another form.
     """
     from trieye.config.hydra.axes import value_of
-    from trieye.exceptions import ConfigurationError
 
     key, _, values = text.partition(":")
     if not (key and values):

@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trieye.cli.arguments import add_run
+from trieye.cli.arguments import add_output, add_run
 
 EXIT_FAILED = 1
 
@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument("--allow-pickle", action="store_true", help="load the pickles, which executes the code in them")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="directory for the new checkpoints (default: next to the old)"
-    )
+    add_output(parser, "DIR", "directory for the new checkpoints (default: next to the old)")
 
 
 def run(options: argparse.Namespace) -> int:

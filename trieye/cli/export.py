@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import add_checkpoint, add_run, add_working_directory
+from trieye.cli.arguments import add_checkpoint, add_output, add_run, add_working_directory
 from trieye.cli.output import Parts, show
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="output directory (default: RUN/export)")
+    add_output(parser, "DIR", "output directory (default: RUN/export)")
     add_checkpoint(parser)
 
 

@@ -66,14 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     name, *others = questions()
     parser.add_argument(name.name, nargs="?", metavar="NAME", help="project name")
-    parser.add_argument(
-        "-o",
-        "--output-dir",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="parent folder of the project folder (default: working directory)",
-    )
+    text = "parent folder of the project folder (default: working directory)"
+    parser.add_argument("-o", "--output-dir", type=Path, default=Path(), metavar="DIR", help=text)
     for question in others:
         option = f"--{question.name.replace('_', '-')}"
         parser.add_argument(option, metavar=question.name.upper(), help=question.help)
@@ -86,23 +80,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Create the project that the options describe, and print the next steps."""
-
-    def check_folder(slug: str) -> None:
-        _check_target(options.output_dir / slug, overwrite=options.overwrite)
-
     values = {question.name: getattr(options, question.name) for question in questions()}
-    answers = {name: value for name, value in values.items() if value is not None}
-    if not options.no_input and sys.stdin.isatty():
-        answers = _ask(answers, check_folder)
-    answers = answers_of(answers)
-    check_folder(answers["slug"])
+    overrides = {name: value for name, value in values.items() if value is not None}
+    answers = answers_of(
+        overrides,
+        answer=_default if options.no_input or not sys.stdin.isatty() else _prompted,
+        check_slug=lambda slug: _check_target(options.output_dir / slug, overwrite=options.overwrite),
+    )
     project = bake(answers, options.output_dir, overwrite=options.overwrite)
     print(_closing(project, answers["slug"], answers["algorithm"]))
     return 0
 
 
-def answers_of(overrides: dict[str, str]) -> dict[str, str]:
-    """Return an answer to every question: `overrides`, keyed by question name, completed with the defaults.
+def answers_of(
+    overrides: dict[str, str],
+    answer: Callable[[TemplateQuestion, dict[str, str]], str] | None = None,
+    check_slug: Callable[[str], None] = lambda _: None,
+) -> dict[str, str]:
+    """Return an answer to every question.
+
+    Args:
+        overrides: Answers by the name of the question.
+        answer: Returns the answer to another question, from those before it; by default, its default.
+        check_slug: Raises if the name of the project folder cannot be used; called before further questions.
 
     Raises:
         ConfigurationError: An answer is invalid.
@@ -111,7 +111,10 @@ def answers_of(overrides: dict[str, str]) -> dict[str, str]:
     answers: dict[str, str] = {}
     for question in questions():
         name = question.name
-        answers[name] = overrides[name] if name in overrides else _default(question, answers)
+        answers[name] = overrides[name] if name in overrides else (answer or _default)(question, answers)
+        if name == "slug":
+            _check_answers(answers)
+            check_slug(answers[name])
     _check_answers(answers)
     return answers
 
@@ -169,19 +172,7 @@ def trieye_line(project: Path) -> str:
     return next(line.strip() for line in lines if re.match(r' +"trieye\b', line))
 
 
-def _ask(overrides: dict[str, str], check_folder: Callable[[str], None]) -> dict[str, str]:
-    """Prompt for missing answers; check the project folder as soon as its name is determined."""
-    _check_answers(overrides)
-    answers = dict(overrides)
-    for question in questions():
-        if question.name not in answers:
-            answers[question.name] = _answer(question, answers)
-        if question.name == "slug":
-            check_folder(answers["slug"])
-    return answers
-
-
-def _answer(question: TemplateQuestion, answers: dict[str, str]) -> str:
+def _prompted(question: TemplateQuestion, answers: dict[str, str]) -> str:
     """Prompt until the answer is valid."""
     default = _default(question, answers)
     choices = f" ({', '.join(question.choices)})" if len(question.choices) > 1 else ""

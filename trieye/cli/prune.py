@@ -17,7 +17,7 @@ Examples:
 import argparse
 import re
 
-from trieye.cli.arguments import add_removal, add_repeatable, age
+from trieye.cli.arguments import add_rating, add_removal, add_repeatable, age
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "keep N of all runs of the app: best:N or newest:N; best prefers those used last among equally good ones"
     add_repeatable(parser, "--keep", "WHICH:N", text, type=_keep)
-    parser.add_argument("--metric", metavar="NAME", help="metric that ranks the runs (default: loop.objective)")
-    parser.add_argument(
-        "--mode",
-        choices=("max", "min"),
-        help="max: higher values are better; min: lower values (default for the objective: loop.mode)",
-    )
+    mode = "max: higher values are better; min: lower values (default for the objective: loop.mode)"
+    add_rating(parser, "metric that ranks the runs (default: loop.objective)", mode)
     add_removal(parser)
 
 

@@ -24,7 +24,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import add_action, add_actions, add_confirmed, add_json, add_repeatable
+from trieye.cli.arguments import add_action, add_actions, add_confirmed, add_json, add_output, add_repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,9 +116,7 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments that only this action has."""
     if name in _OUT:
         default, text = _OUT[name]
-        action.add_argument(
-            "-o", "--output", type=Path, default=default, required=name == "export", metavar="FILE", help=text
-        )
+        add_output(action, "FILE", text, default, required=name == "export")
     if name in {"curve", "report"}:
         action.add_argument(
             "--x",

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_repeatable, add_root, age, pair
+from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_rating, add_repeatable, add_root, age, listed, pair
 
 if TYPE_CHECKING:
     from trieye.process.terminal import Text
@@ -48,12 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--newer-than", type=age, metavar="AGE", help="list only runs created within this time, such as 30d, 12h or 10m"
     )
-    parser.add_argument("--metric", metavar="NAME", help="metric shown as the objective (default: loop.objective)")
-    parser.add_argument(
-        "--mode",
-        choices=("max", "min"),
-        help="whether the highest or lowest value of the metric is best (default: loop.mode)",
-    )
+    mode = "whether the highest or lowest value of the metric is best (default: loop.mode)"
+    add_rating(parser, "metric shown as the objective (default: loop.objective)", mode)
     parser.add_argument("--sort", choices=SORTS, default="created", help="sort key (default: created)")
     parser.add_argument("-r", "--reverse", action="store_true", help="reverse the order")
     parser.add_argument("-n", type=int, metavar="N", help="list at most N runs")
@@ -67,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     from trieye.exceptions import ConfigurationError
     from trieye.runs.finding import find, ordered, roots_of, select
 
-    statuses = _statuses(options.status)
+    statuses = None
+    if options.status is not None:
+        statuses = set(map(str.upper, listed(options.status.lower(), STATUSES, "--status", "status")))
     where = dict(pair(text, "--where ") for text in options.where)
     if options.n is not None and options.n < 1:
         raise ConfigurationError(f"-n {options.n}: must be at least 1")
@@ -87,22 +85,6 @@ def run(options: argparse.Namespace) -> int:
     sources = options.sources or [str(root) for root in roots_of(options.root)]
     _show(runs, skipped, num_runs=len(all_runs), sources=sources)
     return 0
-
-
-def _statuses(text: str | None) -> set[str] | None:
-    from trieye.exceptions import ConfigurationError
-
-    if text is None:
-        return None
-    names = [name.strip().lower() for name in text.split(",")]
-    for name in names:
-        if name not in STATUSES:
-            from trieye.config.base import did_you_mean
-
-            raise ConfigurationError(
-                f"--status {name}: unknown status{did_you_mean(name, STATUSES)} (choose from: {', '.join(STATUSES)})"
-            )
-    return {name.upper() for name in names}
 
 
 def _row(run: "StoredRun") -> dict[str, Any]:

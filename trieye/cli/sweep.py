@@ -32,8 +32,10 @@ from trieye.cli.arguments import (
     add_actions,
     add_confirmed,
     add_json,
+    add_output,
     add_repeatable,
     condition,
+    listed,
     pair,
     sweep_directory,
 )
@@ -117,13 +119,7 @@ def _add_plan(actions: Any) -> None:
         "KEY exists only in jobs with these values, such as agent.clip_range:agent=ppo; ppo|a2c allows both; repeatable"
     )
     add_repeatable(plan, "--when", "KEY:KEY=VALUE,...", text)
-    plan.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="directory to write the plan to, for `run` and `relaunch` (default: show the jobs only)",
-    )
+    add_output(plan, "DIR", "directory to write the plan to, for `run` and `relaunch` (default: show the jobs only)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -346,32 +342,18 @@ def _check_launcher(words: Sequence[str]) -> None:
             raise ConfigurationError(f"{word}: unknown option{did_you_mean(name, LauncherConfig.model_fields)}")
 
 
-def _merge(options: argparse.Namespace) -> int:
-    from trieye.sweeps.record import SweepRecord
-
-    directory = sweep_directory(options.dir)
-    return merge(options, directory, SweepRecord.of(directory))
-
-
 def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[JobStatus]]":
     """Return the sweep directory, its record and the jobs that `--only` selects; print a message if there are none.
 
     `incomplete` also selects jobs that run without a driver or may run on another machine: they become incomplete when
     their process ends, and the launcher waits for that.
     """
-    from trieye.config.base import did_you_mean
     from trieye.sweeps.status import ENDED, status_of
 
     out = sys.stderr if options.json else sys.stdout
-    states = [name.strip() for name in options.only.split(",")]
-    for name in states:
-        if name in ENDED:
-            raise ConfigurationError(
-                f"--only {name}: {name} jobs do not run again (choose from: {', '.join(_SELECTABLE)})"
-            )
-        if name not in _SELECTABLE:
-            hint = did_you_mean(name, _SELECTABLE)
-            raise ConfigurationError(f"--only {name}: unknown job state{hint} (choose from: {', '.join(_SELECTABLE)})")
+    for name in ENDED.intersection(map(str.strip, options.only.split(","))):
+        raise ConfigurationError(f"--only {name}: {name} jobs do not run again (choose from: {', '.join(_SELECTABLE)})")
+    states = listed(options.only, _SELECTABLE, "--only", "job state")
     directory = sweep_directory(options.dir)
     record = _record_at(directory)
     all_jobs = status_of(directory)
@@ -424,5 +406,5 @@ _ACTIONS = {
     "run": _run,
     "status": print_status,
     "relaunch": _relaunch,
-    "merge": _merge,
+    "merge": merge,
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_root, add_timeout
+from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_root, add_timeout, sweep_directory
 from trieye.cli.output import show
 from trieye.exceptions import ConfigurationError, TrieyeError
 
@@ -25,13 +25,16 @@ def add_merge(actions: Any) -> None:
     add_timeout(merge)
 
 
-def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -> int:
+def merge(options: argparse.Namespace) -> int:
     """Copy new runs and new states of runs from the mirror, deliver them to MLflow, and return the exit code."""
     from trieye.process.lock import RunLock
     from trieye.sweeps.jobs import RUN
+    from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import status_of
     from trieye.sweeps.tracking import show_in_mlflow
 
+    directory = sweep_directory(options.dir)
+    record = SweepRecord.of(directory)
     mirror_url = _mirror(options.mirror, record)
     errors: dict[int, str] = {}
     with RunLock(directory / LOCK):
