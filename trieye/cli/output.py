@@ -22,7 +22,7 @@ def show(options: argparse.Namespace, schema: str, document: Any, parts: Parts) 
         options: `json`.
         schema: Name of the schema, as in docs/json.md.
         document: See `print_json`.
-        parts: What to print; a generator runs only without `--json`.
+        parts: Tables and texts; a generator runs only without `--json`.
     """
     if options.json:
         print_json(schema, document)
