@@ -10,10 +10,8 @@ from tests.tune.walks import Walk, WalksConfig
 from trieye.config.hydra.axes import typed
 from trieye.config.hydra.launch import Launch
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 from trieye.tune.best import best_config, write_best
-from trieye.tune.ended import result_at_end
 from trieye.tune.space import Space
 from trieye.tune.study import Study
 from trieye.tune.watching import StudyMonitor
@@ -57,10 +55,10 @@ def test_a_study_records_its_values_without_secrets_and_restores_them(stored_stu
     trial.config = VALUES
     trial.update_last_result({"training_iteration": 1, "step": 20, "eval/return": 3.0, "done": True, "stop_reason": ""})
     monitor = StudyMonitor(config, study.directory, Space(config).keys, 2)
-    monitor.started(trial)
-    monitor.record_result(trial, trial.last_result)
-    monitor.ended(trial)
-    assert result_at_end(study.directory / "0", config, VALUES)["step"] == 20
+    monitor.on_trial_start(trial=trial)
+    monitor.on_trial_result(trial=trial, result=trial.last_result)
+    monitor.on_trial_complete(trial=trial)
+    assert study._records()[0].overrides == [f"{key}={typed(value)}" for key, value in VALUES.items()]
 
     best, values = best_config(config, study.directory, 0)
     assert (values, best.db.password, best.db.url) == (VALUES, "s3cret", URLS[1])
@@ -74,16 +72,6 @@ def test_a_study_records_its_values_without_secrets_and_restores_them(stored_stu
     texts = [path.read_text("utf-8") for path in study.directory.rglob("*") if path.is_file()]
     assert len(texts) >= 3
     assert not [text for text in texts if "hunter22" in text or "s3cret" in text or "0therword" in text]
-
-
-def test_a_study_of_an_earlier_version_that_recorded_secrets_resumes(stored_study):
-    config, study = stored_study
-    now = SweepRecord(spec=[], study=study._identity())
-    study._check_same(SweepRecord(spec=[], study={**now.study, "space": config.tune.space}), now)
-    job_dir = study.directory / "0"
-    words = [f"{key}={typed(value)}" for key, value in VALUES.items()]
-    JobRecord(index=0, overrides=words, state="completed", step=20).write(job_dir)
-    assert result_at_end(job_dir, config, VALUES) is not None
 
 
 def test_a_study_does_not_vary_a_secret_that_its_records_cannot_tell_apart(stored_study):

@@ -5,6 +5,8 @@ from pydantic import ValidationError
 from tests.tune.walks import Walk
 from trieye.config.hydra.axes import value_of
 from trieye.exceptions import ConfigurationError
+from trieye.sweeps.search import RandomSearch
+from trieye.sweeps.space import SearchSpace
 from trieye.tune.ended import overrides_of
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.space import Space
@@ -20,21 +22,24 @@ def space_of(walks_config):
     return make
 
 
-def test_texts_in_hydras_grammar_become_tune_domains(space_of):
+def test_values_are_drawn_from_texts_in_hydras_grammar(space_of):
     space = space_of(walk={"pace": "tag(log, interval(1e-3, 10))", "legs": "range(1,5)", "gait": "slow,fast"}, seed=7)
-    domains = space.domains()
-    drawn = {key: {domains[key].sample() for _ in range(300)} for key in space.keys}
+    search = RandomSearch(SearchSpace.of(space.dimensions), 0)
+    trials = [[word.partition("=") for word in search.ask(index)] for index in range(300)]
+    drawn = {key: {value_of(text) for trial in trials for name, _, text in trial if name == key} for key in space.keys}
     assert space.keys == ["walk.pace", "walk.legs", "walk.gait"]
     assert drawn["walk.legs"] == {1, 2, 3, 4}
     assert drawn["walk.gait"] == {"slow", "fast"}
     assert min(drawn["walk.pace"]) < 0.1
     assert all(1e-3 <= value <= 10 for value in drawn["walk.pace"])
-    assert domains["seed"] == 7
+    assert all(trial[-1] == ("seed", "=", "7") for trial in trials)
 
 
 def test_a_grid_has_all_combinations(space_of):
-    domains = space_of("grid", **{"walk.pace": "1,2.5", "walk.legs": "range(1,4)"}).domains()
-    assert domains == {"walk.pace": {"grid_search": [1, 2.5]}, "walk.legs": {"grid_search": [1, 2, 3]}}
+    grid = space_of("grid", **{"walk.pace": "1,2.5", "walk.legs": "range(1,4)"}).grid
+    assert [grid[index] for index in (0, 1, 5)] == [
+        ("walk.pace=1", "walk.legs=1"), ("walk.pace=1", "walk.legs=2"), ("walk.pace=2.5", "walk.legs=3"),
+    ]  # fmt: skip
     with pytest.raises(
         ConfigurationError, match=r"tune\.space\.walk\.pace=interval\(1,2\): a grid cannot sweep over an interval"
     ):
@@ -43,7 +48,8 @@ def test_a_grid_has_all_combinations(space_of):
 
 def test_listed_values_keep_their_types(space_of):
     texts = ["a,b", "1e3", "x=1 ü", "null"]
-    assert space_of("grid", **{"walk.gait": texts}).domains() == {"walk.gait": {"grid_search": texts}}
+    grid = space_of("grid", **{"walk.gait": texts}).grid
+    assert [value_of(grid[index][0].partition("=")[2]) for index in grid] == texts
     values = [*texts, None, 2.5, True, [1, "2"]]
     assert [value_of(overrides_of({"x": value})[0].partition("=")[2]) for value in values] == values
     assert overrides_of({"walk.pace": np.float64(0.5)}) == ["walk.pace=0.5"]
@@ -85,11 +91,11 @@ def test_values_are_parsed_as_hydra_parses_them():
         value_of("1,2")
 
 
-def test_schedulers_that_compare_trials_need_intermediate_evaluations(walks_config):
+def test_schedulers_that_compare_trials_need_intermediate_evaluations(walks_config, tmp_path):
     tune = {"enabled": True, "scheduler": "asha", "space": {"walk": {"pace": "1,2"}}}
     config = walks_config(tune=tune, evaluate_every_steps=0)
     with pytest.raises(ConfigurationError, match=r"asha compares running trials; .*loop\.evaluate_every_steps"):
-        scheduler_of(config, Space(config))
+        scheduler_of(config, Space(config), tmp_path)
     with pytest.raises(ConfigurationError, match="would never stop"):
         Study(Walk, walks_config(tune=tune, steps=None))
 

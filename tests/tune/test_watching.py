@@ -7,6 +7,7 @@ from ray.tune.result import TRAINING_ITERATION
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.status import sum_up
+from trieye.tune.ended import ended_record
 from trieye.tune.watching import StudyMonitor
 
 
@@ -16,7 +17,8 @@ def study(walks_config, tmp_path):
 
     def start(**tune):
         config = walks_config("herd", tune={"enabled": True, "space": {"walk.pace": "1,2,3,4"}, **tune})
-        return StudyMonitor(config, tmp_path, ["walk.pace"], 4)
+        ended = [record for index in range(4) if (record := ended_record(tmp_path / str(index)))]
+        return StudyMonitor(config, tmp_path, ["walk.pace"], 4, ended)
 
     return start
 
@@ -26,8 +28,8 @@ def report(monitor, index, objective, **result):
     trial = Trial("walk", stub=True, trial_id=f"x_{index:05}")
     trial.config = {"walk.pace": index + 1}
     trial.update_last_result({TRAINING_ITERATION: 1, "step": 5, "eval/return": objective, **result})
-    monitor.started(trial)
-    monitor.record_result(trial, trial.last_result)
+    monitor.on_trial_start(trial=trial)
+    monitor.on_trial_result(trial=trial, result=trial.last_result)
     return trial
 
 
@@ -38,8 +40,8 @@ def states(directory):
 
 def test_trials_that_the_time_limit_of_a_study_stops_are_pruned_and_ranked(study, tmp_path):
     monitor = study(time_s=10)
-    monitor.ended(report(monitor, 0, 1.0, done=True, stop_reason="loop.steps=20 done"))
-    monitor.ended(report(monitor, 1, 9.0))  # stopped by a scheduler
+    monitor.on_trial_complete(trial=report(monitor, 0, 1.0, done=True, stop_reason="loop.steps=20 done"))
+    monitor.on_trial_complete(trial=report(monitor, 1, 9.0))  # stopped by a scheduler
     report(monitor, 2, 3.0)
     assert monitor.end_by_limit() == "tune.time_s is over"
     monitor.mark_interrupted()
@@ -52,7 +54,7 @@ def test_trials_that_the_time_limit_of_a_study_stops_are_pruned_and_ranked(study
 
 def test_a_target_reached_before_the_driver_was_killed_ends_interrupted_trials(study, tmp_path):
     monitor = study(target=5.0)
-    monitor.ended(report(monitor, 0, 9.0, done=True, stop_reason="loop.target=5 reached"))
+    monitor.on_trial_complete(trial=report(monitor, 0, 9.0, done=True, stop_reason="loop.target=5 reached"))
     report(monitor, 1, 3.0)
     monitor.mark_interrupted()
     monitor = study(target=5.0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.packages import load, require
@@ -39,11 +39,19 @@ _PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
 """Packages that Optuna's samplers import at their first draw."""
 
 
-class Search(Protocol):
-    """Chooses the values of jobs."""
+class Search:
+    """Chooses the values of jobs; this base class ignores all results.
+
+    Args:
+        space: The search space.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
 
     def ask(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a new job."""
+        raise NotImplementedError
 
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides of a job that an earlier start of the sweep began.
@@ -55,6 +63,7 @@ class Search(Protocol):
         Raises:
             ConfigurationError: A secret among them was not passed again.
         """
+        return self._space.resumed(index, recorded)
 
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
         """Report the objectives of a job that `ask` or `resume` returned; none if it failed."""
@@ -73,7 +82,7 @@ class Search(Protocol):
         """
 
 
-class RandomSearch:
+class RandomSearch(Search):
     """Draws random values, which depend only on the seed and the index of the job.
 
     Args:
@@ -82,7 +91,8 @@ class RandomSearch:
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._space, self._seed = space, seed
+        super().__init__(space)
+        self._seed = seed
 
     def ask(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a new job."""
@@ -90,21 +100,8 @@ class RandomSearch:
         values = {bare(axis.key): drawn(axis, generator) for axis in self._space.dimensions}
         return self._space.overrides(values)  # inactive keys are drawn, too: conditions change no other value
 
-    def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
-        """Return the overrides of a job that an earlier start of the sweep began."""
-        return self._space.resumed(index, recorded)
 
-    def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
-        """Do nothing."""
-
-    def report(self, index: int, points: Mapping[int, float]) -> None:
-        """Do nothing."""
-
-    def reason_to_prune(self, index: int, step: int, value: float, best: float) -> None:
-        """Do nothing."""
-
-
-class OptunaSearch:
+class OptunaSearch(Search):
     """Chooses values with an Optuna sampler, and prunes with an Optuna pruner.
 
     Its study exists only in this process; `resume` and `tell` rebuild it when a sweep restarts. Each proposal has its
@@ -121,11 +118,12 @@ class OptunaSearch:
     """
 
     def __init__(self, space: SearchSpace, options: SweeperConfig, *modes: str) -> None:
+        super().__init__(space)
         optuna = load("optuna", "hydra.sweeper.kind=optuna", "set hydra.sweeper.kind=random")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         for package in _PACKAGES.get(options.sampler, ()):
             require(package, f"hydra.sweeper.sampler={options.sampler}")
-        self._optuna, self._space, self._options = optuna, space, options
+        self._optuna, self._options = optuna, options
         self._distributions = {
             bare(dimension.key): _distribution(dimension, optuna.distributions)
             for dimension in space.dimensions

@@ -1,6 +1,8 @@
 """Schedulers: the Ray Tune scheduler of a study, for early stopping and population-based training."""
 
 import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -15,8 +17,10 @@ from ray.tune.schedulers import (
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
+from trieye.tune.ended import reported_objectives
+from trieye.tune.search import id_of
 from trieye.tune.space import Space
-from trieye.tune.watching import StudyCallback
+from trieye.tune.trainable import index_of
 
 _LONGEST = 1 << 20
 
@@ -43,7 +47,7 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
             states[trial].last_train_time = max(states[trial].last_train_time, now)
         self.on_trial_result(tune_controller, waiting[0], states[waiting[0]].last_result)
         if (chosen_trial := super().choose_trial_to_run(tune_controller)) is None:
-            # The trials were compared already, by a driver that was killed before it stored the next interval.
+            # The trials were compared already; in a resumed study, Ray then sets the next interval to their own time.
             earliest_time = min(states[trial].last_train_time for trial in waiting)
             self._next_perturbation_sync: float = earliest_time + self._perturbation_interval
             chosen_trial = super().choose_trial_to_run(tune_controller)
@@ -53,14 +57,20 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
 class GoingOn(TrialScheduler):  # type: ignore[misc]  # Ray has no types for us
     """A scheduler that receives the earlier results of each trial when a study resumes.
 
-    Ray restores the trials of a study, but not its scheduler: resumed trials would be compared with no others.
+    Args:
+        study: Directory of the study.
+        **options: Options of the scheduler of Ray.
     """
+
+    def __init__(self, study: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self._study = study
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Add a trial and replay its earlier results."""
         super().on_trial_add(tune_controller, trial)
-        for result in StudyCallback.watch.reported_by(trial) if StudyCallback.watch is not None else ():
-            self.replay(tune_controller, trial, result)
+        for iteration, value in reported_objectives(self._study / str(index_of(trial.trial_id))).items():
+            self.replay(tune_controller, trial, {TRAINING_ITERATION: iteration, self.metric: value})
 
     def replay(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         """Process one earlier result, whose decision was already made."""
@@ -79,8 +89,14 @@ class Median(GoingOn, MedianStoppingRule):  # type: ignore[misc]  # likewise
     replay = MedianStoppingRule.on_trial_complete  # stores the result without a decision
 
 
-def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
+def scheduler_of(config: TrieyeConfig, space: Space, study: Path, ended: Iterable[int] = ()) -> Any:
     """Return the scheduler of a study.
+
+    Args:
+        config: The config of the study.
+        space: Its search space.
+        study: Its directory.
+        ended: Indices of the trials that have ended, with which a resumed study compares the others.
 
     Raises:
         ConfigurationError: The scheduler compares running trials, but the config sets no evaluations.
@@ -92,22 +108,34 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
         raise ConfigurationError(
             f"tune.scheduler={tune.scheduler} compares running trials; set loop.evaluate_every_steps"
         )
+    options = {"time_attr": TRAINING_ITERATION, "metric": config.loop.objective, "mode": config.loop.mode}
+    if tune.scheduler == "pbt":
+        return _pbt(config, space, options)
+    scheduler = _stopper(config, study, options)
+    for index in ended:
+        scheduler.on_trial_add(None, Trial("ended", stub=True, trial_id=id_of(index)))
+    return scheduler
+
+
+def _stopper(config: TrieyeConfig, study: Path, options: Mapping[str, Any]) -> GoingOn:
+    tune = config.tune
     if tune.scheduler == "median":
-        return Median(
-            time_attr=TRAINING_ITERATION, grace_period=tune.grace_period, min_samples_required=2, hard_stop=True
-        )
-    if tune.scheduler == "asha":
-        # Trials report themselves when they are done, after this number of evaluations or slightly more.
-        max_evaluations = max(_evaluations_of(config), tune.grace_period)
-        return Halving(
-            time_attr=TRAINING_ITERATION,
-            grace_period=tune.grace_period,
-            max_t=max_evaluations,
-            reduction_factor=tune.reduction_factor,
-            stop_last_trials=False,
-        )
+        return Median(study, grace_period=tune.grace_period, min_samples_required=2, hard_stop=True, **options)
+    # Trials report themselves when they are done, after this number of evaluations or slightly more.
+    max_evaluations = max(_evaluations_of(config), tune.grace_period)
+    return Halving(
+        study,
+        grace_period=tune.grace_period,
+        max_t=max_evaluations,
+        reduction_factor=tune.reduction_factor,
+        stop_last_trials=False,
+        **options,
+    )
+
+
+def _pbt(config: TrieyeConfig, space: Space, options: Mapping[str, Any]) -> PopulationBasedTraining:
+    tune = config.tune
     return (InStep if tune.synchronous else PopulationBasedTraining)(
-        time_attr=TRAINING_ITERATION,
         perturbation_interval=tune.perturbation_interval,
         hyperparam_mutations=space.mutations(),
         quantile_fraction=tune.quantile_fraction,
@@ -115,6 +143,7 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
         custom_explore_fn=space.clamp,
         synch=tune.synchronous,
         log_config=False,  # the hyperparameters of a trial are metrics of its run
+        **options,
     )
 
 

@@ -1,6 +1,7 @@
-"""Space: the search space of a study, as Ray Tune domains."""
+"""Space: the search space of a study."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ray import tune
@@ -9,6 +10,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.hydra.axes import Dimension, axes_of, dimensions_of, typed, value_of
 from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
+from trieye.sweeps.grid import Axis, Grid
 from trieye.tune.ended import overrides_of
 from trieye.tune.values import flat, with_values
 
@@ -60,11 +62,10 @@ class Space:
         """The varying keys."""
         return [dimension.key for dimension in self.dimensions if len(dimension.choices) != 1]
 
-    def domains(self) -> dict[str, Any]:
-        """Return the Tune domain of each key; for a grid search, its grid values."""
-        if self._axes:
-            return {key: tune.grid_search([value_of(text) for text in texts]) for key, texts in self._axes}
-        return {dimension.key: _domain(dimension) for dimension in self.dimensions}
+    @property
+    def grid(self) -> Grid:
+        """All combinations of the values, for a grid search."""
+        return Grid(tuple(Axis((key,), tuple((text,) for text in texts)) for key, texts in self._axes))
 
     def mutations(self) -> dict[str, Any]:
         """Return the mutations of population-based training: choices move to a neighbor, numbers scale by a factor."""
@@ -74,27 +75,12 @@ class Space:
     @property
     def clamp(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
         """Function that clamps values to their intervals, which factors of population-based training may leave."""
-        return Clamp({axis.key: axis for axis in self.dimensions if not axis.choices})
+        return partial(_clamped, {axis.key: axis for axis in self.dimensions if not axis.choices})
 
 
-class Clamp:
-    """Clamps values to their intervals; pickled with the scheduler.
-
-    Args:
-        intervals: The interval of each key.
-    """
-
-    def __init__(self, intervals: Mapping[str, Dimension]) -> None:
-        self._intervals = intervals
-
-    def __call__(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of a trial, clamped to their intervals."""
-        return {key: self._within(key, value) for key, value in values.items()}
-
-    def _within(self, key: str, value: Any) -> Any:
-        if (interval := self._intervals.get(key)) is None:
-            return value
-        return _end(interval, min(max(value, interval.low), interval.high))
+def _clamped(intervals: Mapping[str, Dimension], values: dict[str, Any]) -> dict[str, Any]:
+    bounds = {key: interval for key, interval in intervals.items() if key in values}
+    return values | {key: _end(one, min(max(values[key], one.low), one.high)) for key, one in bounds.items()}
 
 
 def _text(key: str, value: Any) -> str:
@@ -111,9 +97,6 @@ def _end(dimension: Dimension, value: float) -> float:
 
 def _domain(dimension: Dimension) -> Any:
     low, high = dimension.low, dimension.high
-    if dimension.choices:
-        values = [value_of(text) for text in dimension.choices]
-        return values[0] if len(values) == 1 else tune.choice(values)
     if dimension.is_int:
         make = tune.lograndint if dimension.is_log else tune.randint
         return make(int(low), int(high) + 1)

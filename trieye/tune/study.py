@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-import math
+import shutil
 import signal
 import sys
 import time
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 from ray import tune
-from ray.tune.search import ConcurrencyLimiter
 
 from trieye.checkpoints.directory import peek
 from trieye.checkpoints.store import CheckpointStore
@@ -35,21 +35,22 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.process.text import command_text
 from trieye.run.application import check_start
 from trieye.runs.delivery import close
-from trieye.sweeps.jobs import STATUS
+from trieye.sweeps.jobs import STATUS, JobRecord
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
-from trieye.sweeps.search import print_remarks
+from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, print_remarks
+from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import ENDED_BY, HOWS, status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
-from trieye.tune.ended import ended_record
+from trieye.tune.ended import ended_record, record_before, with_secrets_of
 from trieye.tune.schedulers import scheduler_of
-from trieye.tune.search import Asking, CurrentStudy, GrowingSearch, GrowingVariants
+from trieye.tune.search import GridSearch, StudySearch
 from trieye.tune.space import Space
 from trieye.tune.trainable import StudyPlace, as_trainable, run_name_of
 from trieye.tune.values import named
-from trieye.tune.watching import StudyCallback, StudyMonitor
+from trieye.tune.watching import StudyMonitor
 
 _KEYS = {"seed_of_trials": "seed", "objective": "loop.objective", "mode": "loop.mode"}
 """Names in messages of the options that must not change."""
@@ -91,7 +92,7 @@ class Study:
         self._study_place = StudyPlace(self.directory, working_dir.absolute(), tuple(sys.path))
         self._trainable = as_trainable(experiment, config, self._study_place)
         self._size = self._num_trials()
-        self._scheduler, self._search = scheduler_of(config, self._space), self._searcher()
+        scheduler_of(config, self._space, self.directory), self._search()  # fail before anything starts
         check_start(named(config, run_name_of(config, 0)))
 
     def run(self) -> Result:
@@ -116,7 +117,7 @@ class Study:
             limit = record.summary.get(ENDED_BY)
             if limit is not None:
                 say(f"study {self._config.run_name!r} has ended: {limit}; for more trials, set another run_name")
-            elif self._is_over(record):
+            elif self._is_over(record) or len(self._ended()) == self._size:
                 say(f"study {self._config.run_name!r} is finished; raise tune.num_trials, or set another run_name")
             else:
                 limit = self._fit()
@@ -133,11 +134,11 @@ class Study:
     def _check_same(self, old_record: SweepRecord, new_record: SweepRecord) -> None:
         if not old_record.is_study:
             raise ConfigurationError(f"{self.directory} contains a sweep, not a study; set another run_name")
-        old_study = redacted(old_record.study)  # earlier versions recorded secrets
-        for key, value in redacted(new_record.study).items():
-            if key == "num_trials" and value > old_study.get(key, 0):
-                say(f"study: grows from {old_study.get(key)} to {value} trials")
-            elif old_study.get(key, value) != value:  # records of earlier versions lack some keys
+        old_study = old_record.study
+        for key, value in new_record.study.items():
+            if key == "num_trials" and value > old_study[key]:
+                say(f"study: grows from {old_study[key]} to {value} trials")
+            elif old_study.get(key) != value:
                 named_key = _KEYS.get(key, f"tune.{key}")
                 raise ConfigurationError(
                     f"study {self._config.run_name!r} was started with {named_key}={old_study.get(key)} and cannot "
@@ -191,30 +192,47 @@ class Study:
 
     def _num_trials(self) -> int:
         config = self._config.tune
-        if config.search != "grid":
-            return config.num_trials
-        return config.num_trials * math.prod(len(domain["grid_search"]) for domain in self._space.domains().values())
+        return config.num_trials * (self._space.grid.size if config.search == "grid" else 1)
 
-    def _searcher(self) -> Any:
-        config, loop = self._config.tune, self._config.loop
-        if config.search != "optuna":
-            return GrowingVariants(random_state=config.seed, max_concurrent=config.max_concurrent_trials or 0)
+    def _search(self) -> Search:
+        config = self._config.tune
+        if config.search == "grid":
+            return GridSearch(self._space.grid)
+        space = SearchSpace.of(self._space.dimensions)
+        if config.search == "random":
+            return RandomSearch(space, config.seed)
         options = SweeperConfig(kind="optuna", sampler=config.sampler, seed=config.seed)
-        search = Asking(
-            self._space.dimensions, options, metric=loop.objective, mode=loop.mode, num_trials=config.num_trials
-        )
-        limit = config.max_concurrent_trials
-        return GrowingSearch(search if limit is None else ConcurrencyLimiter(search, limit))
+        return OptunaSearch(space, options, self._config.loop.mode)
+
+    def _records(self) -> dict[int, JobRecord]:
+        """Return the records of the trials of earlier starts by index, with the secrets in their values."""
+        records = (record_before(self.directory / str(index)) for index in range(self._size))
+        return {
+            record.index: msgspec.structs.replace(
+                record, overrides=with_secrets_of(self._space.dimensions, record.overrides)
+            )
+            for record in records
+            if record is not None
+        }
+
+    def _ended(self) -> list[JobRecord]:
+        """Return the records of the trials that have ended, unless the checkpoint of their last step is gone."""
+        records = (ended_record(self.directory / str(index)) for index in range(self._size))
+        return [record for record in records if record is not None and self._has_checkpoint(record)]
+
+    def _has_checkpoint(self, record: JobRecord) -> bool:
+        paths = RunFiles(named(self._config, run_name_of(self._config, record.index)).trieye.persistence)
+        store = CheckpointStore(paths.checkpoint_dir, read_only=True)
+        return record.step is not None and store.path(record.step).exists()
 
     def _fit(self) -> str | None:
         """Run the trials; return the limit that ended the study before its trials, or None."""
         runtime = self._config.runtime
         is_cluster = runtime.kind == "cluster"
-        with _quiet():
+        with _quiet(1 if self._config.tune.search == "optuna" else self._size):  # a sampler chooses as late as possible
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             self._check_room(is_cluster=is_cluster)
-            monitor = StudyMonitor(self._config, self.directory, self._space.keys, self._size)
-            StudyCallback.watch = monitor
+            monitor = StudyMonitor(self._config, self.directory, self._space.keys, self._size, self._ended())
             stops = StopSignals(
                 lambda _: signal.raise_signal(signal.SIGUSR1),  # Tune saves and stops on this signal
                 "trials are saving and stopping; the same signal again (or Ctrl-C) stops at once",
@@ -222,16 +240,15 @@ class Study:
             )
             try:
                 with monitor.progress, stops:
-                    results = self._tuner().fit()
+                    results = self._tuner(monitor).fit()
                     while monitor.retryable and stops.exit_code is None:
                         monitor.retryable.clear()
-                        results = self._tuner().fit()
+                        results = self._tuner(monitor).fit()
                     is_interrupted = results.num_terminated + results.num_errors < len(results)
                     is_interrupted |= stops.exit_code is not None
                     limit = None if is_interrupted else monitor.end_by_limit()
             finally:
                 monitor.mark_interrupted()
-                StudyCallback.watch = CurrentStudy.num_trials = CurrentStudy.directory = None
         if is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
             interrupt = RunInterrupted(
@@ -265,22 +282,23 @@ class Study:
             raise ConfigurationError(f"{text}, or raise runtime.num_cpus")
         say(f"{text}; no trial starts until nodes join the cluster")
 
-    def _tuner(self) -> tune.Tuner:
-        CurrentStudy.num_trials, CurrentStudy.directory = self._config.tune.num_trials, self.directory
-        stored_path = str(self.directory / _STORED)
-        config, loop = self._config.tune, self._config.loop
-        param_space = {} if config.search == "optuna" else self._space.domains()
-        if tune.Tuner.can_restore(stored_path):
-            return tune.Tuner.restore(stored_path, self._trainable, resume_errored=True, param_space=param_space)
+    def _tuner(self, monitor: StudyMonitor) -> tune.Tuner:
+        """Return a tuner of the trials that have not ended, whose runs resume from their own checkpoints."""
+        shutil.rmtree(self.directory / _STORED, ignore_errors=True)  # of an earlier start
+        config, ended = self._config.tune, [record.index for record in self._ended()]
+        search = StudySearch(
+            self._search(),
+            self._size,
+            self._records(),
+            ended,
+            directory=self.directory,
+            max_concurrent=config.max_concurrent_trials,
+        )
         return tune.Tuner(
             self._trainable,
-            param_space=param_space,
             tune_config=tune.TuneConfig(
-                metric=loop.objective,
-                mode=loop.mode,
-                search_alg=self._search,
-                scheduler=self._scheduler,
-                num_samples=config.num_trials,
+                search_alg=search,
+                scheduler=scheduler_of(self._config, self._space, self.directory, ended),
                 reuse_actors=config.reuse_actors,
                 time_budget_s=config.time_s,
                 trial_dirname_creator=_own_directory,
@@ -289,8 +307,8 @@ class Study:
                 name=_STORED,
                 storage_path=str(self.directory),
                 verbose=0,
-                callbacks=[StudyCallback()],
-                stop=TargetStopper() if config.target is not None else None,
+                callbacks=[monitor],
+                stop=monitor,
                 failure_config=tune.FailureConfig(max_failures=config.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=1, checkpoint_at_end=True, num_to_keep=_RETAINED_CHECKPOINTS
@@ -374,27 +392,19 @@ class Study:
         say(f"the config of the best trial is in {path}; rerun it with experiment={path.stem}")
 
 
-class TargetStopper(tune.Stopper):  # type: ignore[misc]  # Ray has no types for us
-    """Stops a study when a trial has reached the target; pickled with the study."""
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return False: trials are not stopped individually."""
-        del trial_id, result
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether the target is reached."""
-        return StudyCallback.watch is not None and StudyCallback.watch.has_reached_target
-
-
 def _own_directory(trial: Any) -> str:
     return str(trial.trial_id)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Ray Tune's output and loggers, which duplicate the table, records and curves of the study."""
+def _quiet(num_pending: int) -> Iterator[None]:
+    """Silence Ray Tune's output and loggers, which duplicate the table, records and curves of the study.
+
+    Args:
+        num_pending: Maximum number of trials that wait for resources.
+    """
     variables = {
+        "TUNE_MAX_PENDING_TRIALS_PG": str(num_pending),
         "RAY_AIR_NEW_OUTPUT": "0",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",

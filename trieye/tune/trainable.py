@@ -20,7 +20,7 @@ from trieye.experiment.loop import check_limits, checked
 from trieye.process.output import printing_to
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT
-from trieye.tune.ended import INDEX, overrides_of, result_at_end
+from trieye.tune.ended import overrides_of
 from trieye.tune.trial import Trial
 from trieye.tune.values import flat, named, with_values
 
@@ -70,10 +70,8 @@ def as_trainable(
     return type(f"{kind.__name__}Trainable", (ExperimentTrainable,), attributes)
 
 
-def index_of(trial_id: str, values: Mapping[str, Any]) -> int | None:
+def index_of(trial_id: str) -> int | None:
     """Return the index of a trial in its study; None outside of a study."""
-    if INDEX in values:
-        return int(values[INDEX])
     _, _, suffix = trial_id.rpartition("_")
     return int(suffix) if suffix.isdecimal() else None
 
@@ -104,7 +102,6 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         self._enter_working_dir()
         group = None if self.study_place is None else str(self.study_place.directory)
         self._trial = Trial(self.experiment, trial_config, values, group)
-        self._had_ended = self._repeats_end(config)
 
     def step(self) -> dict[str, Any]:
         """Train until the next evaluation."""
@@ -125,8 +122,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restore the state and counters of this trial or of another trial."""
-        if not self._had_ended:
-            self._trial.restore(Path(checkpoint))
+        self._trial.restore(Path(checkpoint))
         self._iteration = self._trial.evaluations
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -134,7 +130,6 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         self._own_name = uuid.uuid4().hex[:8]
         trial_config, values = self._config_of(new_config)
         self._trial.reset(trial_config, values)
-        self._had_ended = self._repeats_end(new_config)
         self._last_result = None
         self._enter_working_dir()
         return True
@@ -164,9 +159,9 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         return PlacementGroupFactory(_nonzero(bundles), strategy=strategies[explorer.placement])
 
     def _config_of(self, config: Mapping[str, Any]) -> tuple[TrieyeConfig, dict[str, Any]]:
-        values = {key: _plain(value) for key, value in flat(config).items() if key != INDEX}
+        values = {key: _plain(value) for key, value in flat(config).items()}
         base = self.base_config
-        index = None if self.study_place is None else index_of(self.trial_id, config)
+        index = None if self.study_place is None else index_of(self.trial_id)
         own_name = self._own_name if self.trial_id == _OUTSIDE else self.trial_id
         name = run_name_of(base, own_name if index is None else index)
         explorer = getattr(base, "explorer", None)
@@ -181,14 +176,6 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         loop = trial_config.loop if self.study_place is None else _until(trial_config.loop, base.tune.target)
         return named(trial_config, name, runtime=runtime, tune=TuneConfig(), tags=tags, loop=loop), values
 
-    def _repeats_end(self, config: Mapping[str, Any]) -> bool:
-        """Return whether the trial had ended before its study was killed; it then repeats its last result."""
-        index = index_of(self.trial_id, config)
-        if self.study_place is None or index is None:
-            return False
-        result = result_at_end(self.study_place.directory / str(index), self.base_config, config)
-        return result is not None and self._trial.repeat_end(result)
-
     def _enter_working_dir(self) -> None:
         """Change back to the working directory of the study, and redirect output to the trial's file."""
         if self.study_place is None:
@@ -202,7 +189,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
             ) from error
         sys.path += [path for path in self.study_place.path if path not in sys.path]
         self._printing.close()
-        index = index_of(self.trial_id, self.config)
+        index = index_of(self.trial_id)
         if index is not None:
             self._printing.enter_context(printing_to(self.study_place.directory / str(index) / OUTPUT))
 

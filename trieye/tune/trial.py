@@ -97,14 +97,6 @@ class Trial:
             self.close()
         return self._result
 
-    def repeat_end(self, result: Mapping[str, Any]) -> bool:
-        """Return this last result from now on, without opening the run; False if the checkpoint of its step is gone."""
-        store = CheckpointStore(RunFiles(self._config.trieye.persistence).checkpoint_dir, read_only=True)
-        if not store.path(result["step"]).exists():
-            return False
-        self._result, self._step = dict(result), result["step"]
-        return True
-
     def _advanced(self, open_trial: _OpenTrial) -> Mapping[str, float]:
         loop, num_before = open_trial.loop, open_trial.loop.progress.evaluations
         metrics: Mapping[str, float] = {}

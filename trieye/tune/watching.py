@@ -3,21 +3,20 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from ray.tune import Callback
+from ray.tune import Callback, Stopper
 from ray.tune.result import TRAINING_ITERATION
 
 from trieye.config import TrieyeConfig
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import SerializationError
 from trieye.files.atomic import relink
 from trieye.process.identity import ProcessIdentity
 from trieye.sweeps.jobs import RUN, TARGET_REACHED, TIME_OVER, Done, Job, JobRecord, ReportedError
 from trieye.sweeps.progress import SweepProgress
-from trieye.tune.ended import HAD_ENDED, REPORTED, ended_record, overrides_of, reported_objectives
+from trieye.tune.ended import REPORTED, overrides_of, record_before
 from trieye.tune.trainable import index_of, run_name_of
 from trieye.tune.trial import DAMAGE
 
@@ -25,14 +24,17 @@ _WRITE_EVERY_S = 1.0
 _LONGEST = 300
 
 
-class StudyMonitor:
-    """State of the trials of a study in this process; records have the layout of sweep records.
+class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types for us
+    """Records the trials of a study in the layout of sweep records, and ends the study at its target.
+
+    Tune passes all arguments of events by keyword.
 
     Args:
         config: The config of the study.
         directory: Directory of the study.
         keys: The varying keys.
         size: Number of trials.
+        ended: Records of the trials that have ended.
 
     Attributes:
         progress: The progress table.
@@ -40,7 +42,9 @@ class StudyMonitor:
         retryable: Indices of trials that Tune marked as failed although retries are left.
     """
 
-    def __init__(self, config: TrieyeConfig, directory: Path, keys: Sequence[str], size: int) -> None:
+    def __init__(
+        self, config: TrieyeConfig, directory: Path, keys: Sequence[str], size: int, ended: Iterable[JobRecord] = ()
+    ) -> None:
         self._config, self._directory, self._size = config, directory, size
         self._records: dict[int, JobRecord] = {}
         self._written: dict[int, float] = {}
@@ -49,17 +53,28 @@ class StudyMonitor:
         self._process = ProcessIdentity.current().as_mapping()
         self.has_reached_target = False
         self.retryable: set[int] = set()
-        self._ended: set[int] = set()
-        for index in range(size):
-            if (record := ended_record(directory / str(index))) is not None:
-                self.progress.skipped(self._job(record), Done(index))
-                self._ended.add(index)
-                self._check_target(record)
+        for record in ended:
+            self.progress.skipped(self._job(record), Done(record.index))
+            self._check_target(record)
 
-    def started(self, trial: Any) -> None:
-        """Record that a trial has started or resumed; one that had ended before only repeats its result."""
-        if index_of(trial.trial_id, trial.config) in self._ended:
-            return
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune stores its options, which a study never reads
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Return False: trials are not stopped individually."""
+        del trial_id, result
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether the target is reached."""
+        return self.has_reached_target
+
+    def on_step_end(self, **_: Any) -> None:
+        """Refresh the table."""
+        self.progress.show()
+
+    def on_trial_start(self, *, trial: Any, **_: Any) -> None:
+        """Record that a trial has started or resumed."""
         record = self._record_of(trial)
         record.overrides = overrides_of(trial.config)
         job = Job(record.index, tuple(record.overrides))
@@ -72,13 +87,8 @@ class StudyMonitor:
         relink(job_dir / RUN, self._config.persistence.get_run_base_dir().with_name(name))
         self._write(record)
 
-    def record_result(self, trial: Any, result: dict[str, Any]) -> None:
+    def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_: Any) -> None:
         """Record a result of a trial."""
-        if HAD_ENDED in result:
-            return
-        if (index := index_of(trial.trial_id, trial.config)) in self._ended:  # it runs again: see `_record_of`
-            self._ended.discard(index)
-            self.started(trial)
         record, mode = self._record_of(trial), self._config.loop.mode
         record.step = int(result["step"])
         record.attempt = max(record.attempt, int(result.get("attempt") or 1))
@@ -97,18 +107,12 @@ class StudyMonitor:
         elif time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
             self._write(record)
 
-    def reported_by(self, trial: Any) -> list[dict[str, Any]]:
-        """Return all results of a trial, including earlier processes: the last objective of each iteration."""
-        objectives = reported_objectives(self._directory / str(index_of(trial.trial_id, trial.config)))
-        objective = self._config.loop.objective
-        return [{TRAINING_ITERATION: iteration, objective: value} for iteration, value in objectives.items()]
-
     def _check_target(self, record: JobRecord) -> None:
         target, value = self._config.tune.target, record.objective
         if target is not None and value is not None and record.state == "completed":
             self.has_reached_target |= value >= target if self._config.loop.mode == "max" else value <= target
 
-    def recovered(self, trial: Any) -> None:
+    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
         """Record that a trial failed or its process died, and that it will be retried."""
         record = self._record_of(trial)
         self._fell_back(record, _reason(trial))
@@ -120,12 +124,9 @@ class StudyMonitor:
         self._write(record)
         self.progress.retried(self._job(record), reason)
 
-    def ended(self, trial: Any) -> None:
+    def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
         """Record that a trial has completed, or that a scheduler stopped it."""
-        result = trial.last_result or {}
-        if HAD_ENDED in result:
-            return
-        record = self._record_of(trial)
+        result, record = trial.last_result or {}, self._record_of(trial)
         is_done = bool(result.get("done")) and result.get("stop_reason") is not None
         scheduler, reason = self._config.tune.scheduler, None
         if not is_done and scheduler != "none":
@@ -140,12 +141,12 @@ class StudyMonitor:
         is_pruned = state == "pruned" and record.objective is not None
         self._show(Done(record.index, record.objective, is_pruned=is_pruned, reason=reason), record)
 
-    def failed(self, trial: Any) -> None:
+    def on_trial_error(self, *, trial: Any, **_: Any) -> None:
         """Record that a trial has failed, permanently unless retries are left."""
         record, reason = self._record_of(trial), _reason(trial)
         if trial.should_recover():  # Ray fails a trial whose process dies while it restores another trial's state
             self.retryable.add(record.index)
-            self.recovered(trial)
+            self.on_trial_recover(trial=trial)
             return
         record.fail(reason)
         self._write(record, is_lasting=True)
@@ -156,7 +157,9 @@ class StudyMonitor:
 
         Tune does not report to its callbacks which trials it stops at a limit of the study.
         """
-        records = [self._records.get(index) or self._before(index) for index in range(self._size)]
+        records = [
+            self._records.get(index) or record_before(self._directory / str(index)) for index in range(self._size)
+        ]
         unfinished = [record for record in records if record is None or record.state in ("running", "interrupted")]
         if not unfinished or not (self.has_reached_target or self._config.tune.time_s):
             return None
@@ -183,70 +186,22 @@ class StudyMonitor:
         return Job(record.index, tuple(record.overrides))
 
     def _record_of(self, trial: Any) -> JobRecord:
-        index = index_of(trial.trial_id, trial.config)
+        index = index_of(trial.trial_id)
         assert index is not None  # noqa: S101 - trials of a study have indices
         if index not in self._records:
-            self._ended.discard(index)  # it runs again: its checkpoint is gone, or its values are others
             self._records[index] = self._begun(index, overrides_of(trial.config))
         return self._records[index]
 
     def _begun(self, index: int, overrides: list[str]) -> JobRecord:
         record = JobRecord(index=index, overrides=overrides, **self._process)
-        if (earlier_record := self._before(index)) is not None:
+        if (earlier_record := record_before(self._directory / str(index))) is not None:
             record.attempt, record.deaths = earlier_record.attempt, earlier_record.deaths
             record.step, record.objective = earlier_record.step, earlier_record.objective
         return record
 
-    def _before(self, index: int) -> JobRecord | None:
-        try:
-            return JobRecord.read(self._directory / str(index))
-        except SerializationError:  # damaged: replaced by a new record
-            return None
-
     def _write(self, record: JobRecord, *, is_lasting: bool = False) -> None:
         self._written[record.index] = time.monotonic()
         record.write(self._directory / str(record.index), is_lasting=is_lasting)
-
-
-class StudyCallback(Callback):  # type: ignore[misc]  # Ray has no types for us
-    """Callback of Tune that forwards to the monitor of this process; pickled with the study.
-
-    Tune passes all arguments by keyword.
-
-    Attributes:
-        watch: The monitor of the study that this process runs.
-    """
-
-    watch: ClassVar[StudyMonitor | None] = None
-
-    @property
-    def _monitor(self) -> StudyMonitor:
-        assert self.watch is not None  # noqa: S101 - Tune calls it in a study only
-        return self.watch
-
-    def on_trial_start(self, *, trial: Any, **_: Any) -> None:
-        """Forward."""
-        self._monitor.started(trial)
-
-    def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_: Any) -> None:
-        """Forward."""
-        self._monitor.record_result(trial, result)
-
-    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
-        """Forward."""
-        self._monitor.recovered(trial)
-
-    def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
-        """Forward."""
-        self._monitor.ended(trial)
-
-    def on_trial_error(self, *, trial: Any, **_: Any) -> None:
-        """Forward."""
-        self._monitor.failed(trial)
-
-    def on_step_end(self, **_: Any) -> None:
-        """Refresh the table."""
-        self._monitor.progress.show()
 
 
 def _reason(trial: Any) -> str:
