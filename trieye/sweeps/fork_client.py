@@ -15,10 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
-from signal import SIGKILL
 
 from trieye.sweeps.fork_server import SignalRequest, WorkerRequest
-from trieye.sweeps.jobs import Done
+from trieye.sweeps.jobs import Done, JobLimitError
 from trieye.sweeps.slots import Assignment
 
 _START = (
@@ -49,6 +48,7 @@ class Worker:
         is_reusable: Whether it may run another job after this one.
         done: The outcome of its last job, while it exits.
         kill_at: When it is killed, if it has not exited.
+        excess: Set when it is killed because its job uses too much memory.
     """
 
     client: "ForkClient"
@@ -60,6 +60,7 @@ class Worker:
     is_reusable: bool = False
     done: Done | None = None
     kill_at: float | None = None
+    excess: JobLimitError | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -74,7 +75,7 @@ class Worker:
     def signal(self, signal_number: int) -> None:
         """Send a signal to its process; SIGKILL also to the processes that this has started."""
         with suppress(OSError):  # the server is dead, and so are its workers
-            self.client.connection.send(SignalRequest(self.number, signal_number, to_group=signal_number == SIGKILL))
+            self.client.connection.send(SignalRequest(self.number, signal_number))
 
 
 class ForkClient:

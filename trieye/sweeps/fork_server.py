@@ -18,22 +18,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+import cloudpickle
 from hydra import compose, initialize
 
 from trieye.process.output import printing_to
 from trieye.process.signals import FROM_OUTSIDE
 from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done, ReportedError
 from trieye.sweeps.main_module import loaded
-from trieye.sweeps.working import SweepContext, pickled, portable, work
+from trieye.sweeps.working import SweepContext, portable, work
 
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -57,11 +58,10 @@ class WorkerRequest:
 
 @dataclass(frozen=True, slots=True)
 class SignalRequest:
-    """Request to send a signal to a worker, or to its process group."""
+    """Request to send a signal to a worker; SIGKILL also to the processes that it has started."""
 
     number: int
     signal: int
-    to_group: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,6 @@ class Exited:
 
     number: int
     exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStart:
-    """A forked worker: the connection to its driver, the file of its context, and its environment."""
-
-    driver: Connection
-    context: int
-    environment: Mapping[str, str]
 
 
 class ForkServer:
@@ -106,8 +97,8 @@ class ForkServer:
         for end in (self._exits, self._wakeup):
             os.set_blocking(end, False)
 
-    def serve(self) -> WorkerStart | None:
-        """Serve until the driver closes the connection and all workers have exited; in a fork, return its start."""
+    def serve(self) -> None:
+        """Serve until the driver closes the connection and all workers have exited; forks run jobs and exit."""
         signal.signal(signal.SIGCHLD, _ignore)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         while True:
@@ -118,33 +109,32 @@ class ForkServer:
             if self._exits in ready:
                 os.read(self._exits, 4096)
                 self._report_exits()
-            if self._control in ready and (start := self._answer()) is not None:
-                return start
+            if self._control in ready:
+                self._answer()
             if self._kill_at is None and os.getppid() != self._parent:
                 self._stop()
             if self._kill_at is not None:
                 self._report_exits()
                 if not self._pids:
-                    return None
+                    return
                 if time.monotonic() > self._kill_at:
-                    self._signal_all(signal.SIGKILL)
+                    self._signal(self._pids.values(), signal.SIGKILL)
 
-    def _answer(self) -> WorkerStart | None:
-        """Execute the next request; in a fork, return its start."""
+    def _answer(self) -> None:
+        """Execute the next request."""
         try:
             request = self._control.recv()
             if isinstance(request, SignalRequest):
                 if (pid := self._pids.get(request.number)) is not None:
-                    self._interrupted.add(pid)
-                    with suppress(ProcessLookupError):
-                        (os.killpg if request.to_group else os.kill)(pid, request.signal)
-                return None
-            return self._fork(request, recv_handle(self._control), recv_handle(self._control))
+                    self._signal([pid], request.signal)
+                return
+            descriptors = recv_handle(self._control), recv_handle(self._control)
         except (EOFError, OSError):
             self._stop()
-        return None
+        else:
+            self._fork(request, *descriptors)
 
-    def _fork(self, request: WorkerRequest, driver_fd: int, context_fd: int) -> WorkerStart | None:
+    def _fork(self, request: WorkerRequest, driver_fd: int, context_fd: int) -> None:
         server_pid, old_mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid == 0:  # SIGINT remains blocked until a job runs
@@ -157,13 +147,13 @@ class ForkServer:
             self._control.close()
             os.close(self._exits)
             os.close(self._wakeup)
-            return WorkerStart(Connection(driver_fd), context_fd, request.environment)
+            run_jobs(Connection(driver_fd), context_fd, request.environment)
+            _exit()
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         os.close(driver_fd)
         os.close(context_fd)
         self._pids[request.number] = pid
         self._tell(Started(request.number, pid))
-        return None
 
     def _report_exits(self) -> None:
         for worker_number, worker_pid in list(self._pids.items()):
@@ -184,19 +174,25 @@ class ForkServer:
     def _stop(self) -> None:
         """Interrupt all jobs, since the driver is gone; they are killed later."""
         self._kill_at = time.monotonic() + ORPHANED_STOP_S
-        self._interrupted.update(self._pids.values())
-        self._signal_all(signal.SIGINT)
+        self._signal(self._pids.values(), signal.SIGINT)
 
-    def _signal_all(self, signal_number: int) -> None:
-        for pid in self._pids.values():
+    def _signal(self, pids: Iterable[int], signal_number: int) -> None:
+        for pid in pids:
+            self._interrupted.add(pid)
             with suppress(ProcessLookupError):
                 (os.killpg if signal_number == signal.SIGKILL else os.kill)(pid, signal_number)
 
 
-def run_jobs(start: WorkerStart) -> None:
-    """Run the jobs that a driver sends, until it closes the connection."""
+def run_jobs(driver: Connection, context_fd: int, environment: Mapping[str, str]) -> None:
+    """Run the jobs that a driver sends, until it closes the connection.
+
+    Args:
+        driver: Connection to the driver.
+        context_fd: File descriptor of a file with the pickled `SweepContext`.
+        environment: Environment variables of the jobs.
+    """
     os.environ.clear()
-    os.environ.update(start.environment)
+    os.environ.update(environment)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # both are text files
@@ -204,21 +200,21 @@ def run_jobs(start: WorkerStart) -> None:
         numpy_random.seed()  # otherwise all workers would inherit one state
     with suppress(EOFError, OSError):
         while True:
-            index, overrides, directory = start.driver.recv()
+            index, overrides, directory = driver.recv()
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 try:
-                    done = work(_unpickled(start.context, directory), index, overrides)
+                    done = work(_unpickled(context_fd, directory), index, overrides)
                 finally:
                     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             except KeyboardInterrupt:
                 done = Done(index, error=ReportedError("it was interrupted; a relaunch continues it"))
             except Exception as error:  # noqa: BLE001 - outside of the job, such as in its directory or its modules
                 done = portable(Done(index, error=error))
-            start.driver.send_bytes(pickled(done))
+            driver.send_bytes(cloudpickle.dumps(done))
 
 
-def _exit() -> None:
+def _exit() -> NoReturn:
     """Exit like a program whose main module has ended, except that no module is torn down (60 ms of CPU)."""
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads, as `multiprocessing` does
     atexit._run_exitfuncs()  # noqa: SLF001 - wandb and others save in them
@@ -304,7 +300,5 @@ def main(control_fd: int, setup_fd: int, command: Sequence[str]) -> None:
             os.execv(command[0], [*command, "bare"])  # noqa: S606 - the command that started this process
     os.close(setup_fd)
     gc.freeze()  # collections in forks then copy no shared pages
-    start = ForkServer(Connection(control_fd)).serve()
-    if start is not None:
-        run_jobs(start)
+    ForkServer(Connection(control_fd)).serve()
     _exit()

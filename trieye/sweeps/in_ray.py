@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from omegaconf import DictConfig
 
 from trieye.config import RuntimeConfig
 from trieye.config.launcher import LauncherConfig
@@ -13,16 +14,16 @@ from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done, ReportedError
-from trieye.sweeps.pools import STOP_S, Died, Outcome
+from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import shortage
-from trieye.sweeps.working import Composed, SweepContext, work
+from trieye.sweeps.working import SweepContext, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
 _SHOWN = 5
 
 
-class RayPool:
+class RayPool(WorkerPool):
     """Runs jobs as Ray tasks with their requested resources; Ray schedules them when resources are free."""
 
     def __init__(self, context: SweepContext, options: LauncherConfig) -> None:
@@ -68,7 +69,7 @@ class RayPool:
         return None
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
     ) -> None:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)
@@ -126,9 +127,6 @@ class RayPool:
         for reference, running_index in self._running.items():
             if running_index == index:
                 ray.cancel(reference, force=force)
-
-    def close(self) -> None:
-        """Do nothing: Ray ends its workers."""
 
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""

@@ -8,19 +8,23 @@ from multiprocessing.connection import wait
 from signal import SIGINT, SIGKILL, Signals
 from typing import Any
 
+from omegaconf import DictConfig
+
 from trieye.config.launcher import LauncherConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.fork_client import ForkClient, Worker, discard, server_for
 from trieye.sweeps.fork_server import Exited, Started
 from trieye.sweeps.jobs import Done, JobLimitError
-from trieye.sweeps.pools import STOP_S, Died, Outcome
-from trieye.sweeps.slots import MemoryLimits, Slots, num_cores
-from trieye.sweeps.working import Composed, SweepContext
+from trieye.sweeps.main_module import dumped
+from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
+from trieye.sweeps.slots import Slots, gibibytes, num_cores, used_bytes
+from trieye.sweeps.working import SweepContext
 
 _POLL_S = 0.05
+_CHECK_MEMORY_S = 0.5
 
 
-class LocalPool:
+class LocalPool(WorkerPool):
     """Runs each job in a fork of a small server process, when its CPUs, GPUs and memory are free.
 
     Args:
@@ -39,10 +43,10 @@ class LocalPool:
             )
         self._directory, self._options = context.directory, options
         self._context_file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
-        self._context_file.write(context.pickled())
+        self._context_file.write(dumped(context))
         self._context_file.flush()
         self._slots = Slots.of_machine()
-        self._memory = MemoryLimits()
+        self._check_memory_at = 0.0
         self._workers: list[Worker] = []
         self._outcomes: list[Outcome] = []
 
@@ -59,7 +63,7 @@ class LocalPool:
         return self._slots.refusal(resources)
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
     ) -> None:
         """Start a job, which composes its config itself."""
         del config
@@ -119,7 +123,7 @@ class LocalPool:
         worker.index = None
         if worker.is_reusable:
             self._outcomes.append(done)
-            self._free(worker)
+            self._slots.release(worker.assignment)
         else:  # the job has ended when its process has exited
             worker.connection.close()
             worker.done, worker.kill_at = done, time.monotonic() + STOP_S
@@ -147,29 +151,28 @@ class LocalPool:
         if worker.done is not None:
             self._outcomes.append(worker.done)
         elif worker.index is not None:
-            limit = self._memory.exceeded(worker.pid)
-            error = None if limit is None else JobLimitError(limit)
-            self._outcomes.append(Died(worker.index, reason) if error is None else Done(worker.index, error=error))
+            self._outcomes.append(
+                Done(worker.index, error=worker.excess) if worker.excess else Died(worker.index, reason)
+            )
         if worker.is_busy:
-            self._free(worker)
+            self._slots.release(worker.assignment)
         worker.connection.close()
         self._workers.remove(worker)
-
-    def _free(self, worker: Worker) -> None:
-        self._slots.release(worker.assignment)
-        self._memory.forget(worker.pid)
 
     def _enforce_limits(self) -> None:
         for worker in self._workers:
             if worker.kill_at is not None and time.monotonic() > worker.kill_at:
                 worker.signal(SIGKILL)
-        worker_by_pid = {
-            worker.pid: (worker, int(worker.assignment.memory))
-            for worker in self._running()
-            if worker.pid is not None and worker.assignment.memory
-        }
-        for pid in self._memory.check({pid: limit for pid, (_, limit) in worker_by_pid.items()}):
-            worker_by_pid[pid][0].signal(SIGKILL)
+        if time.monotonic() < self._check_memory_at:
+            return
+        for worker in self._running():
+            limit = int(worker.assignment.memory)
+            if limit and worker.pid is not None and (used := used_bytes(worker.pid)) > limit:
+                worker.excess = JobLimitError(
+                    f"it used {gibibytes(used)} of memory, more than hydra.launcher.memory={limit} ({gibibytes(limit)})"
+                )
+                worker.signal(SIGKILL)
+        self._check_memory_at = time.monotonic() + _CHECK_MEMORY_S
 
     def _running(self, index: int | None = None) -> Iterator[Worker]:
         for worker in list(self._workers):

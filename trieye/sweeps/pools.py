@@ -1,11 +1,13 @@
-"""WorkerPool: the protocol for running jobs, and its implementation in this process."""
+"""WorkerPool: runs jobs, and its implementation in this process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from omegaconf import DictConfig
 
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.working import Composed, SweepContext, work
+from trieye.sweeps.working import SweepContext, work
 
 STOP_S = 30.0
 """Seconds that interrupted jobs get for saving."""
@@ -22,28 +24,31 @@ class Died:
 Outcome = Done | Died
 
 
-class WorkerPool(Protocol):
-    """Runs jobs."""
+class WorkerPool:
+    """Runs jobs; the optional methods of this base class do nothing."""
 
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Return whether a job with these resources may start now."""
+        raise NotImplementedError
 
     def refusal(self, resources: Mapping[str, Any]) -> str | None:
         """Return an error message if a job requests more than there is, else None."""
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
     ) -> None:
         """Start a job, with its config if that is already composed."""
+        raise NotImplementedError
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
+        raise NotImplementedError
 
     def cancel(self, index: int) -> None:
         """Interrupt a job like Ctrl-C."""
 
     def kill(self, index: int) -> None:
-        """Kill a job."""
+        """Kill a job, and the processes that it has started."""
 
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after `STOP_S`."""
@@ -52,8 +57,8 @@ class WorkerPool(Protocol):
         """End the processes that run no job."""
 
 
-class ThisProcess:
-    """Runs jobs sequentially in this process."""
+class ThisProcess(WorkerPool):
+    """Runs jobs sequentially in this process, so none is running between two calls."""
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
@@ -64,11 +69,8 @@ class ThisProcess:
         del resources
         return not self._outcomes
 
-    def refusal(self, resources: Mapping[str, Any]) -> None:
-        """Return None: this process reserves no resources."""
-
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
     ) -> None:
         """Run a job to completion."""
         del resources
@@ -82,15 +84,3 @@ class ThisProcess:
         del timeout_s
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
-
-    def cancel(self, index: int) -> None:
-        """Do nothing: no job is running."""
-
-    def kill(self, index: int) -> None:
-        """Do nothing: no job is running."""
-
-    def stop(self) -> None:
-        """Do nothing: no job is running."""
-
-    def close(self) -> None:
-        """Do nothing: there are no other processes."""

@@ -1,9 +1,8 @@
-"""Slots and MemoryLimits: the CPUs, GPUs and memory of this machine, and how much of them jobs occupy and use."""
+"""Slots: the CPUs, GPUs and memory of this machine, and how much of them jobs occupy and use."""
 
 import os
 import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +14,6 @@ import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 _ROUNDING = 1e-6
 _QUERY_S = 20.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_INTERVAL_S = 0.5
 _GIB = 2.0**30
 
 
@@ -142,44 +140,11 @@ def has_nvidia_driver() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-class MemoryLimits:
-    """Finds processes that use more memory than their limit.
+def used_bytes(pid: int) -> int:
+    """Return the memory of a process and its children.
 
     Shared pages count in proportion where the system reports it, since forks share most of theirs.
     """
-
-    def __init__(self) -> None:
-        self._exceeded: dict[int, str] = {}
-        self._next = 0.0
-
-    def check(self, limits: Mapping[int, int]) -> Iterator[int]:
-        """Yield the processes above their limit, at most every `_INTERVAL_S`.
-
-        Args:
-            limits: Limit of each process and its children in bytes.
-        """
-        if time.monotonic() < self._next or not limits:
-            return
-        for pid, limit in limits.items():
-            used = _used_bytes(pid)
-            if used > limit and pid not in self._exceeded:
-                self._exceeded[pid] = (
-                    f"it used {gibibytes(used)} of memory, more than hydra.launcher.memory={limit} ({gibibytes(limit)})"
-                )
-                yield pid
-        self._next = time.monotonic() + _INTERVAL_S
-
-    def exceeded(self, pid: int | None) -> str | None:
-        """Return how a process exceeded its limit; None if it did not."""
-        return None if pid is None else self._exceeded.get(pid)
-
-    def forget(self, pid: int | None) -> None:
-        """Forget a process whose job has ended."""
-        if pid is not None:
-            self._exceeded.pop(pid, None)
-
-
-def _used_bytes(pid: int) -> int:
     total = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)

@@ -47,11 +47,7 @@ from trieye.sweeps.jobs import (
     RunningJob,
     UnpicklableError,
 )
-from trieye.sweeps.main_module import dumped
 from trieye.sweeps.objectives import Objectives
-
-Composed = DictConfig
-"""The config of a job, with the node `hydra`."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +102,6 @@ class SweepContext:
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigurationError(message_of(error)) from error
 
-    def pickled(self) -> bytes:
-        """Return the context for a process of this machine, as `main_module.loaded` reads it."""
-        return dumped(self)
-
     @property
     def runs_in_ray(self) -> bool:
         """Whether the config runs trieye's hub in Ray."""
@@ -125,7 +117,7 @@ def work(
     context: SweepContext,
     index: int,
     overrides: Sequence[str],
-    config: Composed | None = None,
+    config: DictConfig | None = None,
     *,
     is_own_process: bool = True,
 ) -> Done:
@@ -169,7 +161,7 @@ def _ended(context: SweepContext, done: Done, job: RunningJob) -> Done:
 
 
 def _result(
-    context: SweepContext, index: int, overrides: Sequence[str], config: Composed | None, *, is_own_process: bool
+    context: SweepContext, index: int, overrides: Sequence[str], config: DictConfig | None, *, is_own_process: bool
 ) -> Done:
     returned: JobReturn | None = None
     try:
@@ -283,12 +275,6 @@ def portable(done: Done) -> Done:
             print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
     return done
-
-
-def pickled(done: Done) -> bytes:
-    """Return an outcome for another process, from `portable` or without user objects."""
-    pickled_done: bytes = cloudpickle.dumps(done)
-    return pickled_done
 
 
 def shared_base(loader: ConfigLoader, sweep: DictConfig) -> DictConfig | None:
