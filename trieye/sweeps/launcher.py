@@ -4,9 +4,9 @@ import contextlib
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
@@ -27,12 +27,13 @@ from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
-from trieye.sweeps.objectives import ObjectiveError, Objectives
+from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.record import OTHER_SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
+from trieye.sweeps.search import JobQueue
 from trieye.sweeps.slurm import run_on_slurm
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
@@ -40,48 +41,6 @@ from trieye.sweeps.working import SweepContext, message_of, output_dir_of, share
 
 _LOOK_S = 0.5
 _RESOURCES = {"num_cpus", "num_gpus", "memory", "resources"}
-
-
-class JobQueue(Protocol):
-    """Yields jobs one at a time, because a search chooses the next job from earlier outcomes."""
-
-    def next(self) -> Job | None:
-        """Return the next job; None if there is none, or none until another job has ended."""
-
-    def ended(self, job: Job, done: Done) -> None:
-        """Receive the outcome of a job, including jobs that ended before this start of the sweep."""
-
-    def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
-        """Return the running jobs to prune, as they will have ended."""
-
-    def rated(self, pruned: Done) -> Done:
-        """Return the outcome of a pruned job that has ended, with its objective."""
-
-
-class JobList:
-    """A fixed list of jobs."""
-
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._jobs = iter(jobs)
-
-    def next(self) -> Job | None:
-        """Return the next job."""
-        return next(self._jobs, None)
-
-    def ended(self, job: Job, done: Done) -> None:
-        """Raise the `ObjectiveError` of a job that lacks the objectives of the sweep; the next jobs would, too."""
-        del job
-        if isinstance(done.error, ObjectiveError):
-            raise done.error
-
-    def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
-        """Return no jobs."""
-        del running
-        return {}
-
-    def rated(self, pruned: Done) -> Done:
-        """Return the argument: nothing is pruned."""
-        return pruned
 
 
 class SweepExecution:
@@ -483,7 +442,7 @@ class LauncherBody:
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
             record.write(execution.directory)
-            outcomes = execution.run(JobList(jobs), len(jobs))
+            outcomes = execution.run(JobQueue(jobs), len(jobs))
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in outcomes]
 
 

@@ -4,8 +4,8 @@ import math
 import random
 import statistics
 import time
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -124,11 +124,7 @@ class OptunaSearch(Search):
         for package in _PACKAGES.get(options.sampler, ()):
             require(package, f"hydra.sweeper.sampler={options.sampler}")
         self._optuna, self._options = optuna, options
-        self._distributions = {
-            bare(dimension.key): _distribution(dimension, optuna.distributions)
-            for dimension in space.dimensions
-            if len(dimension.choices) != 1
-        }
+        self._varying = {bare(axis.key): axis for axis in space.dimensions if len(axis.choices) != 1}
         pruner = optuna.pruners.NopPruner()
         if options.pruner == "asha":
             pruner = optuna.pruners.SuccessiveHalvingPruner(options.grace_steps or "auto", _ASHA_FACTOR)
@@ -161,8 +157,8 @@ class OptunaSearch(Search):
         """Let the sampler choose the value of each key that exists, and return them with the constants."""
         values = self._space.constants()
         for name in self._space.order:
-            if name in self._distributions and self._space.conditions.is_active(name, values):
-                values[name] = _typed(_suggest(trial, name, self._distributions[name]))
+            if name in self._varying and self._space.conditions.is_active(name, values):
+                values[name] = _typed(_suggest(trial, name, self._varying[name]))
         return values
 
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
@@ -173,16 +169,11 @@ class OptunaSearch(Search):
                 return overrides
             self._study.tell(self._trials.pop(index), state=self._optuna.trial.TrialState.FAIL)
         words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
-        active = {
-            name: distribution
-            for name, distribution in self._distributions.items()
-            if name in words or self._space.conditions.is_active(name, words)
-        }
-        with suppress(KeyError, ValueError):  # outside of the current search space: not informative
-            params = {name: _read(words[name], distribution) for name, distribution in active.items()}
-            state = self._optuna.trial.TrialState.WAITING
-            self._study.add_trial(self._optuna.trial.create_trial(params=params, distributions=active, state=state))
-            self._trials[index] = self._study.ask()
+        self._study.enqueue_trial(
+            {name: _read(words[name], axis) for name, axis in self._varying.items() if name in words}
+        )
+        self._trials[index] = self._study.ask()
+        self._suggested(self._trials[index])
         return overrides
 
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
@@ -246,7 +237,41 @@ class OptunaSearch(Search):
         return f"{value:g} at step {step} is not among the best {max(1, num // _ASHA_FACTOR)} of {num} jobs there"
 
 
-class SearchQueue:
+class JobQueue:
+    """Yields jobs one at a time, because a search chooses the next job from earlier outcomes; this one has a list.
+
+    Args:
+        jobs: The jobs.
+    """
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = iter(jobs)
+
+    def next(self) -> Job | None:
+        """Return the next job; None if there is none, or none until another job has ended."""
+        return next(self._jobs, None)
+
+    def ended(self, job: Job, done: Done) -> None:
+        """Receive the outcome of a job, including jobs that ended before this start of the sweep.
+
+        Raises:
+            ObjectiveError: The job lacks the objectives of the sweep; the next jobs would, too.
+        """
+        del job
+        if isinstance(done.error, ObjectiveError):
+            raise done.error
+
+    def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
+        """Return the running jobs to prune, as they will have ended."""
+        del running
+        return {}
+
+    def rated(self, pruned: Done) -> Done:
+        """Return the outcome of a pruned job that has ended, with its objective."""
+        return pruned
+
+
+class SearchQueue(JobQueue):
     """The jobs of a search: first the jobs of earlier starts of the sweep, then new jobs.
 
     Args:
@@ -280,16 +305,12 @@ class SearchQueue:
                 self._report_curve(index)
                 search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
         self._has_objectives = any(_objectives(record) for record in records.values())
-        self._left = deque([*sorted(records), *(index for index in range(num_trials) if index not in records)])
+        new_indices = (index for index in range(num_trials) if index not in records)
+        super().__init__(
+            Job(index, self._begun.get(index) or search.ask(index)) for index in (*sorted(records), *new_indices)
+        )
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
-
-    def next(self) -> Job | None:
-        """Return the next job, and choose its values."""
-        if not self._left:
-            return None
-        index = self._left.popleft()
-        return Job(index, self._begun.get(index) or self._search.ask(index))
 
     def ended(self, job: Job, done: Done) -> None:
         """Report the objectives of a job to the search.
@@ -359,27 +380,18 @@ def _typed(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _read(text: str, distribution: Any) -> Any:
-    kind = type(distribution).__name__
-    if kind == "CategoricalDistribution":
-        return next((choice for choice in distribution.choices if same_value(choice, text)), text)
-    return int(text) if kind == "IntDistribution" else float(text)
-
-
-def _distribution(dimension: Dimension, distributions: Any) -> Any:
+def _read(text: str, dimension: Dimension) -> Any:
     if dimension.choices:
-        return distributions.CategoricalDistribution(dimension.choices)
+        return next((choice for choice in dimension.choices if same_value(choice, text)), text)
+    return int(text) if dimension.is_int else float(text)
+
+
+def _suggest(trial: Any, name: str, dimension: Dimension) -> Any:
+    if dimension.choices:
+        return trial.suggest_categorical(name, dimension.choices)
     if dimension.is_int:
-        return distributions.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.is_log)
-    return distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.is_log)
-
-
-def _suggest(trial: Any, name: str, distribution: Any) -> Any:
-    kind = type(distribution).__name__
-    if kind == "CategoricalDistribution":
-        return trial.suggest_categorical(name, distribution.choices)
-    suggest = trial.suggest_int if kind == "IntDistribution" else trial.suggest_float
-    return suggest(name, distribution.low, distribution.high, log=distribution.log)
+        return trial.suggest_int(name, int(dimension.low), int(dimension.high), log=dimension.is_log)
+    return trial.suggest_float(name, dimension.low, dimension.high, log=dimension.is_log)
 
 
 def _sampler(samplers: Any, name: str, seed: int) -> Any:

@@ -30,12 +30,12 @@ from trieye.process.text import command_text
 from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs
-from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution
+from trieye.sweeps.launcher import LauncherBody, SweepExecution
 from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
 from trieye.sweeps.report import failure_message, failure_table, final_table, plan_table
-from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
+from trieye.sweeps.search import JobQueue, OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
 from trieye.sweeps.space import SearchSpace, check_search
 from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
@@ -349,7 +349,7 @@ class SweeperBody:
 
     def _run(self, grid: Grid, execution: SweepExecution | None, num_jobs: int) -> list[Done]:
         if execution is not None:
-            return execution.run(JobList(Job(index, grid[index]) for index in grid), num_jobs)
+            return execution.run(JobQueue(Job(index, grid[index]) for index in grid), num_jobs)
         outcomes: list[Done] = []
         indices = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
