@@ -47,9 +47,11 @@ def test_the_objective_is_the_return_value_or_derived_from_points(sweep, logging
     assert sweep.record(0).objective == 3.0
     run_dir = sweep.directory / "0" / RUN
     scopes = {"return": 7.0, "last": 3.0, "best": 5.0, "mean:2": 2.5, "mean:100": 2.75}
-    values = {scope: Objectives(scope).applied(Done(0, 7.0), run_dir).value for scope in scopes}
+    values = {
+        scope: Objectives(SweeperConfig(objective=scope)).applied(Done(0, 7.0), run_dir).value for scope in scopes
+    }
     assert values == scopes
-    assert Objectives("best", mode="min").applied(Done(0, 7.0), run_dir).value == 1.0
+    assert Objectives(SweeperConfig(objective="best", mode="min")).applied(Done(0, 7.0), run_dir).value == 1.0
 
 
 @pytest.mark.parametrize("kind", ["grid", "random"])
@@ -251,7 +253,7 @@ def test_the_numbers_of_a_return_value_have_names():
     ("returned", "shown"), [({"a": 1.0, "b": 2.0}, "2 numbers: a, b"), (None, "None"), ("3.5", "a value of type str")]
 )
 def test_the_error_of_a_search_shows_what_a_job_returned(returned, shown, tmp_path):
-    error = Objectives(is_needed=True).applied(Done(0, returned), tmp_path).error
+    error = Objectives(SweeperConfig(kind="optuna")).applied(Done(0, returned), tmp_path).error
     assert f"compares jobs by one number, but the job returned {shown}; return a number" in str(error)
 
 

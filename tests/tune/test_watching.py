@@ -6,7 +6,7 @@ from ray.tune.result import TRAINING_ITERATION
 
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.status import sum_up
+from trieye.sweeps.status import status_of, sum_up
 from trieye.tune.ended import ended_record
 from trieye.tune.watching import StudyMonitor
 
@@ -48,7 +48,7 @@ def test_trials_that_the_time_limit_of_a_study_stops_are_pruned_and_ranked(study
     assert states(tmp_path) == [("completed", None), ("pruned", None), ("pruned", "tune.time_s is over"), None]
     record = SweepRecord(spec=[], size=4, study={"run_name": "herd"})
     record.write(tmp_path)
-    sum_up(tmp_path, record)
+    sum_up(status_of(tmp_path), record)
     assert record.summary == {"completed": 1, "pruned": 2, "missing": 1, "best": 2, "objective": 3.0}
 
 

@@ -46,7 +46,7 @@ def merge(options: argparse.Namespace) -> int:
                     errors[job.index] = "; ".join(f"{sink}: {reason}" for sink, reason in missing_by_sink.items())
             except (TrieyeError, OSError) as error:
                 errors[job.index] = str(error)
-        show_in_mlflow(directory, record)
+        show_in_mlflow(directory, record, status_of(directory))
     lines = [f"job {index}: {reason}" for index, reason in errors.items()]
     lines.append(f"{len(started_jobs) - len(errors)} of {len(started_jobs)} runs are in {options.root}")
     show(options, "sweep.merge", {"sweep": directory, "num_runs": len(started_jobs), "failed": errors}, lines)

@@ -3,16 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from trieye.config.fingerprint import json_of
+from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_files import CONFIGS
 from trieye.sweeps.jobs import Done
-
-Mode = Literal["max", "min"]
 
 _SCOPE = "hydra.sweeper.objective"
 _MODE = "hydra.sweeper.mode"
@@ -28,24 +26,15 @@ class Objectives:
     """How the objectives of a job follow from its return value and its points.
 
     Attributes:
-        scope: `return`, or the points of `loop.objective` to use: `last`, `best` or `mean:K`.
-        modes: Whether a higher or lower value of each objective is better; empty for a single objective.
-        mode: Whether a higher or lower value of a single objective is better; None: `loop.mode` of the run.
-        is_needed: Whether a search chooses its next jobs by the objectives.
+        options: Options of the sweeper.
     """
 
-    scope: str = "return"
-    modes: tuple[str, ...] = ()
-    mode: str | None = None
-    is_needed: bool = False
+    options: SweeperConfig = field(default_factory=SweeperConfig)
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Objectives":
-        """Return the objectives of the options of `hydra/sweeper=trieye`."""
-        mode = options.get("mode")
-        modes = () if mode is None or isinstance(mode, str) else tuple(mode)
-        scope, single_mode = str(options.get("objective", "return")), mode if isinstance(mode, str) else None
-        return cls(scope, modes, single_mode, is_needed=options.get("kind") == "optuna")
+    @property
+    def modes(self) -> list[str]:
+        """Whether a higher or lower value of each objective is better; empty for a single objective."""
+        return list(self.options.mode) if isinstance(self.options.mode, list) else []
 
     def applied(self, done: Done, run_dir: Path | None) -> Done:
         """Return the outcome of a completed job with its objectives as value, or with an `ObjectiveError`.
@@ -59,9 +48,9 @@ class Objectives:
         try:
             if self.modes:
                 self._check(done)
-            elif self.scope != "return":
+            elif self.options.objective != "return":
                 return replace(done, value=self._of_points(run_dir))
-            elif self.is_needed and done.number is None and len(done.numbers) != 1:
+            elif self.options.kind == "optuna" and done.number is None and len(done.numbers) != 1:
                 points = f", or set {_SCOPE}=last to use the points of the run" if run_dir is not None else ""
                 raise ObjectiveError(
                     f"hydra.sweeper.kind=optuna compares jobs by one number, but the job returned {_shown(done)}; "
@@ -80,25 +69,26 @@ class Objectives:
             )
 
     def _of_points(self, run_dir: Path | None) -> float:
+        scope = self.options.objective
         if run_dir is None or not run_dir.is_dir():
             raise ObjectiveError(
-                f"{_SCOPE}={self.scope} reads the points of a trieye run, but the job started none; set "
+                f"{_SCOPE}={scope} reads the points of a trieye run, but the job started none; set "
                 f"{_SCOPE}=return, which compares return values"
             )
         loop = json_of(run_dir / CONFIGS).get("loop", {})
-        metric, mode = str(loop.get("objective")), self.mode or str(loop.get("mode", "max"))
+        metric, mode = str(loop.get("objective")), self.options.mode or str(loop.get("mode", "max"))
         values = _values(run_dir, metric)
         if not values:
             raise ObjectiveError(
-                f"{_SCOPE}={self.scope}: the run {run_dir.name!r} logged no point of loop.objective={metric}; set "
+                f"{_SCOPE}={scope}: the run {run_dir.name!r} logged no point of loop.objective={metric}; set "
                 f"loop.objective to a logged metric, or {_SCOPE}=return"
             )
-        if self.scope == "last":
+        if scope == "last":
             return values[-1]
-        if self.scope == "best":
+        if scope == "best":
             finite = [value for value in values if math.isfinite(value)]
             return (max if mode == "max" else min)(finite, default=math.nan)
-        match = _MEAN.fullmatch(self.scope)
+        match = _MEAN.fullmatch(scope)
         last_values = values[-int(match[1]) :] if match is not None else values
         return sum(last_values) / len(last_values)
 

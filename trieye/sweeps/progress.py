@@ -113,14 +113,13 @@ class SweepProgress:
 
     def died(self, job: Job, reason: str) -> None:
         """Record that the process of a job was killed and the job restarts."""
-        self._running.pop(job.index, None)
         self._num_by_state[_RESTARTS] += 1
-        self._say(f"{self._named(job)}: its process died; restarting it in another process ({reason})")
+        self.retried(job, f"its process died; restarting it in another process ({reason})")
 
-    def retried(self, job: Job, reason: str) -> None:
-        """Record that a job failed or its process died, and that it resumes from its last checkpoint."""
+    def retried(self, job: Job, text: str) -> None:
+        """Record that a job restarts, and print why."""
         self._running.pop(job.index, None)
-        self._say(f"{self._named(job)}: {redacted_text(' '.join(reason.split()))}; resuming from its last checkpoint")
+        self._say(f"{self._named(job)}: {redacted_text(' '.join(text.split()))}")
 
     def show(self) -> None:
         """Redraw the table if due."""

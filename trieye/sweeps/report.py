@@ -50,9 +50,8 @@ def _few(grid: Grid) -> list[int]:
     return indices if last_index is None or last_index in indices else [*indices, last_index]
 
 
-def final_table(directory: Path, record: SweepRecord) -> None:
+def final_table(all_jobs: Sequence[JobStatus], record: SweepRecord, directory: Path) -> None:
     """Print the best jobs of a sweep; with several objectives, the Pareto-optimal jobs."""
-    all_jobs = status_of(directory)
     if record.modes:
         _pareto_table(all_jobs, record)
         return

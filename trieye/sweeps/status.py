@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from trieye.exceptions import SerializationError
 from trieye.files.run_files import CHECKPOINT_PREFIX
@@ -21,9 +21,7 @@ How = Literal["completed", "running", "unknown", "waiting", "failed", "pruned", 
 never started; `removed`: completed, but its run was deleted since; `unknown`: last seen running on a machine whose
 process table is out of reach."""
 
-HOWS: tuple[How, ...] = (
-    "completed", "running", "unknown", "waiting", "failed", "pruned", "incomplete", "removed", "missing",
-)  # fmt: skip
+HOWS: tuple[How, ...] = get_args(How)
 
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
 """States of jobs that need no relaunch."""
@@ -105,13 +103,13 @@ def _scheduled(job: JobStatus, task: TaskState | None, *, is_driven: bool) -> Ho
     return "waiting" if is_waiting else job.how
 
 
-def sum_up(directory: Path, record: SweepRecord) -> None:
+def sum_up(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     """Set the summary of a sweep's record: the job counts by state, and the best or Pareto-optimal completed jobs.
 
     Trials that a limit of their study ended count as completed.
     """
-    jobs = status_of(directory)
-    record.summary = dict(Counter(job.how for job in jobs))
+    limit = {key: value for key, value in record.summary.items() if key == ENDED_BY}
+    record.summary = {**limit, **Counter(job.how for job in jobs)}
     if record.modes:
         record.summary["pareto_optimal"] = pareto_optimal_jobs(jobs, record.modes)
         return

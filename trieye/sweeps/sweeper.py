@@ -61,7 +61,7 @@ class SweeperBody:
 
     def __init__(self, **options: Any) -> None:
         self.options = plugin_options("hydra.sweeper", SweeperConfig, options)
-        self._objectives = Objectives.of(self.options.model_dump())
+        self._objectives = Objectives(self.options)
         self._is_elsewhere = False  # whether the directory was moved or copied since the last start
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -162,7 +162,7 @@ class SweeperBody:
                 raise ConfigurationError(f"{self._directory}: {change}, by which its trials were chosen; {OTHER_SWEEP}")
             say(f"sweep: {change}")
         if self.options.mode is None and earlier_mode is not None:
-            self._objectives = Objectives.of({**self.options.model_dump(), "mode": mode})
+            self._objectives = Objectives(self.options.model_copy(update={"mode": mode}))
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
@@ -330,13 +330,14 @@ class SweeperBody:
 
     def _sum_up(self, record: SweepRecord) -> None:
         """Record and print the results of the sweep, including earlier starts."""
-        sum_up(self._directory, record)
+        jobs = status_of(self._directory)
+        sum_up(jobs, record)
         if not self._is_unchanged:
             record.write(self._directory)
-        show_in_mlflow(self._directory, record)
-        final_table(self._directory, record)
+        show_in_mlflow(self._directory, record, jobs)
+        final_table(jobs, record, self._directory)
         if record.grid is None:
-            print_remarks(status_of(self._directory))
+            print_remarks(jobs)
 
     def _execution(
         self, record: SweepRecord, samples: Sequence[Job]

@@ -13,12 +13,12 @@ from trieye.process.progress import say
 from trieye.run.table import table
 from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.status import JobStatus, pareto_optimal_jobs, status_of
+from trieye.sweeps.status import JobStatus, pareto_optimal_jobs
 
 _MOST_NOTED = 30
 
 
-def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
+def show_in_mlflow(directory: Path, record: SweepRecord, jobs: Sequence[JobStatus]) -> None:
     """Log a summary of the sweep to the parent MLflow run of its jobs, if any.
 
     Errors of MLflow are only reported, since the sweep does not depend on the summary.
@@ -26,8 +26,8 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
     Args:
         directory: Directory of the sweep.
         record: The sweep.
+        jobs: Its jobs.
     """
-    jobs = status_of(directory)
     run_ids = {job.index: _mlflow_id(directory, job) for job in jobs if job.record is not None}
     first = next((index for index, run_id in run_ids.items() if run_id is not None and _is_of(directory, index)), None)
     if first is None:

@@ -319,18 +319,18 @@ class Study:
     def _result(self, record: SweepRecord, limit: str | None) -> Result:
         """Record and print the results of the study; return the result of its best trial."""
         self._close_trials()
-        record.summary = ended_by = {} if limit is None else {ENDED_BY: limit}
+        record.summary = {} if limit is None else {ENDED_BY: limit}
         record.write(self.directory)  # which determines the states of trials that had not started
-        sum_up(self.directory, record)
-        record.summary |= ended_by
+        jobs = status_of(self.directory)
+        sum_up(jobs, record)
         record.write(self.directory)
-        show_in_mlflow(self.directory, record)
-        final_table(self.directory, record)
+        show_in_mlflow(self.directory, record, jobs)
+        final_table(jobs, record, self.directory)
         if self._config.tune.search != "grid":
-            print_remarks(status_of(self.directory))
+            print_remarks(jobs)
         counts = ", ".join(f"{number} {how}" for how, number in record.summary.items() if how in HOWS)
         counts += "" if limit is None else f" ({limit})"
-        failed = [job for job in status_of(self.directory) if job.how == "failed"]
+        failed = [job for job in jobs if job.how == "failed"]
         index = record.summary.get("best")
         if index is not None:
             self._write_best(int(index), float(record.summary["objective"]))

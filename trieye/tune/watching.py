@@ -122,7 +122,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         record.deaths += 1
         record.error = redacted_text(reason)
         self._write(record)
-        self.progress.retried(self._job(record), reason)
+        self.progress.retried(self._job(record), f"{reason}; resuming from its last checkpoint")
 
     def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
         """Record that a trial has completed, or that a scheduler stopped it."""

@@ -10,7 +10,7 @@ import trieye
 from trieye.sinks.mlflow.run import PARENT_TAG
 from trieye.sweeps.jobs import RUN, JobRecord
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.status import sum_up
+from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
 
@@ -35,8 +35,8 @@ def sweep(make_config, tmp_path):
 def shown(directory, size):
     record = SweepRecord(spec=["lr=0.1,0.9"], size=size, varying=["lr"])
     record.write(directory)
-    sum_up(directory, record)
-    show_in_mlflow(directory, record)
+    sum_up(status_of(directory), record)
+    show_in_mlflow(directory, record, status_of(directory))
 
 
 def test_a_sweep_is_summarized_in_its_parent_run_and_grows(sweep, tmp_path):
