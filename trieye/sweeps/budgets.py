@@ -1,13 +1,13 @@
 """Budgets: keys, such as `loop.steps`, that an existing sweep may raise; its completed jobs then run further."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.renames import current_override
-from trieye.sweeps.grid import bare
+from trieye.sweeps.grid import values_of
 from trieye.sweeps.jobs import Job, JobRecord
 from trieye.sweeps.record import OTHER_SWEEP
 
@@ -30,12 +30,12 @@ def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]
         if record is None or record.liveness(job_dir) != "dead":
             continue
         overrides = [redacted_text(word) for word in job.overrides]
-        own_keys = {_key(word) for word in overrides}
-        recorded_overrides = [current_override(word, own_keys) for word in record.overrides]
-        if recorded_overrides == overrides or _without(recorded_overrides, keys) != _without(overrides, keys):
+        values = values_of(overrides)
+        recorded_values = values_of(current_override(word, values) for word in record.overrides)
+        if recorded_values == values or _without(recorded_values, keys) != _without(values, keys):
             continue
         for key in keys:
-            _check_raised(key, _value(recorded_overrides, key), _value(overrides, key))
+            _check_raised(key, recorded_values.get(key), values.get(key))
         record.overrides = overrides
         records.append(record)
     return records
@@ -48,7 +48,7 @@ def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[st
     for record in records:
         if record.state == "completed":
             record.state, num = "interrupted", num + 1
-            budget |= dict.fromkeys(word for word in record.overrides if _key(word) in keys)
+            budget |= dict.fromkeys(word for word in record.overrides if values_of([word]).keys() <= {*keys})
         record.write(directory / str(record.index))
     if num:
         jobs = "1 completed job runs" if num == 1 else f"{num} completed jobs run"
@@ -68,13 +68,5 @@ def _check_raised(key: str, old_value: str | None, value: str | None) -> None:
         )
 
 
-def _key(word: str) -> str:
-    return bare(word.partition("=")[0])
-
-
-def _value(overrides: Sequence[str], key: str) -> str | None:
-    return next((word.partition("=")[2] for word in overrides if _key(word) == key), None)
-
-
-def _without(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    return [word for word in overrides if _key(word) not in keys]
+def _without(values: Mapping[str, str], keys: Sequence[str]) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in values.items() if key not in keys]

@@ -338,10 +338,15 @@ def bare(key: str) -> str:
     return key.lstrip("+~")
 
 
+def values_of(overrides: Iterable[str]) -> dict[str, str]:
+    """Return the values of overrides, as typed, by key without prefixes."""
+    return {bare(key): value for key, _, value in (word.partition("=") for word in overrides)}
+
+
 def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:
     """Format the overrides of varying keys for display, with the last part of each key."""
-    pairs = [word.partition("=") for word in overrides]
-    return [f"{bare(key).rpartition('.')[2]}={short(value)}" for key, _, value in pairs if bare(key) in varying]
+    values = values_of(overrides).items()
+    return [f"{key.rpartition('.')[2]}={short(value)}" for key, value in values if key in varying]
 
 
 def short(value: str) -> str:

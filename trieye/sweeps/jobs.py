@@ -20,7 +20,7 @@ from trieye.files.atomic import relink
 from trieye.process.identity import Liveness, ProcessIdentity
 from trieye.process.lock import RunLock
 from trieye.renames import current_override
-from trieye.sweeps.grid import bare
+from trieye.sweeps.grid import values_of
 from trieye.sweeps.record import OTHER_SWEEP, JsonRecord
 
 STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
@@ -226,8 +226,8 @@ class JobRecord(JsonRecord, kw_only=True):
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
         """Return the values of the given keys from its overrides."""
-        pairs = (current_override(word, varying).partition("=") for word in self.overrides)
-        return {bare(key): value for key, _, value in pairs if bare(key) in varying}
+        values = values_of(current_override(word, varying) for word in self.overrides)
+        return {key: value for key, value in values.items() if key in varying}
 
     def rate(self, done: Done) -> None:
         """Set the objectives to the numbers that the job returned."""

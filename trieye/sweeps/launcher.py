@@ -25,7 +25,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.process.text import command_text, counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
-from trieye.sweeps.grid import bare
+from trieye.sweeps.grid import values_of
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
 from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.orphans import Orphans
@@ -310,8 +310,7 @@ class SweepExecution:
         if record is None:
             return None
         overrides = [redacted_text(word) for word in job.overrides]
-        overridden_keys = {bare(word.partition("=")[0]) for word in overrides}
-        if [current_override(word, overridden_keys) for word in record.overrides] != overrides:
+        if [current_override(word, values_of(overrides)) for word in record.overrides] != overrides:
             raise ConfigurationError(
                 f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
                 f"{' '.join(overrides)!r}; {OTHER_SWEEP}"
@@ -431,7 +430,7 @@ class LauncherBody:
                 "its grid"
             )
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
-        varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
+        varying = {*values_of(word for words in job_overrides for word in words if word not in constant)}
         execution = self.execution(sorted(varying), Objectives())
         with self.lock, execution.opened(jobs[:2]):
             for job in jobs:

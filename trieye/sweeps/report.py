@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from trieye.process.terminal import Terminal, TextTable
@@ -41,11 +42,7 @@ def plan_table(grid: Grid) -> None:
 
 
 def _few(grid: Grid) -> list[int]:
-    indices: list[int] = []
-    for index in grid:
-        indices.append(index)
-        if len(indices) == 3:  # noqa: PLR2004
-            break
+    indices = list(islice(grid, 3))
     last_index = next((index for index in range(grid.size - 1, -1, -1) if not grid.is_left_out(index)), None)
     return indices if last_index is None or last_index in indices else [*indices, last_index]
 

@@ -19,7 +19,7 @@ from trieye.hub.status import read_status
 from trieye.process.progress import say
 from trieye.process.terminal import Terminal
 from trieye.sweeps.conditions import same_value
-from trieye.sweeps.grid import bare
+from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord
 from trieye.sweeps.objectives import ObjectiveError
 from trieye.sweeps.report import importance_table
@@ -168,7 +168,7 @@ class OptunaSearch(Search):
             if self.ask(index) == overrides:
                 return overrides
             self._study.tell(self._trials.pop(index), state=self._optuna.trial.TrialState.FAIL)
-        words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
+        words = values_of(overrides)
         self._study.enqueue_trial(
             {name: _read(words[name], axis) for name, axis in self._varying.items() if name in words}
         )

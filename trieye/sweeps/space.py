@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.renames import current_override
 from trieye.sweeps.conditions import NO_CONDITIONS, Conditions
-from trieye.sweeps.grid import bare
+from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.record import OTHER_SWEEP
 
 _LARGEST_CONDITION = 10_000
@@ -61,7 +61,7 @@ class SearchSpace:
 
     def resumed(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
         """Return the recorded drawn values, and constants, which may be secrets, from the current command."""
-        values = self.constants() | {bare(key): value for key, _, value in (word.partition("=") for word in recorded)}
+        values = self.constants() | values_of(recorded)
         constants = {
             bare(axis.key): f"{axis.key}={axis.choices[0]}"
             for axis in self.dimensions
@@ -85,8 +85,8 @@ def check_search(
     """Check that a resumed search differs from its earlier start by a larger space only; print the larger keys.
 
     Args:
-        before: The search of its record; empty if an earlier version of trieye wrote it.
-        now: The same of this start; empty for a grid.
+        before: The search of its record; empty for a grid.
+        now: The same of this start.
         directory: Directory of the sweep.
         budget: Keys that may change.
         config_loader: Lists the options of a group for `glob(*)`.
@@ -94,11 +94,11 @@ def check_search(
     Raises:
         ConfigurationError: Something else differs.
     """
-    space: dict[str, str] = now.get("space", {})
+    before, space = before or {"kind": "grid"}, now.get("space", {})
     earlier = {current_override(key, space): text for key, text in before.get("space", {}).items()}
     pairs = [(f"hydra.sweeper.{name}", before.get(name), now.get(name)) for name in ("kind", "sampler", "seed", "when")]
     pairs += [(key, earlier.get(key), space.get(key)) for key in {**earlier, **space} if key not in budget]
-    for key, old, new in pairs if before else ():
+    for key, old, new in pairs:
         if old in (new, HIDDEN):
             continue
         if old is None or new is None or key not in earlier or not _extends(key, new, old, config_loader):

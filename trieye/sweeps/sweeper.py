@@ -28,7 +28,7 @@ from trieye.files.run_record import RunRecord
 from trieye.process.progress import say
 from trieye.process.text import command_text
 from trieye.sweeps.budgets import run_further, with_raised_budget
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid, bare, values_of
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs
 from trieye.sweeps.launcher import LauncherBody, SweepExecution
 from trieye.sweeps.objectives import Objectives
@@ -109,8 +109,7 @@ class SweeperBody:
                     )
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
-            pairs = (redacted_text(word).partition("=") for word in words)
-            record.search = {"kind": self.options.kind, "space": {bare(key): text for key, _, text in pairs}}
+            record.search = {"kind": self.options.kind, "space": values_of(map(redacted_text, words))}
             sweep = partial(self._of_search, self._space(words), record)
         with contextlib.nullcontext() if self.options.dry_run else self._locked():
             before = SweepRecord.read(self._directory)
@@ -225,9 +224,8 @@ class SweeperBody:
         sampler = options.sampler if options.kind == "optuna" else None
         record.search |= {"sampler": sampler, "seed": options.seed, "when": space.conditions.sentences()}
         if before is not None:
-            earlier_search = before.search or ({} if before.grid is None else {"kind": "grid"})
             check_search(
-                earlier_search,
+                before.search,
                 record.search,
                 self._directory,
                 budget=options.budget,
@@ -310,10 +308,8 @@ class SweeperBody:
         """Report the keys of the config, outside of Hydra and of the sweep's own words, that changed since a start."""
         if not (self._directory / _CONFIG).exists():
             return
-        before, now = (_values_of(config) for config in (OmegaConf.load(self._directory / _CONFIG), self._config))
-        own_keys = {bare(word.partition("=")[0]) for word in _words(self._config.hydra.overrides.task)} | {
-            *self.options.budget
-        }
+        before, now = (_config_values(config) for config in (OmegaConf.load(self._directory / _CONFIG), self._config))
+        own_keys = {*values_of(_words(self._config.hydra.overrides.task)), *self.options.budget}
         keys = [key for key in sorted(before.keys() | now.keys()) if str(before.get(key)) != str(now.get(key))]
         changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if key not in own_keys | {"run_name"}]
         if changes:
@@ -390,7 +386,7 @@ def _words(overrides: Any) -> list[str]:
     return [str(word) for word in words]
 
 
-def _values_of(config: Any) -> dict[str, Any]:
+def _config_values(config: Any) -> dict[str, Any]:
     """Return the values of a config by dotted key, unresolved, without secrets and the node `hydra`."""
     values: Any = redacted(OmegaConf.to_container(config, resolve=False, enum_to_str=True))
     return dict(leaves({key: value for key, value in values.items() if key != "hydra"}))

@@ -14,7 +14,7 @@ from trieye.config.hydra.launch import Launch
 from trieye.config.redaction import with_references
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
-from trieye.sweeps.grid import bare
+from trieye.sweeps.grid import values_of
 from trieye.sweeps.jobs import STATUS, JobRecord
 from trieye.tune.ended import overrides_of, with_secrets_of
 from trieye.tune.space import Space
@@ -45,8 +45,8 @@ def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[Trie
             f"{directory / str(index) / STATUS} is missing or empty, and only it has the values of trial {index}; "
             "restore the file, and start the study again"
         )
-    pairs = (word.partition("=") for word in with_secrets_of(Space(config).dimensions, record.overrides))
-    values = {bare(key): value_of(text) for key, _, text in pairs}
+    texts = values_of(with_secrets_of(Space(config).dimensions, record.overrides))
+    values = {key: value_of(text) for key, text in texts.items()}
     return with_values(config, values), values
 
 

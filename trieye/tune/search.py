@@ -8,7 +8,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import SearchAlgorithm
 
 from trieye.config.hydra.axes import value_of
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid, values_of
 from trieye.sweeps.jobs import Done, Job, JobRecord, ReportedError
 from trieye.sweeps.search import Search, SearchQueue
 
@@ -84,8 +84,8 @@ class StudySearch(SearchAlgorithm):  # type: ignore[misc]  # Ray has no types fo
         if job is None:
             self.set_finished()
             return None
-        pairs = (word.partition("=") for word in job.overrides)
-        values, trial_id = {bare(key): value_of(text) for key, _, text in pairs}, id_of(job.index)
+        trial_id, texts = id_of(job.index), values_of(job.overrides)
+        values = {key: value_of(text) for key, text in texts.items()}
         self._running[trial_id] = job
         return Trial(
             self._trainable_name, config=values, trial_id=trial_id, experiment_tag=str(job.index), **self._options

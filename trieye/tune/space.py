@@ -7,12 +7,13 @@ from typing import Any
 from ray import tune
 
 from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import leaves
 from trieye.config.hydra.axes import Dimension, axes_of, dimensions_of, typed, value_of
 from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.grid import Axis, Grid
 from trieye.tune.ended import overrides_of
-from trieye.tune.values import flat, with_values
+from trieye.tune.values import with_values
 
 
 class Space:
@@ -30,7 +31,7 @@ class Space:
     """
 
     def __init__(self, config: TrieyeConfig) -> None:
-        words = [f"{key}={_text(key, value)}" for key, value in flat(config.tune.space).items()]
+        words = [f"{key}={_text(key, value)}" for key, value in leaves(config.tune.space)]
         try:
             self.dimensions = dimensions_of(words)
             self._axes = axes_of(words) if config.tune.search == "grid" else []

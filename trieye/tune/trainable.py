@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from ray.tune import PlacementGroupFactory, Trainable
 
 from trieye.config import LoopConfig, TrieyeConfig
+from trieye.config.fingerprint import leaves
 from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
@@ -22,7 +23,7 @@ from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT
 from trieye.tune.ended import overrides_of
 from trieye.tune.trial import Trial
-from trieye.tune.values import flat, named, with_values
+from trieye.tune.values import named, with_values
 
 _OUTSIDE = "default"
 """Trial id that Tune sets outside of a study."""
@@ -159,7 +160,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         return PlacementGroupFactory(_nonzero(bundles), strategy=strategies[explorer.placement])
 
     def _config_of(self, config: Mapping[str, Any]) -> tuple[TrieyeConfig, dict[str, Any]]:
-        values = {key: _plain(value) for key, value in flat(config).items()}
+        values = {key: _plain(value) for key, value in leaves(config)}
         base = self.base_config
         index = None if self.study_place is None else index_of(self.trial_id)
         own_name = self._own_name if self.trial_id == _OUTSIDE else self.trial_id

@@ -7,16 +7,10 @@ from pydantic import BaseModel, ValidationError
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.config.fingerprint import leaves
 from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def flat(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested dicts to dotted keys; keys may already be dotted."""
-    return dict(leaves(nested))
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
