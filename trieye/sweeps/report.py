@@ -15,6 +15,8 @@ from trieye.sweeps.status import JobStatus, pareto_optimal_jobs, status_of
 
 _MOST = 10
 _LONGEST = 120
+_TEXTS = {"error", "state"}
+"""Columns of text; all others contain numbers."""
 _UNGUARDED = """Error locating target '__main__."""  # Hydra's message
 
 
@@ -63,6 +65,19 @@ def final_table(all_jobs: Sequence[JobStatus], record: SweepRecord, directory: P
         console.print(f"{len(jobs) - _MOST} more: {command_text('sweep', 'status', directory)}")
 
 
+def _jobs_table(
+    jobs: Sequence[JobStatus], title: str, columns: Mapping[str, Sequence[str]], *, noun: str = "job"
+) -> TextTable:
+    """Return a table of jobs with their varying values, followed by other columns."""
+    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
+    table = TextTable(right=(noun, *headings(keys)), title=title)
+    for name in columns:
+        table.add_column(name, **({} if name in _TEXTS else {"justify": "right", "style": "bold"}))
+    for job, *cells in zip(jobs, *columns.values(), strict=True):
+        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), *cells)
+    return table
+
+
 def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     optimal_indices = pareto_optimal_jobs(jobs, record.modes)
     optimal_jobs = [job for job in jobs if job.index in optimal_indices]
@@ -71,28 +86,22 @@ def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     names = list(optimal_jobs[0].objectives)
     sign = -1 if record.modes[0] == "max" else 1
     optimal_jobs.sort(key=lambda job: sign * next(iter(job.objectives.values())))
-    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     directions = ", ".join(f"{name} {mode}" for name, mode in zip(names, record.modes, strict=True))
     title = f"{len(optimal_jobs)} Pareto-optimal of {len(jobs)} jobs ({directions})"
-    table = TextTable(right=("job", *headings(keys)), title=title)
-    for name in names:
-        table.add_column(name, justify="right", style="bold")
-    for job in optimal_jobs:
-        values = (f"{value:g}" for value in job.objectives.values())
-        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), *values)
-    Terminal().print(table)
+    columns = {
+        name: [f"{list(job.objectives.values())[at]:g}" for job in optimal_jobs] for at, name in enumerate(names)
+    }
+    Terminal().print(_jobs_table(optimal_jobs, title, columns))
 
 
 def failure_table(failed: Sequence[Done], directory: Path) -> None:
     """Print the failed jobs of a sweep with their varying values and errors."""
     states = {job.index: job for job in status_of(directory)}
-    shown_failures = [(done, states[done.index]) for done in failed if done.index in states][:_MOST]
-    keys = list(dict.fromkeys(key for _, job in shown_failures for key in job.values))
-    table = TextTable(right=("job", *headings(keys)), title=f"{counted(len(failed), 'job')} did not complete")
-    table.add_column("error")
-    for done, job in shown_failures:
-        error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."
-        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), error)
+    shown_failures = [done for done in failed if done.index in states][:_MOST]
+    texts = (done.error_text for done in shown_failures)
+    errors = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..." for text in texts]
+    title = f"{counted(len(failed), 'job')} did not complete"
+    table = _jobs_table([states[done.index] for done in shown_failures], title, {"error": errors})
     if len(failed) > len(shown_failures):
         table.note(f"{len(failed) - len(shown_failures)} more: {command_text('sweep', 'status', directory)}")
     Terminal().print(table)
@@ -160,16 +169,7 @@ def headings(keys: Sequence[str]) -> list[str]:
 
 def ranked(jobs: Sequence[JobStatus], record: SweepRecord, num: int) -> TextTable:
     """Return a table of the best of `num` jobs with their varying values and objectives."""
-    keys, noun = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    title = f"best of {num} {noun}s ({record.mode})" if num > 1 else ""
-    table = TextTable(right=(noun, *headings(keys)), title=title)
-    table.add_column("objective", justify="right", style="bold")
-    has_others = any(job.how != "completed" for job in jobs)
-    if has_others:
-        table.add_column("state")
-    for job in jobs:
-        state = [job.how] if has_others else []
-        table.add_row(
-            str(job.index), *(short(job.values.get(key, "")) for key in keys), job.objective_text or "-", *state
-        )
-    return table
+    noun, columns = "trial" if record.is_study else "job", {"objective": [job.objective_text or "-" for job in jobs]}
+    if any(job.how != "completed" for job in jobs):
+        columns["state"] = [job.how for job in jobs]
+    return _jobs_table(jobs, f"best of {num} {noun}s ({record.mode})" if num > 1 else "", columns, noun=noun)

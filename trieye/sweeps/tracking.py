@@ -28,8 +28,9 @@ def show_in_mlflow(directory: Path, record: SweepRecord, jobs: Sequence[JobStatu
         record: The sweep.
         jobs: Its jobs.
     """
-    run_ids = {job.index: _mlflow_id(directory, job) for job in jobs if job.record is not None}
-    first = next((index for index, run_id in run_ids.items() if run_id is not None and _is_of(directory, index)), None)
+    runs = {job.index: _run_record(directory, job.index) for job in jobs if job.record is not None}
+    run_ids = {index: run.mlflow_run_id for index, run in runs.items() if run is not None}
+    first = next((index for index, run_id in run_ids.items() if run_id and _is_of(directory, runs[index])), None)
     if first is None:
         return
     try:
@@ -55,15 +56,9 @@ def show_in_mlflow(directory: Path, record: SweepRecord, jobs: Sequence[JobStatu
         say(f"sweep: {error}")
 
 
-def _mlflow_id(directory: Path, job: JobStatus) -> str | None:
-    record = _run_record(directory, job.index)
-    return record.mlflow_run_id if record is not None else None
-
-
-def _is_of(directory: Path, index: int) -> bool:
-    """Return whether this sweep, not a sweep that it is a copy of, last started the run of a job."""
-    record = _run_record(directory, index)
-    return record is not None and record.group is not None and Path(record.group).resolve() == directory.resolve()
+def _is_of(directory: Path, run: RunRecord | None) -> bool:
+    """Return whether this sweep, not a sweep that it is a copy of, last started a run."""
+    return run is not None and run.group is not None and Path(run.group).resolve() == directory.resolve()
 
 
 def _run_record(directory: Path, index: int) -> RunRecord | None:
