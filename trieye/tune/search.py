@@ -1,4 +1,4 @@
-"""StudySearch: the jobs of a study, chosen like those of a sweep, as trials of Ray Tune."""
+"""StudySearch: turns the jobs of a search into trials of Ray Tune."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ class StudySearch(SearchAlgorithm):  # type: ignore[misc]  # Ray has no types fo
 
     Args:
         search: Chooses the values.
-        size: Number of trials, including those that have ended.
+        size: Number of trials, including ended ones.
         records: Records of the trials of earlier starts, by index.
         ended: Indices of the trials that have ended.
         directory: Directory of the study.
@@ -103,5 +103,5 @@ class StudySearch(SearchAlgorithm):  # type: ignore[misc]  # Ray has no types fo
 
 
 def id_of(index: int) -> str:
-    """Return Tune's id of a trial, from which `trainable.index_of` reads the index."""
+    """Return Tune's id of a trial; `trainable.index_of` parses it."""
     return f"trial_{index:05}"
