@@ -15,6 +15,7 @@ from trieye.hub.cluster import Node
 from trieye.sweeps import progress, report
 from trieye.sweeps.jobs import Done, Job, JobRecord
 from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.status import status_of
 
 HOSTILE = [
     "[/x]",
@@ -153,7 +154,7 @@ def test_tables_of_a_sweep_show_values_literally(plan, trieye_command, shown):
     assert_literal(status)
     assert "[/e] [bold]" in status
     assert f"trieye sweep relaunch {shlex.quote(str(sweep))}" in status
-    assert_literal(shown(report.final_table, sweep, SweepRecord.of(sweep)))
+    assert_literal(shown(report.final_table, status_of(sweep), SweepRecord.of(sweep), sweep))
 
 
 @pytest.mark.parametrize(
