@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
 
 from trieye.config import RuntimeConfig
 from trieye.config.launcher import LauncherConfig
@@ -16,7 +15,7 @@ from trieye.process.progress import say
 from trieye.sweeps.jobs import Done, ReportedError
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import shortage
-from trieye.sweeps.working import SweepContext, work
+from trieye.sweeps.working import Composed, SweepContext, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
@@ -69,7 +68,7 @@ class RayPool(WorkerPool):
         return None
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)

@@ -8,8 +8,6 @@ from multiprocessing.connection import wait
 from signal import SIGINT, SIGKILL, Signals
 from typing import Any
 
-from omegaconf import DictConfig
-
 from trieye.config.launcher import LauncherConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.fork_client import ForkClient, Worker, discard, server_for
@@ -18,7 +16,7 @@ from trieye.sweeps.jobs import Done, JobLimitError
 from trieye.sweeps.main_module import dumped
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import Slots, gibibytes, num_cores, used_bytes
-from trieye.sweeps.working import SweepContext
+from trieye.sweeps.working import Composed, SweepContext
 
 _POLL_S = 0.05
 _CHECK_MEMORY_S = 0.5
@@ -63,7 +61,7 @@ class LocalPool(WorkerPool):
         return self._slots.refusal(resources)
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
         """Start a job, which composes its config itself."""
         del config

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
-
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.working import SweepContext, work
+from trieye.sweeps.working import Composed, SweepContext, work
 
 STOP_S = 30.0
 """Seconds that interrupted jobs get for saving."""
@@ -35,7 +33,7 @@ class WorkerPool:
         """Return an error message if a job requests more than there is, else None."""
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
         """Start a job, with its config if that is already composed."""
         raise NotImplementedError
@@ -70,7 +68,7 @@ class ThisProcess(WorkerPool):
         return not self._outcomes
 
     def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: DictConfig | None = None
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
         """Run a job to completion."""
         del resources

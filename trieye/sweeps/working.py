@@ -49,6 +49,9 @@ from trieye.sweeps.jobs import (
 )
 from trieye.sweeps.objectives import Objectives
 
+Composed = DictConfig
+"""The config of a job, with the node `hydra`."""
+
 
 @dataclass(frozen=True)
 class SweepContext:
@@ -117,7 +120,7 @@ def work(
     context: SweepContext,
     index: int,
     overrides: Sequence[str],
-    config: DictConfig | None = None,
+    config: Composed | None = None,
     *,
     is_own_process: bool = True,
 ) -> Done:
@@ -161,7 +164,7 @@ def _ended(context: SweepContext, done: Done, job: RunningJob) -> Done:
 
 
 def _result(
-    context: SweepContext, index: int, overrides: Sequence[str], config: DictConfig | None, *, is_own_process: bool
+    context: SweepContext, index: int, overrides: Sequence[str], config: Composed | None, *, is_own_process: bool
 ) -> Done:
     returned: JobReturn | None = None
     try:
@@ -275,6 +278,12 @@ def portable(done: Done) -> Done:
             print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
     return done
+
+
+def pickled(done: Done) -> bytes:
+    """Return an outcome for another process, from `portable` or without user objects."""
+    pickled_done: bytes = cloudpickle.dumps(done)
+    return pickled_done
 
 
 def shared_base(loader: ConfigLoader, sweep: DictConfig) -> DictConfig | None:
