@@ -54,14 +54,30 @@ class TrieyeSweeper(Sweeper):
         return _refusing(self.body.sweep, arguments)
 
 
+# copies of the defaults in `trieye.config.launcher` and `trieye.config.sweeper`, whose import would slow all programs
+LAUNCHER: dict[str, Any] = {
+    "backend": None, "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
+    "timeout_min": None, "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
+    "working_dir": "auto", "runtime_env": {}, "detach": False,
+    "slurm": {
+        "hours": None, "jobs_per_task": 1, "max_concurrent": 1, "signal_s": 120, "account": None, "partition": None,
+        "options": {},
+    },
+}  # fmt: skip
+SWEEPER: dict[str, Any] = {
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": None,
+    "budget": ["loop.steps", "loop.env_steps", "loop.time_s"], "dry_run": False, "num_trials": 20,
+    "seed": 0, "mode": None, "objective": "return", "sampler": "tpe", "pruner": "none",
+    "grace_steps": 0,
+}  # fmt: skip
+
 _MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
 # the store of a worker process may arrive from the driver with these configs in it; Hydra 1.3 replaces them anyway
 _replace: dict[str, Any] = {"replace": True} if "replace" in _store.__annotations__ else {}
-for _name, _group, _class in (
-    ("trieye", "hydra/launcher", TrieyeLauncher),
-    ("trieye_ray", "hydra/launcher", TrieyeLauncher),  # refused with its new name
-    ("trieye", "hydra/sweeper", TrieyeSweeper),
-):  # the models of the plugins have the keys and defaults, and their messages suggest the key to type
-    _options = OmegaConf.create({"_target_": f"{_MODULE}.{_class.__name__}"}, flags={"struct": False})
-    _store(_name, _options, _group, provider="trieye", **_replace)
+for _name, _group, _options in (
+    ("trieye", "hydra/launcher", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}),
+    ("trieye_ray", "hydra/launcher", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}),  # in earlier projects
+    ("trieye", "hydra/sweeper", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}),
+):  # unknown keys reach the plugins, whose messages suggest the key to type
+    _store(_name, OmegaConf.create(_options, flags={"struct": False}), _group, provider="trieye", **_replace)

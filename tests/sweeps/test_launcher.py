@@ -14,7 +14,10 @@ import pytest
 from hydra.errors import InstantiationException
 
 import trieye
+from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from tests.waiting import wait_until
+from trieye.config.launcher import LauncherConfig
+from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps import fork_client, orphans, timeouts
@@ -423,6 +426,11 @@ def test_a_job_run_by_another_process_is_skipped_and_fails_the_sweep(sweep, monk
         assert sweep.states(2) == ["running", "completed"]
     assert f"skipped, because process {os.getpid()} on" in values(returned)[0]
     assert sweep.record(0).state == "completed"
+
+
+def test_plugin_defaults_equal_the_defaults_of_their_models():
+    assert LauncherConfig().model_dump() == LAUNCHER
+    assert SweeperConfig().model_dump() == SWEEPER
 
 
 def test_selected_jobs_must_exist_and_excluded_ones_are_named(sweep, capfd):
