@@ -1,7 +1,7 @@
 """Number of explorers that saturates each receiver: a cost model, checked with 10 to 1000 simulated explorers.
 
-First, the benchmark measures costs: the CPU time per message of the replay actor, the hub, the learner and the
-synchronizer, under a closed loop with few senders, and the size of each message. `scale/model.py` derives the number of
+First, the benchmark measures costs: the CPU time per message of the replay actor, the hub and the learner, under a
+closed loop with few senders, and the size of each message. `scale/model.py` derives the number of
 explorers that saturates a receiver with a processor to itself. Then it checks the model: many explorers, coroutines of
 two processes, send the messages of real explorers to the real actors, on schedule and without waiting for replies.
 `met`: the accepted messages agree with the prediction within a factor of 1.5, relative to the share of a processor that
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from scale.model import (
     saturates_at,
     save_bytes,
 )
-from scale.parts import BoardRig, HubRig, LearnerRig, Outcome, ReplayRig, Sample
+from scale.parts import HubRig, LearnerRig, Outcome, ReplayRig, Sample
 
 import trieye
 
@@ -170,18 +170,6 @@ def hub_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, An
     return {**line, "values_pile_up_at": events_at, "events_per_s": events_at * kind.events_per_s}
 
 
-def board_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of the synchronizer."""
-    del root
-    kind = WORLDS["floats"].kind()
-    rig = BoardRig(kind)
-    rig.calibrate(64, 0.5)
-    sample = rig.calibrate(64, options.calibration_s)
-    line = line_of(name, "board", kind, (sample, replace(sample, units=sample.units + 1)), rig.simulate, options)
-    rig.close()
-    return line
-
-
 def learner_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of the learner, with or without rows in the fragment results."""
     del root
@@ -280,7 +268,6 @@ RIGS: dict[str, Callable[[str, Path, argparse.Namespace], dict[str, Any]]] = {
     "replay_floats": replay_line,
     "replay_frames": replay_line,
     "hub": hub_line,
-    "board": board_line,
     "learner": learner_line,
     "learner_with_rows": learner_line,
 }

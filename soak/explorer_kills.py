@@ -1,4 +1,4 @@
-"""Kill explorers, the replay, the synchronizer, the hub and the learner of one training repeatedly.
+"""Kill explorers, the replay, the hub and the learner of one training repeatedly.
 
 The DQN of the project template learns CartPole from two explorers in Ray, fully asynchronously. The training must
 survive each kill. At the end, its history must have every step exactly once, strictly increasing versions, and counts
@@ -24,7 +24,6 @@ DEADLINE_S = 180.0
 KINDS = {
     "explorer": "ExplorerActor",
     "replay": "ReplayActor",
-    "synchronizer": "SynchronizerActor",
     "hub": "HubActor",
 }
 AGENTS: dict[str, dict[str, Any]] = {

@@ -60,8 +60,8 @@ def test_batches_grow_when_the_hub_falls_behind(model, kind):
 
 
 def test_a_part_without_cost_never_saturates(model, kind):
-    assert model.saturates_at("board", kind, model.Cost(0.0)) == model.MOST
-    assert math.isinf(model.forecast("board", 10, kind, model.Cost(0.0)).capacity_per_s)
+    assert model.saturates_at("learner", kind, model.Cost(0.0)) == model.MOST
+    assert math.isinf(model.forecast("learner", 10, kind, model.Cost(0.0)).capacity_per_s)
 
 
 @pytest.mark.parametrize(

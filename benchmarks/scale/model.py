@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["replay", "hub", "learner", "board"]
+Part = Literal["replay", "hub", "learner"]
 Transport = Literal["object_store", "checkpoint", "collective"]
 
 SMALL_BYTES = 65_536
@@ -120,7 +120,6 @@ def load_of(part: Part, num_explorers: float, kind: Kind) -> Load:
         "replay": Load(fragments_per_s, kind.fragment_rows * kind.row_bytes),
         "hub": Load(num_explorers / kind.flush_interval_s, kind.events_per_s * kind.flush_interval_s),
         "learner": Load(fragments_per_s, num_explorers**2),
-        "board": Load(fragments_per_s, 0.0),
     }
     return loads[part]
 

@@ -21,15 +21,13 @@ import torch
 import trieye
 from scale.messages import NAMES, WORLDS
 from scale.model import Kind, Part
-from scale.senders import START_S, HubSender, ReplaySender, SyntheticExplorers, Tally, Waiters
+from scale.senders import START_S, HubSender, ReplaySender, SyntheticExplorers, Tally
 from trieye.config.explorer import ExplorerConfig, SyncConfig
 from trieye.replay.remote import RemoteReplay
 from trieye.training.exploring.explorer import FragmentResult, Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.in_ray import ObjectStoreTransport, _RayWorker
 from trieye.training.exploring.inbox import Reports
-from trieye.training.exploring.ray_board import RayBoard
-from trieye.training.exploring.synchronizer import Published, Synchronizer
 
 NUM_SENDERS = 2
 """Sending processes; more would only compete for the same processors."""
@@ -286,56 +284,6 @@ class HubRig(Rig):
         self._run.__exit__(None, None, None)
 
 
-class BoardRig(Rig):
-    """Synchronizer in Ray, and explorers that wait for newer weights."""
-
-    part: Part = "board"
-
-    def __init__(self, kind: Kind) -> None:
-        super().__init__()
-        self._kind, self._board = kind, RayBoard()
-        self._handle = ObjectStoreTransport().publish(0, WORLDS[kind.name].policy().state_dict())
-        self._version = 0
-        self._publish()
-        self._start(Waiters, self._board._actor)  # noqa: SLF001 - the board's own calls block until the reply
-
-    def receiver(self) -> int:
-        """Return the process id of the actor."""
-        return process_of("SynchronizerActor")
-
-    def _publish(self) -> None:
-        self._version += 1
-        self._board.publish(Published(self._version, time.monotonic_ns(), self._handle))
-
-    def calibrate(self, num: int, seconds: float) -> Sample:
-        """Measure the throughput of requests that return immediately, from `num` explorers."""
-        outcome = self._measure(num, seconds, lambda sender, share, start: sender.run.remote(share, start, seconds))
-        return Sample.of(num, outcome)
-
-    def simulate(self, num: int, seconds: float) -> Outcome:
-        """Simulate `num` explorers that wait for versions; one version is published per fragment of an explorer."""
-        pids = ray.get([sender.pid.remote() for sender in self._senders])
-        start, cpu = time.monotonic() + START_S, Cpu(self.receiver(), pids)
-        calls = [
-            sender.run.remote(share, start, seconds, self._version)
-            for sender, share in zip(self._senders, shares(num), strict=True)
-        ]
-        published = 0
-        with cpu.during(start, seconds):
-            while (due := start + published / self._kind.fragments_per_s) < start + seconds:
-                time.sleep(max(due - time.monotonic(), 0))
-                self._publish()
-                published += 1
-        tallies = ray.get(calls)
-        tallies[0].offered = published * num
-        return Outcome.of(tallies, cpu)
-
-    def close(self) -> None:
-        """Also stop the actor."""
-        super().close()
-        self._board.close()
-
-
 class LearnerRig(Rig):
     """Learner in this process: it assigns fragments, receives results and publishes weights, without computation.
 
@@ -409,7 +357,7 @@ class LearnerRig(Rig):
         policy: Any = self._policy  # a plain module, because no explorer acts
         pool: Any = _SharedPool(self._senders)
         task = Task(config, unused, unused, ObjectStoreTransport())
-        return Explorers(task, pool, inbox, Synchronizer(), policy)
+        return Explorers(task, pool, inbox, policy)
 
 
 def _run_learner(explorers: Explorers, inbox: "_RecordingInbox") -> None:

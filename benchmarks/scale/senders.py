@@ -246,43 +246,6 @@ class HubSender:
             due = time.monotonic() + interval_s
 
 
-class Waiters:
-    """Actor with many explorers that wait for newer weights.
-
-    Args:
-        actor: Actor of the synchronizer.
-    """
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    def pid(self) -> int:
-        """Return the process id."""
-        return _pid()
-
-    async def run(self, num: int, start: float, seconds: float, version: int | None = None) -> Tally:
-        """Wait for consecutive versions; latencies are measured from the publish of a version.
-
-        Args:
-            num: Number of explorers.
-            start: Start time, in seconds of `time.monotonic`.
-            seconds: Duration.
-            version: Current version; None: request the current version, which returns immediately.
-        """
-        tally = Tally(start, seconds)
-        await asyncio.gather(*(self._follow(tally, version) for _ in range(num)))
-        return tally
-
-    async def _follow(self, tally: Tally, version: int | None) -> None:
-        method = self._actor.wait_newer.options(max_task_retries=0)
-        while (now := time.monotonic()) < tally.end:
-            published = await method.remote(-1 if version is None else version, min(tally.end - now, 10.0))
-            if published is None:
-                continue
-            tally.record(now if version is None else published.step / 1e9, time.monotonic())
-            version = None if version is None else published.version
-
-
 class SyntheticExplorers:
     """Actor with many explorers that receive assignments, and return each fragment result after a fixed time.
 

@@ -148,7 +148,7 @@ class Sampling(gym.Env):
 
 
 class Troubled(gym.Wrapper):
-    """CartPole that fails: `once` after 50 steps in the process, `later` after 50 of each environment, or hangs."""
+    """CartPole that fails `once` after 50 steps in the process or `later` after 50 of its own, hangs, or is slow."""
 
     metadata = gym.Env.metadata
     num_steps = 0
@@ -167,6 +167,8 @@ class Troubled(gym.Wrapper):
             raise ZeroDivisionError("the world ended")
         if self.kind == "hangs" and self.own_steps == 20:
             time.sleep(3.0)
+        if self.kind == "slow":
+            time.sleep(0.01)
         return super().step(action)
 
 
@@ -302,7 +304,7 @@ gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=
 gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")
 gym.register("HangsOnce-v0", "tests.training.worlds:Hangs")
 gym.register("Endless-v0", "tests.training.worlds:Endless")
-for name in ("FailsOnce", "FailsLater", "Hangs"):
+for name in ("FailsOnce", "FailsLater", "Hangs", "Slow"):
     gym.register(f"{name}-v0", "tests.training.worlds:Troubled", kwargs={"kind": name.lower().removeprefix("fails")})
 
 

@@ -17,7 +17,6 @@ from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.inbox import Reports
 from trieye.training.exploring.places import ThreadExplorerPool
-from trieye.training.exploring.synchronizer import Synchronizer
 from trieye.training.exploring.transports import SupersededError, load_weights
 
 IN_RAY = {"runtime": {"kind": "ray"}}
@@ -94,20 +93,18 @@ class FailingReceiver(BroadcastReceiver):
 def test_version_not_bumped_on_failed_broadcast(train_config, transport):
     config = train_config(**DQN_PARTS, explorer={"num": 1})
     policy = DQN(config).policy
-    registry = Synchronizer()
     task = Task(config, type(policy), policy.spaces, transport)
-    explorers = Explorers(
-        task, ThreadExplorerPool(), Reports(1, policy.device, publish_version=lambda _: None), registry, policy
-    )
+    inbox = Reports(1, policy.device, publish_version=lambda _: None)
+    explorers = Explorers(task, ThreadExplorerPool(), inbox, policy)
     try:
         explorers.collect()
-        newest = registry.wait_newer(-1, 0.0)
+        newest = explorers._published
         assert newest.version == explorers.version == 0
         FailingReceiver(*transport.__getstate__())
         wait_until(lambda: len(transport._sender._members) == 2)
         with pytest.raises(ConnectionError, match=r"version 1 did not reach the explorers in 3 epochs: out of memory"):
             explorers.learned()
-        assert registry.wait_newer(-1, 0.0) is newest
+        assert explorers._published is newest
         assert explorers.version == 0
     finally:
         explorers.close()

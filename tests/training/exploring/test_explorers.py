@@ -1,6 +1,7 @@
 """Training with explorers in threads; classes and rules are the same as in processes."""
 
 import pickle
+import threading
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from tests.training.elsewhere import Elsewhere
 from tests.training.worlds import Troubled
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
-from trieye.training.exploring.explorer import Assignment, Explorer, Task
-from trieye.training.exploring.synchronizer import Published, Synchronizer
+from trieye.training.exploring.explorer import Assignment, Explorer, Published, Task
 from trieye.training.exploring.transports import LocalTransport
 from trieye.training.policy import Moments
 
@@ -104,13 +104,15 @@ def test_training_with_a_replay_reaches_its_limit_in_every_style(train_config, s
 def test_an_explorer_switches_to_new_weights_within_a_fragment(train_config):
     config = train_config(**PPO_PARTS)
     learner = PPO(config)
-    registry, transport = Synchronizer(), LocalTransport()
+    transport = LocalTransport()
     first, second = (
         Published(version, handle=transport.publish(version, learner.policy.state_dict())) for version in (0, 1)
     )
-    explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, registry), 0, 0)
-    registry.publish(second)  # after the fragment was assigned
+    explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport), 0, 0)
+    announcement = threading.Timer(0.1, explorer.announce, [second])
+    announcement.start()
     report = explorer.rollout(Assignment(number=0, steps=4000, env_steps=0, published=first))  # takes at least 0.4 s
+    announcement.join()
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
@@ -119,11 +121,11 @@ def test_an_explorer_switches_to_new_weights_within_a_fragment(train_config):
 def test_results_and_state_of_a_gpu_explorer_unpickle_without_a_gpu(train_config):
     """Simulates observation moments and recurrent state on a GPU."""
     config = train_config(**PPO_PARTS, env={"normalize_observations": True})
-    policy, registry, transport = PPO(config).policy, Synchronizer(), LocalTransport()
-    explorer = Explorer(Task(config, type(policy), policy.spaces, transport, registry), 0, 0)
+    policy, transport = PPO(config).policy, LocalTransport()
+    explorer = Explorer(Task(config, type(policy), policy.spaces, transport), 0, 0)
     on_gpu = Elsewhere(torch.ones(4))
     explorer._collector._moments.append(Moments(3, on_gpu, on_gpu))
-    report = explorer.rollout(Assignment(0, 4, 0, Published(0, 0, transport.publish(0, policy.state_dict()))))
+    report = explorer.rollout(Assignment(0, 4, 0, Published(0, transport.publish(0, policy.state_dict()))))
     explorer._collector._state = {"hidden": on_gpu}
     state = explorer.state_dict()
     explorer.close()
@@ -146,10 +148,10 @@ def test_version_not_bumped_on_failed_publish(train_config):
     with pytest.raises(OSError, match="no way"):
         engine._row_source.learned()
     assert engine._row_source.version == version
-    assert engine._row_source._registry.wait_newer(-1, 0.0).version == version
+    assert engine._row_source._published.version == version
     del transport.publish
     engine._row_source.learned()
-    assert engine._row_source._registry.wait_newer(-1, 0.0).version == version + 1
+    assert engine._row_source._published.version == version + 1
     engine.cleanup()
 
 

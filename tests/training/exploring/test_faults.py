@@ -19,9 +19,8 @@ from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.replay.remote import Writer
 from trieye.training.exploring import group
-from trieye.training.exploring.explorer import Assignment, Explorer, Task
+from trieye.training.exploring.explorer import Assignment, Explorer, Published, Task
 from trieye.training.exploring.places import ThreadExplorerPool
-from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import LocalTransport
 
 LATE = 60
@@ -108,11 +107,7 @@ def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train
     run_dir = config.persistence.get_run_base_dir()
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
     assert 20 <= trieye.load_checkpoint(run_dir, "latest").step < LATE + 20
-    wait_until(
-        lambda: (
-            not [process for kind in ("Explorer", "Synchronizer", "Replay") for process in processes(f"{kind}Actor")]
-        )
-    )
+    wait_until(lambda: not [process for kind in ("Explorer", "Replay") for process in processes(f"{kind}Actor")])
 
 
 def test_a_failing_required_sink_fails_the_training_with_explorers(train_config, tmp_path):
@@ -264,9 +259,7 @@ def test_a_failed_explorer_abandons_its_earlier_assignments(train_config):
     transport = LocalTransport()
     published = Published(0, handle=transport.publish(0, learner.policy.state_dict()))
     make_writer = partial(Writer, learner.replay.channel)
-    explorer = Explorer(
-        Task(learner.config, DQN.policy_class, learner.policy.spaces, transport, None, make_writer), 0, 0
-    )
+    explorer = Explorer(Task(learner.config, DQN.policy_class, learner.policy.spaces, transport, make_writer), 0, 0)
     explorer.rollout(Assignment(number=0, steps=4, env_steps=0, published=published))
     with pytest.raises(ZeroDivisionError):
         explorer.rollout(Assignment(number=1, steps=4, env_steps=4, published=published))

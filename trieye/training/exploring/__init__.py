@@ -2,6 +2,6 @@
 
 With explorers, an engine collects through `Explorers` (`explorers.py`) instead of a `Collector`. It assigns fragments
 to an `ExplorerGroup` (`group.py`) under the `SyncRules` (`pace.py`), takes their results from a fragment queue
-(`inbox.py`), and publishes weights through a transport (`transports.py`) and a `Synchronizer` (`synchronizer.py`). An
-`Explorer` (`explorer.py`) runs in a thread (`places.py`) or in a Ray actor (`in_ray.py`).
+(`inbox.py`), and publishes weights through a transport (`transports.py`). An `Explorer` (`explorer.py`) runs in a
+thread (`places.py`) or in a Ray actor (`in_ray.py`).
 """

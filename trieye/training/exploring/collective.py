@@ -23,7 +23,6 @@ from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[
 from trieye.process.progress import say
 from trieye.training.exploring.flat import Flat, Layout, layout_of
 from trieye.training.exploring.rendezvous import BACKLOG, Rendezvous, RendezvousClient
-from trieye.training.exploring.synchronizer import Handle
 from trieye.training.exploring.transports import SupersededError, Weights
 
 Backend = Literal["gloo", "nccl"]
@@ -33,6 +32,19 @@ _FORM_TIMEOUT_S = 10.0
 _ANSWER_MARGIN_S = 2.0
 """Additional time for the answers to a broadcast to arrive."""
 _FETCH_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Identifies broadcast weights.
+
+    Attributes:
+        serial: Unique number; distinguishes repeated publications of the same version.
+        version: Version of the weights.
+    """
+
+    serial: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Explorer: steps environments with a policy for a remote learner; independent of threads and Ray."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector
 from trieye.training.environments import make_envs
-from trieye.training.exploring.synchronizer import Published, VersionRegistry
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
@@ -26,8 +24,18 @@ from trieye.training.spaces import Spaces
 RECOVERY_FRAGMENTS = 10
 """Consecutive good fragments after which a fault counts as an accident, not as a bug in the environment."""
 
-FOLLOW_AFTER_S = 0.1
-"""Seconds after which a fragment asks the registry for newer weights; one request costs about a tenth of that."""
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights that explorers can fetch.
+
+    Attributes:
+        version: Sequence number, from 0 without gaps.
+        handle: Argument of the transport's `fetch`.
+    """
+
+    version: int
+    handle: Any = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +120,6 @@ class Task:
         policy: Class of the policy.
         spaces: Spaces of its environment.
         transport: Delivers the weights.
-        registry: Announces newer weights during a fragment; None: weights change only between fragments.
         make_writer: Creates a writer to the replay; None: rows travel with the result.
     """
 
@@ -120,7 +127,6 @@ class Task:
     policy: type[Policy]
     spaces: Spaces
     transport: Transport
-    registry: VersionRegistry | None = None
     make_writer: Callable[[], Writer] | None = None
 
 
@@ -151,10 +157,7 @@ class Explorer:
         self._version = -1
         self._versions: list[int] = []
         self._newest: Published | None = None
-        self._collecting, self._finished = threading.Event(), threading.Event()
         self._is_cancelled, self._num_good = False, 0
-        if task.registry is not None:
-            threading.Thread(target=self._follow, args=(task.registry,), name="trieye-weights", daemon=True).start()
 
     def _make_collector(self, seed: int) -> Collector:
         config, self._envs = self._config, make_envs(self._config.env, seed=seed)
@@ -229,13 +232,7 @@ class Explorer:
         self._collector.env_steps = assignment.env_steps
         if self._collector.scale is not None and assignment.returns is not None:
             self._collector.scale.moments = assignment.returns
-        self._finished.clear()
-        self._collecting.set()
-        try:
-            return self._collector.collect(assignment.steps, before_step=self._before_step)
-        finally:
-            self._collecting.clear()
-            self._finished.set()
+        return self._collector.collect(assignment.steps, before_step=self._before_step)
 
     def _before_step(self) -> None:
         if self._is_cancelled:
@@ -274,20 +271,9 @@ class Explorer:
         if self._writer is not None:
             self._writer.interrupt()
 
-    def _follow(self, registry: VersionRegistry) -> None:
-        pause = threading.Event()
-        while not self._is_cancelled:
-            self._collecting.wait()
-            if self._finished.wait(FOLLOW_AFTER_S):  # short fragments get the newest weights with the next assignment
-                continue
-            version = self._version if self._newest is None else self._newest.version
-            try:
-                newer = registry.wait_newer(max(version, self._version), 10.0)
-            except ConnectionError:  # Ray restarts the registry, which learns the newest version at the next publish
-                pause.wait(0.2)
-                continue
-            if newer is not None:
-                self._newest = newer
+    def announce(self, published: Published) -> None:
+        """Replace the weights at the next step of the current fragment; another thread calls it."""
+        self._newest = published
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of environments, episodes and random generators as plain data."""
@@ -306,7 +292,6 @@ class Explorer:
     def cancel(self) -> None:
         """Stop the current fragment at its next step."""
         self._is_cancelled = True
-        self._collecting.set()  # wakes the thread that follows the registry
 
     def close(self) -> None:
         """Close the environments, and the writer after its rows have arrived."""

@@ -12,12 +12,11 @@ from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
-from trieye.training.exploring.explorer import Assignment, FragmentResult, Task
+from trieye.training.exploring.explorer import Assignment, FragmentResult, Published, Task
 from trieye.training.exploring.group import ExplorerGroup, ExplorerSlot
 from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import SyncRules
 from trieye.training.exploring.places import ExplorerPool
-from trieye.training.exploring.synchronizer import Published, VersionRegistry
 from trieye.training.exploring.transports import weights_of
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
@@ -26,6 +25,8 @@ from trieye.training.rows import Rows
 
 _PUBLISH_TRIES = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+_ANNOUNCE_AFTER_S = 0.1
+"""Usual duration of fragments above which an explorer gets new weights within a fragment, by one more message."""
 
 
 class Explorers:
@@ -35,7 +36,6 @@ class Explorers:
         task: Parameters shared by all explorers.
         pool: Starts the explorers.
         queue: Holds the results until the learner takes them.
-        registry: Announces versions of the weights.
         policy: Policy of the learner.
         on_nonfinite: Handles the non-finite rows that explorers report.
         leave: Called with the writer name of an explorer that is gone.
@@ -51,7 +51,6 @@ class Explorers:
         task: Task,
         pool: ExplorerPool,
         queue: Reports | Fragments,
-        registry: VersionRegistry,
         policy: Policy,
         *,
         on_nonfinite: OnNonfinite | None = None,
@@ -59,8 +58,7 @@ class Explorers:
         stop: StopRequest | None = None,
     ) -> None:
         config: Any = task.config
-        self._session = config.run_name
-        self._task, self._queue, self._registry, self._policy = task, queue, registry, policy
+        self._task, self._queue, self._policy = task, queue, policy
         self._config, self._sync = config.explorer, config.sync
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
@@ -212,11 +210,9 @@ class Explorers:
         return not self._queue.is_bounded or self._rules.is_fresh(fragment_version, version)
 
     def _announce(self, version: int) -> None:
-        """Publish weights through the transport, announce them, then allow fragments to start with them."""
+        """Publish weights through the transport, then start fragments with them, and announce them to long ones."""
         began = time.perf_counter()
-        handle = self._publish_with_retries(version)
-        published = Published(version, self._step, handle, self._session)
-        self._registry.publish(published)
+        published = Published(version, self._publish_with_retries(version))
         self._publish_s.append(time.perf_counter() - began)
         with self._group.lock:
             self.version, self._published = version, published
@@ -224,6 +220,8 @@ class Explorers:
                 self._account(report)
             for slot in self._group.slots:
                 slot.waits_until = None
+                if self._sync.style == "fully_async" and slot.worker is not None and slot.usual_s > _ANNOUNCE_AFTER_S:
+                    slot.worker.tell("announce", published)
 
     def _publish_with_retries(self, version: int) -> Any:
         """Publish weights through the transport; retry with pauses if it fails."""
@@ -420,5 +418,4 @@ class Explorers:
             self._group.close()
         if (close := getattr(self._task.transport, "close", None)) is not None:
             close()
-        self._registry.close()
         self._queue.close()

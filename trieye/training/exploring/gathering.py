@@ -24,10 +24,9 @@ from trieye.training.batches import Experience
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_envs
-from trieye.training.exploring.explorer import Assignment, FragmentResult, Task
+from trieye.training.exploring.explorer import Assignment, FragmentResult, Published, Task
 from trieye.training.exploring.group import ExplorerGroup
 from trieye.training.exploring.making import pool_and_transport
-from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import CheckpointTransport, load_weights, weights_of
 from trieye.training.finite import OnNonfinite
 from trieye.training.loading import policy_of
@@ -188,7 +187,7 @@ def _collect_by_explorers(
     """Collect with explorers."""
     num = config.env.num
     pool, transport = pool_and_transport(config)
-    published = Published(0, 0, transport.publish(0, weights_of(policy)))
+    published = Published(0, transport.publish(0, weights_of(policy)))
     waiting: deque[tuple[FragmentResult, int]] = deque()
 
     def deliver(report: FragmentResult) -> str:
@@ -218,7 +217,7 @@ def _collect_by_explorers(
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
                 version = published.version + 1
-                published = Published(version, 0, transport.publish(version, weights_of(policy)))
+                published = Published(version, transport.publish(version, weights_of(policy)))
     finally:
         group.close()
 

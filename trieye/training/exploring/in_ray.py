@@ -40,7 +40,6 @@ class _LazyActor:
         return getattr(self._object(), method)(*values)
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
 class ExplorerActor(_LazyActor):
     """An explorer in a separate process."""
 
@@ -109,8 +108,11 @@ class RayExplorerPool:
 
     def start(self, task: Task, index: int, incarnation: int) -> WorkerHandle:
         """Start an actor; see `ExplorerPool`."""
-        options: Any = ExplorerActor.options(**self._options)  # type: ignore[attr-defined]  # ray.remote adds it
-        return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(task), index, incarnation))
+        config: Any = task.config
+        # only if needed: with groups no method runs in the main thread, which some environments require
+        groups = {"concurrency_groups": {"tell": 1}} if config.sync.style == "fully_async" else {}
+        actor_class: Any = ray.remote(max_restarts=0, max_task_retries=0, **self._options, **groups)(ExplorerActor)
+        return _RayWorker(actor_class.remote(sys.path, ray.cloudpickle.dumps(task), index, incarnation))
 
 
 class _RayWorker:
@@ -122,6 +124,9 @@ class _RayWorker:
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
         return ray_call(lambda: self._actor.do.remote(method, *values), _translated)
+
+    def tell(self, method: str, *values: Any) -> None:
+        self._actor.do.options(concurrency_group="tell").remote(method, *values)
 
     def kill(self) -> None:
         ray.kill(self._actor)

@@ -1,4 +1,4 @@
-"""Creates explorers, their version registry, transport, queue and replay from the config."""
+"""Creates explorers, their transport, queue and replay from the config."""
 
 import shutil
 from functools import partial
@@ -20,7 +20,6 @@ from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.places import ExplorerPool, ThreadExplorerPool
-from trieye.training.exploring.synchronizer import Synchronizer
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, Transport
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy
@@ -44,8 +43,6 @@ def make_explorers(
     """
     in_threads = config.runtime.kind == "local"
     pool, transport = pool_and_transport(config, policy.device)  # first, because it starts Ray
-    is_followed = config.sync.style == "fully_async"  # other styles send versions with assignments only
-    registry = _make_registry(in_this_process=in_threads or not is_followed)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
         transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
@@ -58,7 +55,6 @@ def make_explorers(
         policy=type(policy),
         spaces=policy.spaces,
         transport=transport,
-        registry=registry if is_followed else None,
         make_writer=None if experience is None else partial(Writer, experience.channel),
     )
     queue = _make_queue(config, policy, experience)
@@ -66,7 +62,6 @@ def make_explorers(
         task,
         pool,
         queue,
-        registry,
         policy,
         on_nonfinite=on_nonfinite,
         leave=(lambda _: None) if experience is None else experience.leave,
@@ -87,14 +82,6 @@ def _make_queue(config: Any, policy: Policy, experience: RemoteExperience | None
         rules, least = FragmentRules(**{"max_staleness": max_staleness, **chosen}), config.min_waiting_fragments
         return Fragments(rules, config.run_name, policy.device, seed=config.seed, min_capacity=least)
     return Reports(config.env.num, policy.device, max_staleness=max_staleness)  # each used once, and none too stale
-
-
-def _make_registry(*, in_this_process: bool) -> Any:
-    if in_this_process:
-        return Synchronizer()
-    from trieye.training.exploring.ray_board import RayBoard
-
-    return RayBoard()
 
 
 def pool_and_transport(config: Any, learner: torch.device | None = None) -> tuple[ExplorerPool, Transport]:

@@ -30,6 +30,9 @@ class WorkerHandle(Protocol):
     def begin(self, method: str, *values: Any) -> "Future[Any]":
         """Call a method of the object; calls run in order."""
 
+    def tell(self, method: str, *values: Any) -> None:
+        """Call a method of the object beside the current call, and drop its result."""
+
     def kill(self) -> None:
         """Stop the worker immediately."""
 
@@ -58,7 +61,7 @@ class ThreadWorker:
     """An object in a daemon thread, so that a hanging call cannot keep the process alive.
 
     Args:
-        make: Creates the object, in the thread; any thread may call its method `cancel`.
+        make: Creates the object, in the thread; any thread may call its methods `cancel` and `announce`.
         name: Name of the thread.
     """
 
@@ -86,6 +89,12 @@ class ThreadWorker:
             self._calls.put((call, method, values))
         return call
 
+    def tell(self, method: str, *values: Any) -> None:
+        """Call a method in the caller's thread; see `WorkerHandle`."""
+        if self._object.done():
+            with contextlib.suppress(Exception):  # the constructor failed
+                self._call(method, values)
+
     def kill(self) -> None:
         """Cancel the current and waiting calls, and stop the thread."""
         self._is_killed = True
@@ -93,9 +102,7 @@ class ThreadWorker:
             while (waiting := self._calls.get_nowait()) is not None:
                 waiting[0].cancel()
         self._calls.put(None)
-        if self._object.done():
-            with contextlib.suppress(Exception):  # the constructor failed
-                self._object.result().cancel()
+        self.tell("cancel")
 
     def _serve(self, make: Callable[[], Any]) -> None:
         settle(self._object, make)
