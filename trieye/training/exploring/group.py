@@ -30,7 +30,7 @@ _OVERDUE_FACTOR = 4.0
 _DURATION_DECAY = 0.9
 _CLOSE_STOPPED_S = 1.5
 _POLL_S = 0.2
-"""Seconds between a waiting learner's checks for stop requests; results of explorers wake it at once."""
+"""Seconds between checks of deadlines and stop requests; results of explorers are processed at once."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,6 @@ class ExplorerSlot:
         failures: Consecutive failures, with fewer than `RECOVERY_FRAGMENTS` fragments between them.
         num_good_fragments: Fragments since the last failure.
         restarts_at: Time of the restart, seconds of `time.monotonic`.
-        error: The last failure.
         is_abandoned: Whether it failed too often to be restarted.
         client: Name of its replay writer, if any.
         state: State to restore at the next start.
@@ -73,7 +72,6 @@ class ExplorerSlot:
     failures: int = 0
     num_good_fragments: int = 0
     restarts_at: float | None = None
-    error: BaseException | None = None
     is_abandoned: bool = False
     client: str | None = None
     state: Any = None
@@ -275,26 +273,11 @@ class ExplorerGroup:
             self._changed.put(None)
 
     def _next_event(self) -> Callable[[], None] | None:
-        """Return the next event; an empty one if a deadline of an explorer passes first."""
-        now = time.monotonic()
-        times = [at for slot in self.slots if (at := self._next_deadline(slot, now)) is not None]
+        """Return the next event; an empty one after `_POLL_S`, because deadlines pass without events."""
         try:
-            return self._events.get(timeout=None if not times else max(min(times) - now, 0.0))
+            return self._events.get(timeout=_POLL_S)
         except queue.Empty:
             return lambda: None
-
-    def _next_deadline(self, slot: ExplorerSlot, now: float) -> float | None:
-        """Return the next time when the thread has to act on an explorer without an event; None if never."""
-        if slot.is_abandoned:
-            return None
-        times = [] if slot.restarts_at is None else [slot.restarts_at]
-        times += [slot.began_at + self._config.fragment_timeout_s] if slot.is_awaited else []
-        times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
-        patience_ends = slot.began_at + PATIENCE_S
-        waits_for_node = slot.worker is not None and slot.machine is None  # without a limit
-        times += [patience_ends] if waits_for_node and patience_ends > now else []
-        times += [slot.waits_until] if slot.waits_until is not None and slot.waits_until > now else []
-        return min(times, default=None)
 
     def _supervise(self) -> None:
         now = time.monotonic()
@@ -424,7 +407,7 @@ class ExplorerGroup:
 
     def _fail(self, slot: ExplorerSlot, error: BaseException) -> None:
         """Handle the failure of an explorer: restart it after a pause, abandon it, or set `fault`."""
-        slot.error, slot.failures, slot.num_good_fragments = error, slot.failures + 1, 0
+        slot.failures, slot.num_good_fragments = slot.failures + 1, 0
         while slot.assignments:
             self._deliver_oldest(slot, slot.assignments.popleft())
         if slot.worker is not None:
