@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules, Lease
-from trieye.snapshot.parts import SavedParts
 from trieye.training.exploring.explorer import FragmentResult
 from trieye.training.policy import Moments
 from trieye.training.rows import Array, Rows
@@ -128,11 +127,10 @@ class Reports:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned, of either queue; without its rows, a result is dropped."""
+        """Restore a state that `state_dict` returned; results whose rows are in another queue's buffer are dropped."""
         reports = [from_data(data) for data in state["reports"]]
-        payloads = _payloads_of(state["buffer"]) if "buffer" in state else {}
-        for report, payload in zip(reports, state.get("payloads", [None] * len(reports)), strict=True):
-            report.payload = payload or dict(payloads.get((report.explorer, report.number), {})) or None
+        for report, payload in zip(reports, state.get("payloads", ()), strict=False):
+            report.payload = payload
         has_rows = self._publish_version is None
         self._waiting = [report for report in reports if report.payload is not None or not has_rows]
         self._num_put = self._num_reported = len(self._waiting)
@@ -258,16 +256,6 @@ def as_data(report: FragmentResult) -> dict[str, Any]:
 def from_data(data: Mapping[str, Any]) -> FragmentResult:
     """Return the result that `as_data` described."""
     return FragmentResult(**{**data, "moments": [Moments(**moments) for moments in data["moments"]], "payload": None})
-
-
-def _payloads_of(saved_parts: SavedParts) -> dict[tuple[int, int], Mapping[str, Array]]:
-    """Return the rows in a saved `FragmentBuffer`, which stored them in earlier versions and with `replay=fragment`."""
-    length = saved_parts.state["fragments_per_chunk"]
-    buffer = FragmentBuffer(
-        FragmentRules(max_chunks=1 << 20, fragments_per_chunk=length, sampler="oldest", session_policy="resume")
-    )
-    buffer.load_state_dict(saved_parts)
-    return _payloads_in(buffer.fetch(len(buffer), timeout_s=0)) if len(buffer) else {}
 
 
 def _payloads_in(lease: Lease) -> dict[tuple[int, int], Mapping[str, Array]]:
