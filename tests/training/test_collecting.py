@@ -68,7 +68,7 @@ def closing():
     collectors = []
     yield lambda collector: collectors.append(collector) or collector
     for collector in collectors:
-        collector._envs.close()
+        collector.envs.close()
 
 
 def means(collector):
@@ -494,7 +494,7 @@ def test_a_state_without_the_config_of_its_environments_is_restored(closing):
 def test_a_killed_environment_process_is_named_with_its_signal():
     collector = collector_of(Coin, id="CartPole-v1", num=2, vector="async")
     collector.collect(2)
-    collector._envs.processes[1].kill()
+    collector.envs.processes[1].kill()
     with pytest.raises(trieye.TrieyeError, match=r"CartPole-v1: an environment process died .*: 1 .signal 9."):
         collector.collect(20)
     collector.close()

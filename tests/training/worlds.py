@@ -11,7 +11,7 @@ import torch
 import trieye
 from trieye.config.env import EnvConfig
 from trieye.training.collecting import Collector
-from trieye.training.environments import make_envs, spaces_of
+from trieye.training.environments import spaces_of_config
 
 
 class Count(gym.Env):
@@ -356,9 +356,8 @@ class Coin(trieye.Policy):
 def collector_of(policy, seed=0, gamma=0.99, **env):
     """Return a collector with a new policy and new environments."""
     config = EnvConfig(**{"id": "tests.training.worlds:Count-v0", **env})
-    envs = make_envs(config)
-    new_policy = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
-    return Collector(envs, new_policy, config, gamma=gamma, seed=seed)
+    new_policy = policy(SimpleNamespace(env=config, agent=None), spaces_of_config(config))
+    return Collector(config, new_policy, gamma=gamma, seed=seed)
 
 
 def collected(collector, steps, *, seed):

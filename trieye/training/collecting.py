@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from numpy.typing import NDArray
 
 from trieye.config.env import EnvConfig
@@ -17,7 +17,7 @@ from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted
 from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
-from trieye.training.environments import close_envs, naming_lost_members
+from trieye.training.environments import close_envs, make_envs, naming_lost_members
 from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, first_bad, is_finite
 from trieye.training.policy import (
     Act,
@@ -44,14 +44,14 @@ class Collector:
     """Steps environments with an exploring policy, and tracks their episodes.
 
     Args:
-        envs: Vector environments with next-step autoreset.
-        policy: The acting policy.
         config: Config of the environments.
+        policy: The acting policy.
         gamma: Discount, for `normalize_rewards`.
-        seed: Seed of member 0; member `i` has `seed + i`.
+        seed: Seed of member 0 and its spaces; member `i` has `seed + i`.
         on_nonfinite: Handles observations and rewards that are NaN or infinite; None raises.
 
     Attributes:
+        envs: The vector environment, with next-step autoreset.
         env_steps: Environment steps made in the whole run; resets do not count.
         interrupted: Number of cut episodes: on resume, if their environment could not be restored; after an exception
             or interruption within a step; and because of non-finite values.
@@ -61,20 +61,20 @@ class Collector:
 
     def __init__(
         self,
-        envs: VectorEnv[Any, Any, Any],
-        policy: Policy,
         config: EnvConfig,
+        policy: Policy,
         *,
         gamma: float,
         seed: int,
         on_nonfinite: OnNonfinite | None = None,
     ) -> None:
         self._on_nonfinite = on_nonfinite or OnNonfinite()
-        self._envs, self._policy, self._config, self._seed = envs, policy, config, seed
-        self._env_state = EnvState(envs)
+        self._policy, self._config, self._seed = policy, config, seed
+        self.envs = make_envs(config, seed=seed)
+        self._env_state = EnvState(self.envs)
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
         self._moments: list[Moments] = []
-        self.scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
+        self.scale = RewardScale(self.envs.num_envs, gamma) if config.normalize_rewards else None
         self._has_custom_metrics = type(policy).on_episode is not Policy.on_episode
         self._episode_values: dict[str, list[float]] = defaultdict(list)
         self._calls = watchdog.calls()
@@ -82,15 +82,15 @@ class Collector:
         self._device = policy.device
         self.generator = torch.Generator(self._device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
-        self._streams = np.arange(envs.num_envs)  # environment ids in the replay; replaced after a cut
+        self._streams = np.arange(self.envs.num_envs)  # environment ids in the replay; replaced after a cut
         self._refusals: dict[int, int] = {}  # consecutive refused rows by environment
         self._reset_all(seed)
 
     def _reset_all(self, seed: int) -> None:
         """Reset all environments."""
-        num = self._envs.num_envs
-        with self._calls, naming_lost_members(self._envs, self._config):
-            obs = self._envs.reset(seed=seed)[0]
+        num = self.envs.num_envs
+        with self._calls, naming_lost_members(self.envs, self._config):
+            obs = self.envs.reset(seed=seed)[0]
         self._obs = columns_of(obs)
         self._done = np.zeros(num, bool)
         self._state: Any = self._policy.initial_state(num)
@@ -126,11 +126,11 @@ class Collector:
 
     def _collect(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
         initial_state = map_state(self._state, torch.clone)  # autograd rejects tensors made in inference mode
-        num, device = self._envs.num_envs, self._device
+        num, device = self.envs.num_envs, self._device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
         recorded_steps, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
         resets, terminated, truncated = recorded_steps.resets, recorded_steps.terminated, recorded_steps.truncated
-        lost_members = naming_lost_members(self._envs, self._config)
+        lost_members = naming_lost_members(self.envs, self._config)
         inference = torch.inference_mode()  # entered for each step: environments may need gradients
         leaves_out = self._on_nonfinite.leaves_out  # otherwise one check at the end is enough
         try:
@@ -141,7 +141,7 @@ class Collector:
                     act = self._policy.act(self._obs_at(t, recorded_steps.obs_columns, device), self._state, ctx)
                     action = chosen_actions(self._policy, act)
                 with self._calls, lost_members:
-                    obs, recorded_steps.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                    obs, recorded_steps.rewards[t], terminated[t], truncated[t], info = self.envs.step(action)
                 recorded_steps.store_obs(obs, t + 1)
                 actions.append(action)
                 if leaves_out and not recorded_steps.is_finite(t, t + 1):
@@ -194,7 +194,7 @@ class Collector:
         faults = recorded_steps.faults(t)
         if not faults:  # is_finite() also rejects large finite numbers
             return
-        members = np.zeros(self._envs.num_envs, bool)
+        members = np.zeros(self.envs.num_envs, bool)
         members[list(faults)] = True
         owner, at = self._on_nonfinite.owner, f"at environment step {env_steps}"
         for n, fault in faults.items():
@@ -227,14 +227,14 @@ class Collector:
 
     def _reset(self, members: NDArray[np.bool_], recorded_steps: Steps, t: int) -> NDArray[np.bool_]:
         """Reset some environments, store their first observations at `t`, and return the mask of the reset ones."""
-        is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
+        is_of_gymnasium = isinstance(self.envs, SyncVectorEnv | AsyncVectorEnv)
         members = members if is_of_gymnasium else np.ones_like(members)  # other vectors can only reset all
-        if isinstance(self._envs, SyncVectorEnv):
-            self._envs._rewards[members] = 0.0  # noqa: SLF001 - docs/private_apis.md
+        if isinstance(self.envs, SyncVectorEnv):
+            self.envs._rewards[members] = 0.0  # noqa: SLF001 - docs/private_apis.md
         for _ in range(MAX_IN_A_ROW):
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
             with self._calls:
-                obs = self._envs.reset(options=options)[0]
+                obs = self.envs.reset(options=options)[0]
             recorded_steps.store_obs(obs, t)
             if not (faults := recorded_steps.obs_faults(t)):
                 return members
@@ -360,7 +360,7 @@ class Collector:
 
         Always True for several environments: their episodes rarely end in the same step, so waiting is pointless.
         """
-        return self._envs.num_envs > 1 or bool(self._done.all()) or self._env_state.is_exact
+        return self.envs.num_envs > 1 or bool(self._done.all()) or self._env_state.is_exact
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of environments, episodes and scales."""
@@ -405,7 +405,7 @@ class Collector:
         stateful(self.generator).load_state_dict(state["generator"])
         if self.scale is not None and state["scale"] is not None:
             self.scale.load_state_dict(state["scale"])
-        done, num = np.array(state["done"]), self._envs.num_envs
+        done, num = np.array(state["done"]), self.envs.num_envs
         now = {"num": num, **self._config.identity()}
         then = {**now, **state.get("env_config", {}), "num": len(done)}  # early checkpoints have no env_config
         changes = [f"env.{key} was {then[key]} and is {value}" for key, value in now.items() if then[key] != value]
@@ -418,8 +418,8 @@ class Collector:
         self._state = map_state(state["policy_state"], lambda item: item.to(self._device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
-        if isinstance(self._envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state
-            self._envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
+        if isinstance(self.envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state
+            self.envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True
 
     def _load_explorers(self, state: Mapping[str, Any]) -> None:
@@ -444,14 +444,14 @@ class Collector:
         """Close the environments without waiting for interrupted calls."""
         with self._calls:
             hangs = isinstance(self._interrupted_by, StepInterrupted | EnvironmentLostError)
-            close_envs(self._envs, in_mid_call=hangs)
+            close_envs(self.envs, in_mid_call=hangs)
 
     def _reason_to_cut(self, saved_envs: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
         """Restore the environments; return the reason if their episodes cannot continue, else None."""
         if saved_envs is None:
             return "the environments were interrupted in the middle of a step"
         self._env_state.load_state_dict(saved_envs)
-        resets_next = isinstance(self._envs, SyncVectorEnv) or saved_envs["reason"] is None
+        resets_next = isinstance(self.envs, SyncVectorEnv) or saved_envs["reason"] is None
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
         return f"these environments cannot be saved within an episode, because {saved_envs['reason'] or 'they changed'}"

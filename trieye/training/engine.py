@@ -25,7 +25,7 @@ from trieye.training.attributes import Attributes
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
-from trieye.training.environments import make_envs, spaces_of_config
+from trieye.training.environments import spaces_of_config
 from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.explorers import Explorers
@@ -146,20 +146,13 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if config.explorer.num:
             replay_config = replay if has_replay else None
             return make_explorers(config, self.policy, replay_config, self._on_nonfinite, self._stop)
-        seed = training_seed(config.seed)
-        self.envs = make_envs(config.env, seed=seed)
-        source = Collector(
-            self.envs,
-            self.policy,
-            config.env,
-            gamma=config.agent.gamma,
-            seed=seed,
-            on_nonfinite=self._on_nonfinite,
-        )
+        gamma, seed, on_nonfinite = config.agent.gamma, training_seed(config.seed), self._on_nonfinite
+        source = Collector(config.env, self.policy, gamma=gamma, seed=seed, on_nonfinite=on_nonfinite)
+        self.envs = source.envs
         if not has_replay:
             return source, None
         is_offline = config.mode == "train"
-        clip_rewards, on_nonfinite = config.env.clip_rewards, self._on_nonfinite
+        clip_rewards = config.env.clip_rewards
         read_data = partial(data_of, config.data or "", spaces, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
         make = read_data if is_offline else Experience.from_config
         experience = make(replay, seed=config.seed)

@@ -12,7 +12,6 @@ from trieye.exceptions import EnvironmentLostError, NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
 from trieye.training.collecting import Collector
-from trieye.training.environments import make_envs
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
@@ -160,9 +159,8 @@ class Explorer:
         self._is_cancelled, self._num_good = False, 0
 
     def _make_collector(self, seed: int) -> Collector:
-        config, self._envs = self._config, make_envs(self._config.env, seed=seed)
-        gamma, on_nonfinite = config.agent.gamma, self._on_nonfinite
-        return Collector(self._envs, self._policy, config.env, gamma=gamma, seed=seed, on_nonfinite=on_nonfinite)
+        env, gamma, on_nonfinite = self._config.env, self._config.agent.gamma, self._on_nonfinite
+        return Collector(env, self._policy, gamma=gamma, seed=seed, on_nonfinite=on_nonfinite)
 
     def writer_name(self) -> str | None:
         """Return the name of its replay writer, or None."""

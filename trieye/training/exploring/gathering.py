@@ -23,7 +23,6 @@ from trieye.replay.exchange import export_npz, export_parquet
 from trieye.training.batches import Experience
 from trieye.training.collecting import Collector
 from trieye.training.config import TrainingConfig
-from trieye.training.environments import make_envs
 from trieye.training.exploring.explorer import Assignment, FragmentResult, Published, Task
 from trieye.training.exploring.group import ExplorerGroup
 from trieye.training.exploring.making import pool_and_transport
@@ -167,8 +166,7 @@ def _collect_here(
     """Collect in this process."""
     num = config.env.num
     on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
-    envs = make_envs(config.env, seed=config.seed)
-    collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
+    collector = Collector(config.env, policy, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
     collector.env_steps = policy.schedule_step
     try:
         while not collected_rows.is_complete:
