@@ -11,6 +11,14 @@ from trieye.exceptions import ConfigurationError, SerializationError
 
 Value = TypeVar("Value")
 
+_KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "discrete": (gym.spaces.Discrete, ("n", "start")),
+    "multi_discrete": (gym.spaces.MultiDiscrete, ("nvec", "start")),
+    "multi_binary": (gym.spaces.MultiBinary, ("n",)),
+    "box": (gym.spaces.Box, ("low", "high")),
+}
+"""Class and arguments of each kind of space; the dtype is that of the first argument, if it is an array."""
+
 _MIN_IMAGE_AXES = 3  # environments, height and width
 
 
@@ -46,31 +54,18 @@ def from_data(data: dict[str, Any]) -> Spaces:
 def _data(space: Any) -> dict[str, Any]:
     if isinstance(space, gym.spaces.Dict):
         return {"kind": "dict", "spaces": {key: _data(item) for key, item in space.spaces.items()}}
-    if isinstance(space, gym.spaces.Discrete):
-        return {"kind": "discrete", "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return {"kind": "multi_discrete", "nvec": np.array(space.nvec), "start": np.array(space.start)}
-    if isinstance(space, gym.spaces.MultiBinary):
-        return {"kind": "multi_binary", "shape": list(space.shape)}
-    return {"kind": "box", "low": np.array(space.low), "high": np.array(space.high)}
+    kind = next(kind for kind, (space_class, _) in _KINDS.items() if isinstance(space, space_class))
+    return {"kind": kind, **{name: getattr(space, name) for name in _KINDS[kind][1]}}
 
 
 def _space(data: dict[str, Any]) -> Any:
-    kind = data["kind"]
-    if kind == "dict":
+    if data["kind"] == "dict":
         # pairs: Gymnasium sorts a plain dict, and policies concatenate the parts in their original order
         return gym.spaces.Dict([(key, _space(item)) for key, item in data["spaces"].items()])
-    if kind == "discrete":
-        return gym.spaces.Discrete(data["n"], start=data["start"])
-    if kind == "multi_discrete":
-        return gym.spaces.MultiDiscrete(data["nvec"], dtype=data["nvec"].dtype.type, start=data["start"])
-    if kind == "multi_binary":
-        return gym.spaces.MultiBinary(data["shape"] if len(data["shape"]) > 1 else data["shape"][0])
-    if kind == "box":
-        return gym.spaces.Box(data["low"], data["high"], dtype=data["low"].dtype.type)
-    raise SerializationError(
-        f"unknown kind of space {kind!r}; choose from: dict, discrete, multi_discrete, multi_binary, box"
-    )
+    space_class, names = _KINDS[data["kind"]]
+    first_value = data[names[0]]
+    dtype = {"dtype": first_value.dtype.type} if isinstance(first_value, np.ndarray) else {}
+    return space_class(**{name: data[name] for name in names}, **dtype)
 
 
 def columns_of(obs: Any) -> dict[str, NDArray[Any]]:
