@@ -13,7 +13,7 @@ from trieye.testing import PolicyContract, SamplingContract, TrainEngineContract
 from trieye.training.batches import Minibatch
 from trieye.training.exploring.collective import CollectiveTransport
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport
-from trieye.training.sampling import FromData, FromReplay
+from trieye.training.sampling import BufferSampling
 
 ENV = {"id": "CartPole-v1", "num": 2, "eval_episodes": 2, "max_episode_steps": 40}
 
@@ -137,14 +137,14 @@ class TestPlainFiles(TransportContract):
         return PlainFiles(dqn_config(persistence={"root_data_dir": str(directory)}))
 
 
-class TestFromReplay(SamplingContract):
+class TestSamplingWithoutData(SamplingContract):
     def make_sampling(self):
-        return FromReplay()
+        return BufferSampling()
 
 
-class TestFromData(SamplingContract):
+class TestSamplingWithData(SamplingContract):
     def make_sampling(self):
-        return FromData(self.make_replay(), 0.25)
+        return BufferSampling(self.make_replay(), 0.25)
 
 
 class Newest:

@@ -59,64 +59,47 @@ class Sampling(Protocol):
         """Restore the state that `state_dict` returned."""
 
 
-class FromReplay:
-    """Draws all rows from the replay buffer."""
-
-    def minibatch(
-        self,
-        replay: Experience,
-        n: int,
-        device: torch.device,
-        *,
-        updates: int,  # noqa: ARG002 - does not depend on it
-    ) -> Minibatch:
-        """Return a batch; see `Sampling`."""
-        return replay.minibatch(n, device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict: the replay buffer saves itself."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
-
-
-class FromData:
-    """Draws part of the rows of a batch from external data, marked by the column `is_data`.
+class BufferSampling:
+    """Draws rows from the replay buffer, and with `data` a part of each batch from external rows.
 
     Rows from data have the id -1, which `Experience.update_priorities` ignores.
 
     Args:
-        data: The external rows.
+        data: The external rows; None draws all rows from the replay.
         ratio: Fraction of each batch drawn from data, at least one row.
         until_update: Number of updates after which all rows come from the replay; None: no limit.
         name: Name of the data; a saved state of other data is ignored.
     """
 
-    def __init__(self, data: Experience, ratio: float, until_update: int | None = None, name: str = "") -> None:
+    def __init__(
+        self, data: Experience | None = None, ratio: float = 0.0, until_update: int | None = None, name: str = ""
+    ) -> None:
         self.data, self._ratio, self._until_update, self._name = data, ratio, until_update, name
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch; see `Sampling`."""
-        from_data = max(1, round(n * self._ratio)) if self._until_update is None or updates < self._until_update else 0
-        if not from_data:
-            return _with_source_column(replay.minibatch(n, device), value=False)
-        external = _with_source_column(self.data.minibatch(from_data, device), value=True)
+        if self.data is None or (self._until_update is not None and updates >= self._until_update):
+            return replay.minibatch(n, device)
+        from_data = max(1, round(n * self._ratio))
+        external = self.data.minibatch(from_data, device)
         external.ids = np.full(from_data, -1)
         if from_data == n:
             return external
-        own = _with_source_column(replay.minibatch(n - from_data, device), value=False)
+        own = replay.minibatch(n - from_data, device)
         joined = {key: torch.cat((own.data[key], external.data[key])) for key in own.data if key in external.data}
         return Minibatch(joined, np.concatenate((own.ids, external.ids)), torch.cat((own.weights, external.weights)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data buffer, whose rows are stored once, with the state of its draws."""
+        """Return the data buffer, whose rows are stored once, with the state of its draws; empty without data."""
+        if self.data is None:
+            return {}
         return {"data": self.data, "name": self._name, "crc32": getattr(self.data, "crc32", None)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of the draws."""
-        name = state.get("name", self._name)
-        if "data" in state and is_same_data(self.data, self._name, name, state.get("crc32")):  # else other data or none
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of the draws; that of other data, or of a sampling without data, is ignored."""
+        if self.data is None or "data" not in state:
+            return
+        if is_same_data(self.data, self._name, state["name"], state["crc32"]):
             self.data.load_state_dict(state["data"])
 
 
@@ -128,11 +111,6 @@ def is_same_data(data: Experience, name: str, saved_name: str | None, saved_crc3
     if not is_same:
         say(f"data={name} has changed since the checkpoint; its new rows are used")
     return is_same
-
-
-def _with_source_column(batch: Minibatch, *, value: bool) -> Minibatch:
-    batch.data["is_data"] = torch.full((len(batch),), value, device=batch.weights.device)
-    return batch
 
 
 def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) -> Sampling:
@@ -148,7 +126,7 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
     """
     chosen, data = config.sample, None
     if chosen.kind == "default":
-        return FromReplay()
+        return BufferSampling()
     if config.data is not None:
         data = data_of(
             config.data,
@@ -163,7 +141,7 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
         return strategy
     assert data is not None  # noqa: S101 - the config requires `data` for both kinds
     ratio, until_update = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
-    return FromData(data, ratio, until_update, config.data or "")
+    return BufferSampling(data, ratio, until_update, config.data or "")
 
 
 class _WholeStacksError(Exception):
