@@ -23,8 +23,8 @@ class Attributes:
     and containers of these) that changed since construction. Unchanged data come from the current config instead.
     Other objects are ignored.
 
-    Tensors return to the current device of the holder. A tensor saved on another device stays on the CPU; a tensor
-    that the set-up created returns to the device that the set-up chose.
+    Tensors return to the current device of the holder. An attribute with tensors on other devices only stays on the
+    CPU; a tensor that the set-up created returns to the device that the set-up chose.
 
     Args:
         holder: The object, after its own set-up.
@@ -67,10 +67,12 @@ class Attributes:
         """Return the state to save, by name."""
         values = {name: value for name, value in self._items() if self._is_state(name, value)}
         state = {name: value.detach() if _is_parameter(value) else value for name, value in values.items()}
-        own_type = self._device.type
-        off_device = {name: [t.device.type != own_type for t in _tensors_of(value)] for name, value in values.items()}
-        off_device = {name: flags for name, flags in off_device.items() if any(flags)}
+        off_device = [name for name, value in values.items() if self._is_off_device(value)]
         return {**state, _OFF_DEVICE: off_device} if off_device else state
+
+    def _is_off_device(self, value: Any) -> bool:
+        types = {tensor.device.type for tensor in _tensors_of(value)}
+        return bool(types) and self._device.type not in types
 
     @property
     def _device(self) -> torch.device:
@@ -83,7 +85,7 @@ class Attributes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
-        off_device = state.get(_OFF_DEVICE, {})
+        off_device = state.get(_OFF_DEVICE, ())
         for name, value in state.items():
             if name == _OFF_DEVICE:
                 continue
@@ -96,27 +98,20 @@ class Attributes:
                 with torch.no_grad():
                     current_value.copy_(value)  # in place: an optimizer refers to it
             else:
-                flags = off_device.get(name, [False] * len(list(_tensors_of(value))))
-                setattr(self._holder, name, self._move_tensors(value, current_value, iter(flags)))
+                own_value = value if name in off_device else self._move_tensors(value, current_value)
+                setattr(self._holder, name, own_value)
 
-    def _move_tensors(self, value: Any, current_value: Any, off_device: Iterator[bool]) -> Any:
-        """Move the tensors of a value to the device of the current tensor, or else of the holder.
-
-        Tensors marked as off-device stay on the CPU.
-        """
+    def _move_tensors(self, value: Any, current_value: Any) -> Any:
+        """Move the tensors of a value to the device of the current tensor, or else of the holder."""
         if isinstance(value, torch.Tensor):
-            is_off_device = next(off_device)
-            device = current_value.device if isinstance(current_value, torch.Tensor) else self._device
-            return value if is_off_device else value.to(device)
+            return value.to(current_value.device if isinstance(current_value, torch.Tensor) else self._device)
         if isinstance(value, dict):
             items = current_value if isinstance(current_value, dict) else {}
-            return type(value)(
-                (key, self._move_tensors(item, items.get(key), off_device)) for key, item in value.items()
-            )
+            return type(value)((key, self._move_tensors(item, items.get(key))) for key, item in value.items())
         if isinstance(value, deque):
-            return deque((self._move_tensors(item, None, off_device) for item in value), value.maxlen)
+            return deque((self._move_tensors(item, None) for item in value), value.maxlen)
         if isinstance(value, list | tuple | set | frozenset):
-            return type(value)(self._move_tensors(item, None, off_device) for item in value)
+            return type(value)(self._move_tensors(item, None) for item in value)
         return value
 
     def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
