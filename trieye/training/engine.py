@@ -35,7 +35,7 @@ from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import AgentT, ConfigT, Moments, Policy, merge_moments
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
-from trieye.training.sampling import data_of, is_same_data, make_sampling, replay_config
+from trieye.training.sampling import data_of, make_sampling, replay_config
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
 from trieye.training.update_ratio import UpdateRatio
@@ -361,8 +361,6 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
             "update_ratio": self._update_ratio.state_dict(),
-            "data": self.config.data if self.config.mode == "train" else None,
-            "data_crc32": getattr(self.replay, "crc32", None),
             "sampling": self._sampling,
             **({"replay": self.replay} if self.replay is not None and self.config.persistence.save_buffer else {}),
         }
@@ -383,12 +381,9 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             self._update_ratio.load_state_dict(checkpoint["update_ratio"], self.env_steps, self.updates)
         if self.replay is None:
             return
-        is_offline = self.config.mode == "train"
-        name, crc32 = self.config.data or "", checkpoint.get("data_crc32")
-        is_same = not is_offline or is_same_data(self.replay, name, checkpoint.get("data", name), crc32)
-        if "replay" in checkpoint and is_same:
+        if "replay" in checkpoint:
             self.replay.load_state_dict(checkpoint["replay"])
-        elif not is_offline:
+        elif self.config.mode != "train":
             source = self._row_source
             if is_whole and isinstance(source, Collector) and self.config.env.frame_stack and source.num_open:
                 source.cut("the replay would lack frames of their stacks")

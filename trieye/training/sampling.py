@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from trieye.exceptions import ConfigurationError, NonFiniteError
 from trieye.files.checksum import sums_of
 from trieye.process.progress import say
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
+from trieye.snapshot.nodes import StateParts
 from trieye.training.batches import Experience, Minibatch
 from trieye.training.config import TrainingConfig, project_class
 from trieye.training.finite import OnNonfinite
@@ -68,13 +70,10 @@ class BufferSampling:
         data: The external rows; None draws all rows from the replay.
         ratio: Fraction of each batch drawn from data, at least one row.
         until_update: Number of updates after which all rows come from the replay; None: no limit.
-        name: Name of the data; a saved state of other data is ignored.
     """
 
-    def __init__(
-        self, data: Experience | None = None, ratio: float = 0.0, until_update: int | None = None, name: str = ""
-    ) -> None:
-        self.data, self._ratio, self._until_update, self._name = data, ratio, until_update, name
+    def __init__(self, data: Experience | None = None, ratio: float = 0.0, until_update: int | None = None) -> None:
+        self.data, self._ratio, self._until_update = data, ratio, until_update
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
         """Return a batch; see `Sampling`."""
@@ -91,26 +90,12 @@ class BufferSampling:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data buffer, whose rows are stored once, with the state of its draws; empty without data."""
-        if self.data is None:
-            return {}
-        return {"data": self.data, "name": self._name, "crc32": getattr(self.data, "crc32", None)}
+        return {} if self.data is None else {"data": self.data}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the draws; that of other data, or of a sampling without data, is ignored."""
-        if self.data is None or "data" not in state:
-            return
-        if is_same_data(self.data, self._name, state["name"], state["crc32"]):
+        """Restore the state of the draws, unless either sampling is without data."""
+        if self.data is not None and "data" in state:
             self.data.load_state_dict(state["data"])
-
-
-def is_same_data(data: Experience, name: str, saved_name: str | None, saved_crc32: int | None) -> bool:
-    """Return whether a checkpoint has the state of these data; report a file that was replaced under its name."""
-    if saved_name != name:
-        return False
-    is_same = saved_crc32 in (None, getattr(data, "crc32", None))
-    if not is_same:
-        say(f"data={name} has changed since the checkpoint; its new rows are used")
-    return is_same
 
 
 def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) -> Sampling:
@@ -141,7 +126,7 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
         return strategy
     assert data is not None  # noqa: S101 - the config requires `data` for both kinds
     ratio, until_update = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
-    return BufferSampling(data, ratio, until_update, config.data or "")
+    return BufferSampling(data, ratio, until_update)
 
 
 class _WholeStacksError(Exception):
@@ -149,7 +134,7 @@ class _WholeStacksError(Exception):
 
 
 class _ExternalExperience(Experience):
-    """Accepts rows with the names and shapes of other libraries."""
+    """Accepts rows with the names and shapes of other libraries; ignores the saved state of other data."""
 
     name: str
     spaces: Spaces
@@ -157,6 +142,20 @@ class _ExternalExperience(Experience):
     clip_rewards: bool
     crc32: int | None
     """CRC-32 of the file; None for data that are not a file."""
+
+    def state_parts(self, known_names: Collection[str]) -> StateParts:
+        """Return a snapshot with the name and the checksum of the data; see `ReplayBuffer`."""
+        parts = super().state_parts(known_names)
+        return replace(parts, state={**parts.state, "data": self.name, "crc32": self.crc32})
+
+    def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
+        """Restore the state of the draws of the same data; report a file that was replaced under its name."""
+        if state.state.get("data") != self.name:
+            return
+        if state.state["crc32"] == self.crc32:
+            super().load_state_dict(state, lazy=lazy)
+        else:
+            say(f"data={self.name} has changed since the checkpoint; its new rows are used")
 
     def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return the rows with the keys, shapes and dtypes of an engine's rows."""
