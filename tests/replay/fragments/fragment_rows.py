@@ -6,7 +6,7 @@ from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules
 from trieye.replay.limiter import RateLimiter
 
 STEPS = 4
-FRAGMENT_BYTES = 4 * 64  # each array occupies 64 bytes
+FRAGMENT_BYTES = 32 + 4 + 6 + 8
 
 
 def payload(number):

@@ -127,7 +127,7 @@ def test_max_bytes_evicts_unleased_chunks_and_rejects_fragments_when_full():
     assert sorted(numbers(lease)) == [[2], [3], [4], [5]]
     result = buffer.add(payload(6), meta("late"))
     assert (result.status, result.should_retry, result.is_kept) == ("full", True, False)
-    assert "max_bytes=1024" in result.reason
+    assert "max_bytes=200" in result.reason
     assert buffer.metrics()["replay/bytes"] == 4 * FRAGMENT_BYTES
     buffer.release(lease)
     assert buffer.add(payload(6), meta("late")).status == "accepted"

@@ -7,13 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trieye.replay.fragments.pool import ChunkPool, PrioritizedChoice, StoredChunk, UniformChoice
+from trieye.replay.fragments import Fragment, FragmentMeta, FragmentRules
+from trieye.replay.fragments.pool import ChunkPool, StoredChunk
 
 
-def filled(choice, priorities):
-    for priority in priorities:
-        choice.append(priority)
-    return choice
+def pool_of(priorities, **rules):
+    pool = ChunkPool(FragmentRules(max_chunks=4, **rules))
+    for number, priority in enumerate(priorities):
+        pool.add(chunk_of(number, priority=priority))
+    return pool
+
+
+def chunk_of(number, version=0, **options):
+    return StoredChunk(number, (Fragment(FragmentMeta("w", number, version), {}, number),), **options)
+
+
+def choose(pool, n, rng):
+    chunks, weights = pool.choose(n, rng)
+    return tuple(chunk.id for chunk in chunks), weights
 
 
 def chi_square(counts, expected):
@@ -21,16 +32,16 @@ def chi_square(counts, expected):
 
 
 def test_every_ordered_pick_is_equally_likely():
-    rng, choice = np.random.default_rng(4), filled(UniformChoice(), [1] * 5)
-    counts = Counter(tuple(choice.choose(3, rng)[0]) for _ in range(12_000))
+    rng, pool = np.random.default_rng(4), pool_of([1, 2, 1, 1, 5])  # uniform choices ignore priorities
+    counts = Counter(choose(pool, 3, rng)[0] for _ in range(12_000))
     picks = list(permutations(range(5), 3))
     assert chi_square(counts, dict.fromkeys(picks, 200)) < 98.3  # 59 degrees of freedom: p = 0.001
 
 
 def test_prioritized_picks_follow_the_priorities_of_the_remaining_chunks():
     rng, masses = np.random.default_rng(5), [1.0, 2.0, 4.0, 9.0]
-    choice = filled(PrioritizedChoice(4, alpha=0.5, beta=0.4), [mass**2 for mass in masses])
-    counts = Counter(tuple(choice.choose(2, rng)[0]) for _ in range(4_000))
+    pool = pool_of([mass**2 for mass in masses], sampler="prioritized", alpha=0.5)
+    counts = Counter(choose(pool, 2, rng)[0] for _ in range(4_000))
     expected = {
         (first, second): 4_000 * masses[first] / 16 * masses[second] / (16 - masses[first])
         for first, second in permutations(range(4), 2)
@@ -39,13 +50,12 @@ def test_prioritized_picks_follow_the_priorities_of_the_remaining_chunks():
 
 
 def test_importance_weights_follow_the_formula():
-    choice = filled(PrioritizedChoice(4, alpha=1.0, beta=0.5), [1.0, 4.0, 5.0])
-    slots, weights = choice.choose(3, np.random.default_rng(0))
-    raw = {slot: (3 * share) ** -0.5 for slot, share in enumerate([0.1, 0.4, 0.5])}
-    assert weights == pytest.approx([raw[slot] / raw[0] for slot in slots])
+    pool = pool_of([1.0, 4.0, 5.0], sampler="prioritized", alpha=1.0, beta=0.5)
+    ids, weights = choose(pool, 3, np.random.default_rng(0))
+    raw = {number: (3 * share) ** -0.5 for number, share in enumerate([0.1, 0.4, 0.5])}
+    assert weights == pytest.approx([raw[number] / raw[0] for number in ids])
     assert weights.dtype == np.float32
-    again = choice.choose(3, np.random.default_rng(0))[0]
-    assert again == slots
+    assert choose(pool, 3, np.random.default_rng(0))[0] == ids
 
 
 @given(
@@ -54,24 +64,23 @@ def test_importance_weights_follow_the_formula():
     st.integers(0, 99),
 )
 def test_prioritized_picks_are_distinct_after_any_updates_and_removals(priorities, changes, seed):
-    choice, size = filled(PrioritizedChoice(4, alpha=1.0, beta=1.0), priorities), len(priorities)
+    pool = pool_of(priorities, sampler="prioritized", alpha=1.0, beta=1.0)
     for slot, priority in changes:
-        if slot < size:
-            choice.update([slot], [priority])
-        elif size > 1:
-            size -= 1
-            choice.remove(slot % (size + 1))
-    slots, weights = choice.choose(size, np.random.default_rng(seed))
-    assert sorted(slots) == list(range(size))
+        if slot < len(pool):
+            pool.prioritize({pool.by_slot[slot].id: priority})
+        elif len(pool) > 1:
+            pool.remove(pool.by_slot[slot % len(pool)])
+    ids, weights = choose(pool, len(pool), np.random.default_rng(seed))
+    assert sorted(ids) == [chunk.id for chunk in pool]
     assert ((weights > 0) & (weights <= 1)).all() or max(priorities) > 1e20
 
 
 @given(st.lists(st.tuples(st.sampled_from("aaro"), st.integers(0, 5)), max_size=60))
 def test_the_chunk_pool_matches_a_plain_list(steps):
-    pool, model = ChunkPool(UniformChoice()), []
+    pool, model = pool_of([]), []
     for number, (action, version) in enumerate(steps):
         if action == "a":
-            model.append(StoredChunk(number, (number,), version))
+            model.append(chunk_of(number, version))
             pool.add(model[-1])
         elif action == "r" and model:
             pool.remove(model.pop(version % len(model)))
@@ -82,17 +91,17 @@ def test_the_chunk_pool_matches_a_plain_list(steps):
                 pool.remove(chunk)
             model = [chunk for chunk in model if chunk.version >= version]
         assert [chunk.id for chunk in pool] == [chunk.id for chunk in model]
-        assert sorted(pool.order()) == [chunk.id for chunk in model]
-        assert [pool[chunk_id].slot for chunk_id in pool.order()] == list(range(len(model)))
+        assert sorted(chunk.id for chunk in pool.by_slot) == [chunk.id for chunk in model]
+        assert [chunk.slot for chunk in pool.by_slot] == list(range(len(model)))
         assert pool.oldest() is (model[0] if model else None)
         higher = {chunk.id for chunk in model if chunk.version > version}
         assert {chunk.id for chunk in pool.newer_than(version)} == higher
 
 
 def test_the_pool_does_not_grow_with_the_number_of_versions():
-    pool, sizes = ChunkPool(UniformChoice()), []
+    pool, sizes = pool_of([]), []
     for number in range(10_000):
-        pool.add(StoredChunk(number, (number,), number))
+        pool.add(chunk_of(number, number))
         if len(pool) > 3:
             pool.remove(pool.oldest())
         if number in {100, 9_999}:

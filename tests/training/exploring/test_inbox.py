@@ -115,8 +115,9 @@ def test_fragments_of_another_run_are_dropped_with_their_results():
 
 
 def test_too_little_memory_for_one_fragment_of_each_explorer_is_an_error():
-    inbox = buffered(max_bytes=1000, min_capacity=4)
+    max_bytes = 3 * sum(array.nbytes for array in payload_of(0).values())
+    inbox = buffered(max_bytes=max_bytes, min_capacity=4)
     inbox.set_version(0)
-    with pytest.raises(ValueError, match=r"replay.fragment.max_bytes=1000: 3 fragments fit.* needs up to 4"):
+    with pytest.raises(ValueError, match=rf"replay.fragment.max_bytes={max_bytes}: 3 fragments fit.* needs up to 4"):
         for explorer in range(4):
             inbox.put(report_of(explorer, 0, 0), 0)

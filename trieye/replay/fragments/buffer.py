@@ -88,8 +88,8 @@ class FragmentBuffer:
     def missing(self, fragments: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Return which of these fragments, each a worker and a fragment number, the buffer does not contain."""
         with self._lock:
-            stored_serials = self._open().payloads.serials
-            return [fragment for fragment in fragments if fragment not in stored_serials]
+            stored_fragments = self._open().holders.keys
+            return [fragment for fragment in fragments if fragment not in stored_fragments]
 
     @property
     def session(self) -> str:
@@ -265,15 +265,7 @@ class FragmentBuffer:
         with self._lock:
             state = self._swept()
             saved_state, known_groups, new_groups = capture(state, self._groups, known_parts, self._clock())
-            fragments = {name: [state.payloads[serial] for serial in serials] for name, serials in new_groups.items()}
-            new_serials = [serial for serials in new_groups.values() for serial in serials]
-            state.payloads.hold(new_serials)
-        try:
-            arrays = {name: stack_group(group) for name, group in fragments.items()}
-        finally:
-            with self._lock:
-                state.payloads.drop(new_serials)
-        return StateParts(state=saved_state, kept=known_groups, new=arrays)
+        return StateParts(saved_state, known_groups, {name: stack_group(group) for name, group in new_groups.items()})
 
     def load_state_dict(self, saved_parts: SavedParts) -> None:
         """Replace the content by a snapshot; the next fetch equals the next fetch of the saved buffer.
@@ -288,7 +280,6 @@ class FragmentBuffer:
             old_schema = self._open().schema
             state, groups = self._empty(), SavedGroups()
             restore(state, groups, saved_parts, now=self._clock(), schema=old_schema)
-            self._state.clear()
             self._state, self._groups = state, groups
             self._queue.wake_first(len(self._state.pool))
 
@@ -313,7 +304,7 @@ class FragmentBuffer:
         """Release the memory; waiting readers get a `ReplayClosedError`. Idempotent."""
         with self._lock:
             self._is_closed = True
-            self._state.clear()
+            self._state, self._groups = self._empty(), SavedGroups()
             self._queue.wake_all()
 
     def _empty(self) -> FragmentState:

@@ -1,7 +1,7 @@
 """FragmentState: the content and statistics of a fragment buffer and their transitions, without locks or waiting."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from trieye.replay.fragments.fragment import (
     FragmentRules,
     Lease,
 )
-from trieye.replay.fragments.payloads import Payloads, PayloadSchema
-from trieye.replay.fragments.pool import ChunkPool, ChunkQueue, PrioritizedChoice, StoredChunk, UniformChoice
+from trieye.replay.fragments.payloads import Holders, PayloadSchema
+from trieye.replay.fragments.pool import ChunkPool, StoredChunk
 from trieye.replay.fragments.readers import Leases
 from trieye.replay.fragments.streams import EarlyFragment, EarlyFragments, Sessions, Streams
 from trieye.replay.limiter import RateLimiter
@@ -114,11 +114,11 @@ class FragmentState:
         self.sessions = Sessions(rules.session_policy, rules.max_staleness)
         self.streams = Streams()
         self.early = EarlyFragments()
-        self.pool = _empty_pool(rules)
+        self.pool = ChunkPool(rules)
         self.leases = Leases(rules.lease_ttl_s)
-        self.payloads = Payloads()
+        self.holders = Holders()
         self.figures = Figures(now)
-        self.next_serial = self.next_chunk = 0
+        self.next_fragment = self.next_chunk = 0
         self.top_priority = 1.0
         self.num_wanted = 0  # chunks requested by the first reader in the queue
 
@@ -141,7 +141,7 @@ class FragmentState:
             self.figures.totals["expired_leases"] += 1
         oldest_allowed = now - self.rules.partial_ttl_s
         self._drop(self.streams.take_silent(oldest_allowed), "expired")
-        self._drop([row.serial for row in self.early.take_before(oldest_allowed)], "expired")
+        self._drop([row.fragment for row in self.early.take_before(oldest_allowed)], "expired")
 
     def set_version(self, session: str, version: int, now: float) -> None:
         """Change session and version, and remove unusable content; see `FragmentBuffer.set_version`."""
@@ -176,49 +176,41 @@ class FragmentState:
         if len(self.pool) < n or (self.limiter is not None and not self.limiter.sample(n)):
             return None
         stored_chunks, weights = self.pool.choose(n, self.rng)
-        serials = [serial for chunk in stored_chunks for serial in chunk.serials]
-        self.payloads.hold(serials)
         chunks = []
         for chunk, weight in zip(stored_chunks, weights.tolist(), strict=True):
             chunk.num_uses += 1
-            fragments = tuple(self.payloads[serial] for serial in chunk.serials)
             staleness = self.sessions.version - chunk.version
-            chunks.append(Chunk(chunk.id, fragments, chunk.version, staleness, chunk.num_uses, weight))
+            chunks.append(Chunk(chunk.id, chunk.fragments, chunk.version, staleness, chunk.num_uses, weight))
             self.figures.handed_out(staleness)
+            self.holders.hold(chunk.fragments)
             if self.rules.max_reuse is not None and chunk.num_uses >= self.rules.max_reuse:
                 self._leave(chunk, "exhausted")
-        return self.leases.open(tuple(chunks), serials, now)
+        return self.leases.open(tuple(chunks), now)
 
     def release(self, lease_id: str) -> bool:
         """Close a lease, and return whether it was open."""
-        serials = self.leases.close(lease_id)
-        if serials is None:
-            return False
-        self.payloads.drop(serials)
-        return True
+        chunks = self.leases.close(lease_id)
+        for chunk in chunks:
+            self.holders.drop(chunk.fragments)
+        return bool(chunks)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all fragments."""
+        return len(self.holders) * self.schema.size_bytes if self.schema else 0
 
     def metrics(self, now: float) -> dict[str, float]:
         """Return sizes and statistics."""
         return {
             "replay/size": len(self.pool),
-            "replay/fragments": len(self.payloads),
-            "replay/bytes": self.payloads.size_bytes,
+            "replay/fragments": len(self.holders),
+            "replay/bytes": self.size_bytes,
             "replay/partial_chunks": self.streams.num_partial,
             "replay/waiting_fragments": len(self.early),
             "replay/leases": len(self.leases),
             "replay/model_version": self.sessions.version,
             **self.figures.metrics(now),
         }
-
-    def clear(self) -> None:
-        """Free all memory; the state cannot be used afterwards."""
-        for lease_id in self.leases.expired(float("inf")):
-            self.release(lease_id)
-        self.payloads.drop(self.streams.take_all())
-        self.payloads.drop(row.serial for row in self.early.take_all())
-        for chunk in list(self.pool):
-            self.pool.remove(chunk)
-            self.payloads.drop(chunk.serials)
 
     def _store(self, payload: Any, meta: Any, now: float) -> AddStatus:
         self._check_type_and_order(payload, meta)
@@ -232,17 +224,17 @@ class FragmentState:
         is_early = verdict == "early" or self.early.has_worker(meta.worker)
         self._admit(meta, schema, is_early=is_early)
         try:
-            data = schema.pack(arrays)
+            fragment = Fragment(meta, schema.copied(arrays), self.next_fragment)
         except MemoryError as error:
             raise _RefusedError("full", f"no memory for {schema.size_bytes} bytes: {error}") from error
         self.schema = schema  # only now, so that a refused first fragment leaves no schema behind
-        serial, self.next_serial = self.next_serial, self.next_serial + 1
-        self.payloads.put(serial, Fragment(meta, data), schema.size_bytes)
+        self.next_fragment += 1
+        self.holders.hold([fragment])
         self.figures.totals["fragments"] += 1
         if is_early:
-            self.early.add(EarlyFragment(serial, meta, now))
+            self.early.add(EarlyFragment(fragment, now))
             return "early"
-        return "gap" if self._append(meta, serial, now) == "gap" else "accepted"
+        return "gap" if self._append(fragment, now) == "gap" else "accepted"
 
     def _check_type_and_order(self, payload: Any, meta: Any) -> None:
         if not isinstance(meta, FragmentMeta):
@@ -287,37 +279,30 @@ class FragmentState:
         if not self._make_room(meta, schema.size_bytes, num_pending):
             raise _RefusedError(
                 "full",
-                f"{self.payloads.size_bytes} bytes are stored, most of them in the chunks of {len(self.leases)} leases "
+                f"{self.size_bytes} bytes are stored, most of them in the chunks of {len(self.leases)} leases "
                 f"that are not released, and max_bytes={self.rules.max_bytes}; release them and add the fragment "
                 "again, or set a larger max_bytes",
             )
 
-    def _append(self, meta: FragmentMeta, serial: int, now: float) -> str:
+    def _append(self, fragment: Fragment, now: float) -> str:
+        meta = fragment.meta
         continuation = self.streams.classify(meta)
         self._drop(self.streams.advance(meta, now), continuation)
         if continuation == "gap":
             self.figures.totals["gaps"] += 1
-        pending = self.streams.append(meta.worker, serial)
+        pending = self.streams.append(meta.worker, fragment)
         if len(pending) == self.rules.fragments_per_chunk:
             self._seal(tuple(self.streams.take(meta.worker)))
         return continuation
 
-    def _seal(self, serials: tuple[int, ...]) -> None:
+    def _seal(self, fragments: tuple[Fragment, ...]) -> None:
         while len(self.pool) >= self.rules.max_chunks:
             self._leave_oldest()
-        version = min(self.payloads[serial].meta.model_version for serial in serials)
-        self.pool.add(
-            StoredChunk(self.next_chunk, serials, version, priority=self.top_priority, rank=self.rank(serials))
-        )
+        self.pool.add(StoredChunk(self.next_chunk, fragments, priority=self.top_priority))
         self.next_chunk += 1
         self.figures.totals["chunks"] += 1
         if self.limiter is not None:
             self.limiter.insert(1)
-
-    def rank(self, serials: Iterable[int]) -> tuple[int, str]:
-        """Return the order of a chunk of these fragments among the chunks of its version."""
-        first_meta = self.payloads[next(iter(serials))].meta
-        return first_meta.fid, first_meta.worker
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
         """Append an early fragment to its stream, or keep it waiting; the fragments of a worker stay in order."""
@@ -326,21 +311,21 @@ class FragmentState:
             self._drop_left_sessions(row.meta, now)
         continuation = self.streams.classify(row.meta)
         if continuation in {"duplicate", "old_incarnation"}:
-            self._drop([row.serial], continuation)
+            self._drop([row.fragment], continuation)
         elif verdict == "early" or self.early.has_worker(row.meta.worker):
             self.early.add(row)
         elif verdict == "fits":
-            self._append(row.meta, row.serial, now)
+            self._append(row.fragment, now)
         else:
             self._skip(row.meta, now)
-            self._drop([row.serial], verdict)
+            self._drop([row.fragment], verdict)
 
     def _drop_left_sessions(self, meta: FragmentMeta, now: float) -> None:
         """Drop the worker's fragments that wait for sessions it has left, so that they block no later ones."""
         for row in self.early.take_left(meta, self.sessions.session):
             if self.streams.classify(row.meta) not in {"duplicate", "old_incarnation"}:
                 self._skip(row.meta, now)
-            self._drop([row.serial], "wrong_session")
+            self._drop([row.fragment], "wrong_session")
 
     def _skip(self, meta: FragmentMeta, now: float) -> None:
         """Advance the stream past a fragment that is not stored, so that the next one is no gap."""
@@ -353,20 +338,20 @@ class FragmentState:
         if self.rules.max_bytes is None:
             return True
         room = self.rules.max_bytes // size_bytes
-        while len(self.payloads) >= room:
+        while len(self.holders) >= room:
             chunk = self.pool.oldest(apart_from=self.leases.pinned)
             if chunk is not None:
                 self._leave(chunk, "evicted")
-            elif serials := self.streams.take_oldest(apart_from=meta.worker if num_pending else ""):
-                self._drop(serials, "evicted")
+            elif fragments := self.streams.take_oldest(apart_from=meta.worker if num_pending else ""):
+                self._drop(fragments, "evicted")
             elif row := self.early.take_oldest():
-                self._drop([row.serial], "evicted")
+                self._drop([row.fragment], "evicted")
             else:
                 return False
         return True
 
     def _is_over_budget(self) -> bool:
-        return self.rules.max_bytes is not None and self.payloads.size_bytes > self.rules.max_bytes
+        return self.rules.max_bytes is not None and self.size_bytes > self.rules.max_bytes
 
     def _leave_oldest(self) -> None:
         chunk = self.pool.oldest()
@@ -379,22 +364,14 @@ class FragmentState:
             self.limiter.removed(1)
         self.figures.left(chunk.num_uses)
         if not chunk.num_uses:
-            self.figures.dropped[reason] += len(chunk.serials)
-        self.payloads.drop(chunk.serials)
+            self.figures.dropped[reason] += len(chunk.fragments)
+        self.holders.drop(chunk.fragments)
 
-    def _drop(self, serials: Iterable[int], reason: str) -> None:
-        serials = list(serials)
-        if serials:
-            self.figures.dropped[reason] += len(serials)
-            self.payloads.drop(serials)
+    def _drop(self, fragments: Sequence[Fragment], reason: str) -> None:
+        if fragments:
+            self.figures.dropped[reason] += len(fragments)
+            self.holders.drop(fragments)
 
-    def _is_usable(self, serial: int) -> bool:
-        version = self.payloads[serial].meta.model_version
+    def _is_usable(self, fragment: Fragment) -> bool:
+        version = fragment.meta.model_version
         return version <= self.sessions.version and self.sessions.is_fresh(version)
-
-
-def _empty_pool(rules: FragmentRules) -> ChunkPool:
-    if rules.sampler == "oldest":
-        return ChunkQueue()
-    is_uniform = rules.sampler == "uniform"
-    return ChunkPool(UniformChoice() if is_uniform else PrioritizedChoice(rules.max_chunks, rules.alpha, rules.beta))

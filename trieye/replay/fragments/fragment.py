@@ -102,11 +102,13 @@ class Fragment:
 
     Attributes:
         meta: The fragment's origin.
-        data: Read-only arrays by key, views of one block of memory; `[time, ...]` for per-step values.
+        data: Read-only arrays by key; `[time, ...]` for per-step values.
+        id: Sequence number over the lifetime of the buffer.
     """
 
     meta: FragmentMeta
     data: Mapping[str, Array]
+    id: int
 
     def __getitem__(self, key: str) -> Array:
         return self.data[key]

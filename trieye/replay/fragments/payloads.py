@@ -1,9 +1,9 @@
-"""Payloads: the array schema of fragments, and a reference-counted table of their data."""
+"""PayloadSchema: the arrays of a fragment; Holders: counts what holds each fragment."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,45 +14,30 @@ from trieye.replay.rows.schema import Column, check_keys
 
 Array = NDArray[Any]
 
-_ALIGNMENT = 64  # a cache line, and enough for every dtype
+Key = TypeVar("Key")
+
 _WIDEST_BYTES = 8  # limit of the file format of saved parts
-_LARGEST_BYTES = (1 << 31) - 1  # limit of a record field in NumPy
 
 
 class PayloadSchema:
-    """The arrays of a fragment, stored one after another in a block of bytes."""
+    """The arrays of a fragment."""
 
     def __init__(self, columns: Iterable[Column]) -> None:
-        """Compute the layout of the columns.
+        """Check the columns.
 
         Raises:
-            ConfigurationError: There are no columns, or one has a dtype that cannot be saved or is 2 GiB or larger.
+            ConfigurationError: There are no columns, or one has a dtype that cannot be saved.
         """
         self.columns = {column.name: column for column in columns}
         if not self.columns:
             raise ConfigurationError("fragment without arrays; expected at least one key")
-        offsets, end = [], 0
         for name, column in self.columns.items():
             if column.dtype.kind == "c" or column.dtype.itemsize > _WIDEST_BYTES:
                 raise ConfigurationError(
                     f"fragment key {name!r}: {column.dtype} cannot be stored; split it into arrays of at most 64 bits"
                 )
-            size_bytes = prod(column.shape) * column.dtype.itemsize
-            if size_bytes > _LARGEST_BYTES:
-                raise ConfigurationError(
-                    f"fragment key {name!r}: an array of {size_bytes} bytes cannot be stored; split it"
-                )
-            offsets.append(end)
-            end += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
-        self.size_bytes = max(end, _ALIGNMENT)
-        self._record = np.dtype(
-            {
-                "names": list(self.columns),
-                "formats": [(column.dtype, column.shape) for column in self.columns.values()],
-                "offsets": offsets,
-                "itemsize": self.size_bytes,
-            }
-        )
+        sizes = [prod(column.shape) * column.dtype.itemsize for column in self.columns.values()]
+        self.size_bytes = max(sum(sizes), 1)
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> Self:
@@ -82,69 +67,50 @@ class PayloadSchema:
         check_keys(payload, self.columns)
         return {name: column.conform(payload[name]) for name, column in self.columns.items()}
 
-    def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy conforming arrays into one new block of memory, and return read-only views of it.
+    def copied(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Copy conforming arrays into new read-only ones.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        record = np.empty(self.size_bytes, np.uint8).view(self._record).reshape(())
-        for name, array in arrays.items():
-            record[name] = array
-        record.flags.writeable = False
-        return {name: record[name] for name in self.columns}
+        copies = {name: np.array(arrays[name], order="C") for name in self.columns}
+        for array in copies.values():
+            array.flags.writeable = False
+        return copies
 
 
-@dataclass(slots=True)
-class _Row:
-    fragment: Fragment
-    size_bytes: int
-    holders: int
-
-
-class Payloads:
-    """A table of fragments by serial number; a fragment is removed when its last holder drops it.
-
-    Holders are the chunk being filled or stored, the queue of early fragments, and each lease.
+class Holders:
+    """Counts the holders of each fragment: the chunk being filled or stored, the queue of early fragments, each lease.
 
     Attributes:
-        serials: Serial number of the newest fragment by worker and fragment number.
-        size_bytes: Size of all fragments.
+        keys: Number of held fragments by worker and fragment number.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
-        self.serials: dict[tuple[str, int], int] = {}
-        self.size_bytes = 0
+        self._counts: Counter[int] = Counter()  # by fragment id
+        self.keys: Counter[tuple[str, int]] = Counter()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        """Return the number of fragments with a holder."""
+        return len(self._counts)
 
-    def __contains__(self, serial: object) -> bool:
-        return serial in self._rows
-
-    def __getitem__(self, serial: int) -> Fragment:
-        return self._rows[serial].fragment
-
-    def put(self, serial: int, fragment: Fragment, size_bytes: int) -> None:
-        """Add a fragment with one holder."""
-        self._rows[serial] = _Row(fragment, size_bytes, 1)
-        self.serials[fragment.meta.worker, fragment.meta.fid] = serial
-        self.size_bytes += size_bytes
-
-    def hold(self, serials: Iterable[int]) -> None:
+    def hold(self, fragments: Iterable[Fragment]) -> None:
         """Add a holder to each fragment."""
-        for serial in serials:
-            self._rows[serial].holders += 1
+        for fragment in fragments:
+            self.keys[fragment.meta.worker, fragment.meta.fid] += not self._counts[fragment.id]
+            self._counts[fragment.id] += 1
 
-    def drop(self, serials: Iterable[int]) -> None:
-        """Remove a holder from each fragment, and remove fragments without holders."""
-        for serial in serials:
-            row = self._rows[serial]
-            row.holders -= 1
-            if not row.holders:
-                del self._rows[serial]
-                self.size_bytes -= row.size_bytes
-                key = row.fragment.meta.worker, row.fragment.meta.fid
-                if self.serials.get(key) == serial:
-                    del self.serials[key]
+    def drop(self, fragments: Iterable[Fragment]) -> None:
+        """Remove a holder from each fragment."""
+        for fragment in fragments:
+            if uncount(self._counts, fragment.id):
+                uncount(self.keys, (fragment.meta.worker, fragment.meta.fid))
+
+
+def uncount(counts: Counter[Key], key: Key) -> bool:
+    """Lower a count by 1, and return whether it was removed because it is 0 now."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+        return True
+    return False

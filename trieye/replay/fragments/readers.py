@@ -4,9 +4,11 @@ import secrets
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from trieye.exceptions import LeaseExpiredError
 from trieye.replay.fragments.fragment import Chunk, Lease
+from trieye.replay.fragments.payloads import uncount
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +70,6 @@ class ReaderQueue:
 @dataclass(slots=True)
 class _OpenLease:
     lease: Lease
-    serials: list[int]
     expires: float
 
 
@@ -85,11 +86,11 @@ class Leases:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def open(self, chunks: tuple[Chunk, ...], serials: list[int], now: float) -> Lease:
-        """Open a lease on chunks, whose fragments have these serial numbers."""
+    def open(self, chunks: tuple[Chunk, ...], now: float) -> Lease:
+        """Open a lease on chunks."""
         self._count += 1
         lease = Lease(f"{self._prefix}-{self._count}", chunks)
-        self._rows[lease.id] = _OpenLease(lease, serials, now + self._ttl_s)
+        self._rows[lease.id] = _OpenLease(lease, now + self._ttl_s)
         self.pinned.update(chunk.id for chunk in chunks)
         return lease
 
@@ -109,22 +110,15 @@ class Leases:
         self._rows.move_to_end(lease_id)
         return row.lease
 
-    def close(self, lease_id: str) -> list[int] | None:
-        """Close a lease and return the serial numbers of its fragments; None if it is not open."""
+    def close(self, lease_id: str) -> tuple[Chunk, ...]:
+        """Close a lease and return its chunks; none if it is not open."""
         row = self._rows.pop(lease_id, None)
         if row is None:
-            return None
+            return ()
         for chunk in row.lease.chunks:
-            self.pinned[chunk.id] -= 1
-            if not self.pinned[chunk.id]:
-                del self.pinned[chunk.id]
-        return row.serials
+            uncount(self.pinned, chunk.id)
+        return row.lease.chunks
 
     def expired(self, now: float) -> list[str]:
         """Return the ids of expired leases."""
-        expired_ids = []
-        for lease_id, row in self._rows.items():
-            if row.expires > now:
-                break
-            expired_ids.append(lease_id)
-        return expired_ids
+        return [lease_id for lease_id, _ in takewhile(lambda item: item[1].expires <= now, self._rows.items())]

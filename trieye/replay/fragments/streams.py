@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.fragments.fragment import FragmentMeta, Policy
+from trieye.replay.fragments.fragment import Fragment, FragmentMeta, Policy
+from trieye.replay.fragments.payloads import uncount
 
 Continuation = Literal["next", "gap", "restarted", "duplicate", "old_incarnation"]
 
@@ -27,13 +28,13 @@ class Stream:
         incarnation: Incarnation of its newest fragment.
         last_fid: Number of that fragment.
         arrived: Arrival time of that fragment, in seconds of the buffer's clock.
-        pending: Serial numbers of the fragments in the incomplete chunk, consecutive up to `last_fid`.
+        pending: The fragments of the incomplete chunk, consecutive up to `last_fid`.
     """
 
     incarnation: int
     last_fid: int
     arrived: float
-    pending: list[int] = field(default_factory=list)
+    pending: list[Fragment] = field(default_factory=list)
 
 
 class Streams:
@@ -51,9 +52,13 @@ class Streams:
         """The number of incomplete chunks."""
         return len(self._partial)
 
-    def items(self) -> Iterator[tuple[str, Stream]]:
-        """Yield worker and stream, the longest silent worker first."""
-        yield from self._streams.items()
+    def __iter__(self) -> Iterator[str]:
+        """Yield the workers, the longest silent one first."""
+        return iter(self._streams)
+
+    def values(self) -> Iterable[Stream]:
+        """Return the streams, that of the longest silent worker first."""
+        return self._streams.values()
 
     def classify(self, meta: FragmentMeta) -> Continuation:
         """Return how a fragment continues its stream; the first fragment of a new worker is `next`."""
@@ -71,67 +76,69 @@ class Streams:
         stream = self._streams.get(meta.worker)
         return len(stream.pending) if stream is not None and self.classify(meta) == "next" else 0
 
-    def advance(self, meta: FragmentMeta, now: float) -> list[int]:
+    def advance(self, meta: FragmentMeta, now: float) -> list[Fragment]:
         """Make this fragment the newest of its stream, and return the pending fragments that it does not continue."""
         stream = self._streams.get(meta.worker)
-        dropped_serials = []
+        dropped = []
         if stream is None:
             stream = self._streams[meta.worker] = Stream(meta.incarnation, meta.fid, now)
         else:
             if self.classify(meta) != "next":
-                dropped_serials = self.take(meta.worker)
+                dropped = self.take(meta.worker)
             stream.incarnation, stream.last_fid, stream.arrived = meta.incarnation, meta.fid, now
         self._streams.move_to_end(meta.worker)
         if meta.worker in self._partial:
             self._partial.move_to_end(meta.worker)
         if len(self._streams) > _MAX_STREAMS:
             self._forget_one()
-        return dropped_serials
+        return dropped
 
-    def append(self, worker: str, serial: int) -> list[int]:
+    def append(self, worker: str, fragment: Fragment) -> list[Fragment]:
         """Append the newest fragment to the pending ones of its stream, and return all pending ones."""
         stream = self._streams[worker]
-        stream.pending.append(serial)
+        stream.pending.append(fragment)
         self._partial[worker] = stream
         return stream.pending
 
-    def take(self, worker: str) -> list[int]:
+    def take(self, worker: str) -> list[Fragment]:
         """Remove and return the pending fragments of a worker."""
         stream = self._streams[worker]
         pending, stream.pending = stream.pending, []
         self._partial.pop(worker, None)
         return pending
 
-    def take_all(self) -> list[int]:
+    def take_all(self) -> list[Fragment]:
         """Remove and return the pending fragments of all workers."""
-        return [serial for worker in list(self._partial) for serial in self.take(worker)]
+        return [fragment for worker in list(self._partial) for fragment in self.take(worker)]
 
-    def take_silent(self, before: float) -> list[int]:
+    def take_silent(self, before: float) -> list[Fragment]:
         """Remove and return the pending fragments of workers whose newest fragment arrived before `before`."""
-        serials: list[int] = []
+        fragments: list[Fragment] = []
         while self._partial:
             worker, stream = next(iter(self._partial.items()))
             if stream.arrived >= before:
                 break
-            serials += self.take(worker)
-        return serials
+            fragments += self.take(worker)
+        return fragments
 
-    def take_oldest(self, apart_from: str) -> list[int]:
+    def take_oldest(self, apart_from: str) -> list[Fragment]:
         """Remove and return the pending fragments of the longest silent worker, excluding one."""
         worker = next((worker for worker in self._partial if worker != apart_from), None)
         return [] if worker is None else self.take(worker)
 
-    def keep_if(self, is_usable: Callable[[int], bool]) -> list[int]:
+    def keep_if(self, is_usable: Callable[[Fragment], bool]) -> list[Fragment]:
         """Keep the pending fragments after the last unusable one of each chunk, and return the removed ones."""
-        removed_serials: list[int] = []
+        removed: list[Fragment] = []
         for worker, stream in list(self._partial.items()):
-            start = max((index + 1 for index, serial in enumerate(stream.pending) if not is_usable(serial)), default=0)
+            start = max(
+                (index + 1 for index, fragment in enumerate(stream.pending) if not is_usable(fragment)), default=0
+            )
             pending = stream.pending
             if start == len(pending):
-                removed_serials += self.take(worker)
+                removed += self.take(worker)
             elif start:
-                removed_serials, stream.pending = removed_serials + pending[:start], pending[start:]
-        return removed_serials
+                removed, stream.pending = removed + pending[:start], pending[start:]
+        return removed
 
     def restore(self, worker: str, stream: Stream) -> None:
         """Restore a stream; call in order of silence, the longest silent first."""
@@ -219,14 +226,17 @@ class EarlyFragment:
     """A fragment that waits for its session or version.
 
     Attributes:
-        serial: Its serial number in the payload table.
-        meta: The fragment's origin.
+        fragment: The fragment.
         arrived: Arrival time in seconds of the buffer's clock.
     """
 
-    serial: int
-    meta: FragmentMeta
+    fragment: Fragment
     arrived: float
+
+    @property
+    def meta(self) -> FragmentMeta:
+        """The fragment's origin."""
+        return self.fragment.meta
 
 
 class EarlyFragments:
@@ -294,9 +304,7 @@ class EarlyFragments:
 
     def _forget(self, row: EarlyFragment) -> None:
         del self._rows[_key(row.meta)]
-        self._workers[row.meta.worker] -= 1
-        if not self._workers[row.meta.worker]:
-            del self._workers[row.meta.worker]
+        uncount(self._workers, row.meta.worker)
 
 
 def _key(meta: FragmentMeta) -> _Key:
