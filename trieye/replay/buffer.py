@@ -131,6 +131,11 @@ class ReplayBuffer:
         store = self._store
         return 0 if store is None else store.total - store.low
 
+    @property
+    def version(self) -> int:
+        """The version of the learner's model, 0 before the first `set_version`."""
+        return self._version if self._store is None else self._store.sampler.version
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a copy: its rows travel as arrays. To share the rows with another process, send `handle`."""
         return partial(type(self), **self._made_with), (), encode(self, copy=False)
@@ -299,13 +304,11 @@ class ReplayBuffer:
         Raises:
             ConfigurationError: The version is lower than the previous one.
         """
-        store = self._store
-        last_version = self._version if store is None else store.sampler.version
-        if version < last_version:
-            raise ConfigurationError(f"set_version({version}): versions only grow, and {last_version} was set before")
+        if version < self.version:
+            raise ConfigurationError(f"set_version({version}): versions only grow, and {self.version} was set before")
         self._version = version
-        if store is not None:
-            store.sampler.set_version(version)
+        if self._store is not None:
+            self._store.sampler.set_version(version)
 
     def iter_rows(self, chunk: int = 4096) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.int64]]]:
         """Yield all rows in their original form, oldest first; add no rows during the iteration.

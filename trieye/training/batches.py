@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.remote.replay_server import buffer_parts
 from trieye.replay.samplers.base import paired
 from trieye.training.finite import OnNonfinite, first_nonfinite, refused_rows
 from trieye.training.policy import Obs
@@ -50,10 +49,6 @@ class Experience(ReplayBuffer):
             if env_id is not None:
                 self.interrupt(env_id, lost_rows=True)
         return np.concatenate(ids) if len(ids) > 1 else ids[0]
-
-    def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
-        """Restore a saved buffer, as `ReplayBuffer` does, or that of a `ReplayServer`."""
-        super().load_state_dict(buffer_parts(state), lazy=lazy)
 
     def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return rows that are not `Rows` with the keys, shapes and dtypes of an engine's rows; here unchanged."""

@@ -16,7 +16,7 @@ from trieye.replay import ReplayBuffer
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.handle import shared_arguments
-from trieye.replay.remote.messages import Plan, RowBatch
+from trieye.replay.remote.messages import RowBatch
 from trieye.replay.remote.replay_server import OverwriteEstimate
 
 BUFFER = {"capacity": 50}
@@ -88,7 +88,7 @@ def test_snapshots_are_written_periodically(tmp_path):
     enough = server.num_written + 3
     wait_until(lambda: server.num_written >= enough)
     server.close()
-    assert load_parts(tmp_path / "snapshot").state["default"]["state"]["end"] == 70
+    assert load_parts(tmp_path / "snapshot").state["store"]["total"] == 70
 
 
 def test_a_failed_snapshot_is_reported_and_counted(tmp_path, capsys):
@@ -101,19 +101,13 @@ def test_a_failed_snapshot_is_reported_and_counted(tmp_path, capsys):
     assert "writing a snapshot failed" in capsys.readouterr().err
 
 
-def test_invalid_directories_and_snapshots_of_several_tables_are_rejected(tmp_path):
+def test_invalid_directories_are_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match="requires a snapshot directory"):
         ReplayServer(BUFFER, snapshot_every_s=1.0)
     with pytest.raises(ConfigurationError, match="no snapshot directory"):
         ReplayServer(BUFFER).snapshot()
     with pytest.raises(CheckpointError):
         ReplayServer(BUFFER).restore(tmp_path / "nothing")
-    server = ReplayServer(BUFFER)
-    filled(server).snapshot(tmp_path / "snapshot")
-    saved = load_parts(tmp_path / "snapshot")
-    saved.state["demos"] = saved.state["default"]
-    with pytest.raises(ConfigurationError, match="several tables: default, demos"):
-        server.load_state_dict(saved)
 
 
 def test_a_config_describes_the_buffer():
@@ -251,7 +245,7 @@ def test_redrawn_rows_get_the_weights_of_a_single_draw():
     for first in range(0, 1000, 40):
         with replay.writer() as writer:
             writer.extend({"x": np.arange(first, first + 40)}, priorities=priorities[first : first + 40])
-        (draw,) = server.plan(1, 64, 0.0).draws()
+        _, (draw,) = server.plan(1, 64, 0.0)
         expected = 1 / priorities[draw.ids]
         assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)
         num_held_back += first >= 400 and draw.ids.min() >= first + 40 - 180
@@ -265,9 +259,9 @@ def test_episodes_of_closed_writers_are_forgotten():
         with replay.writer() as writer:
             for env_id in range(5):
                 writer.add(env_id, reward=1.0, done=False)
-    state = server.state_parts(()).state["default"]["state"]
-    assert len(state["buffer"]["store"]["links"]["last"]) == 0
-    assert state["envs"] == []
+    state = server.state_parts(()).state
+    assert len(state["store"]["links"]["last"]) == 0
+    assert state["server"]["envs"] == []
 
 
 def rows_of(count, **more):
@@ -288,7 +282,7 @@ def test_inserts_wake_waiting_readers_and_draws_wake_waiting_writers():
     with ThreadPoolExecutor(1) as threads:
         reader = start_waiting(server.plan, 1, 1)
         server.add_batch("w", 0, 0, rows_of(3))
-        assert isinstance(reader.result(20), Plan)
+        assert len(reader.result(20)[1]) == 1
         server.add_batch("w", 3, 0, rows_of(1))
         writer = start_waiting(server.await_insert, "w", 1)
         server.plan(1, 1, 0.0)
@@ -309,19 +303,7 @@ def test_a_restored_server_keeps_its_version_and_limiter_in_a_new_generation(tmp
     assert server.memory().generation != before
     other.plan(1, 50, 0.0)
     other.add_batch("w", 102, 102, rows_of(1, versions=np.array([-1])))
-    assert 102 in other.plan(1, 100, 0.0).ids  # as new as the others
-
-
-def test_a_snapshot_with_the_limiter_beside_the_buffer_is_restored(tmp_path):
-    limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
-    server, other = (ReplayServer({"capacity": 50, "limiter": limiter}) for _ in range(2))
-    server.add_batch("w", 0, 0, rows_of(40))
-    server.snapshot(tmp_path / "snapshot")
-    saved = load_parts(tmp_path / "snapshot")
-    state = saved.state["default"]["state"]
-    state["limiter"], state["buffer"]["limiter"] = {"inserts": 102, "samples": 0, "removed": 0}, None
-    other.load_state_dict(saved)
-    assert "requires more draws first" in other.await_insert("w", 1, 0.0).refused
+    assert 102 in other.plan(1, 100, 0.0)[1][0].ids  # as new as the others
 
 
 def test_only_snapshots_in_the_server_directory_acknowledge_rows_as_saved(tmp_path):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from trieye.replay.rows.memory import RamMemory
 from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
-from trieye.replay.samplers.base import Ids, SampledIds
+from trieye.replay.samplers.base import Ids
 
 INTERRUPTION = 1 << 40
 """Added to a writer's environment numbers by each interruption, so that later rows start new episodes."""
@@ -64,44 +64,9 @@ class Ack:
     lost: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Several draws of the server, for a reader that copies the rows itself.
-
-    Attributes:
-        generation: Generation of the memory that the ids refer to.
-        ids: int64 `[k, n]` or `[k, n, length]`.
-        weights: float32 `[k, n]`.
-        infos: The sampler's statistics of each draw.
-        scales: The largest weight of each draw before normalization.
-        masks: bool `[k, n, length]`, or None.
-    """
-
-    generation: str
-    ids: Ids
-    weights: NDArray[np.float32]
-    infos: tuple[Mapping[str, float], ...]
-    scales: tuple[float, ...]
-    masks: NDArray[np.bool_] | None = None
-
-    @classmethod
-    def of(cls, generation: str, draws: list[SampledIds]) -> "Plan":
-        """Combine draws of the same size, so that they travel as two arrays."""
-        masks = [draw.mask for draw in draws if draw.mask is not None]
-        return cls(
-            generation,
-            np.stack([draw.ids for draw in draws]),
-            np.stack([draw.weights for draw in draws]),
-            tuple(dict(draw.info) for draw in draws),
-            tuple(draw.scale for draw in draws),
-            np.stack(masks) if masks else None,
-        )
-
-    def draws(self) -> list[SampledIds]:
-        """Return the draws as copies, since received arrays are read-only."""
-        masks = [None] * len(self.ids) if self.masks is None else [mask.copy() for mask in self.masks]
-        ids, weights = [each.copy() for each in self.ids], [each.copy() for each in self.weights]
-        return [SampledIds(*parts) for parts in zip(ids, weights, self.infos, masks, self.scales, strict=True)]
+Item = TypeVar("Item")
+Drawn: TypeAlias = tuple[str, list[Item]]
+"""The generation of the memory that row ids refer to, and several draws or batches of these rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,7 @@ from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeo
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.remote.channel import Deadline, ReplayChannel, ReplayUser, poll_s
-from trieye.replay.remote.messages import Plan
+from trieye.replay.remote.messages import Drawn
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
 from trieye.replay.samplers.base import Ids, SampledIds, paired, spliced
@@ -25,10 +25,9 @@ MAX_WAITING_ROWS = 1 << 16
 NO_DRAW = SampledIds(np.empty(0, np.int64), np.empty(0, np.float32))
 """Placeholder for the draw of a prefetcher: the draw happens with the copy, since it may have to be repeated."""
 
-
-CallResult = TypeVar("CallResult")
-Item = TypeVar("Item")
-SentBatch = tuple[str, Batch]
+Item = TypeVar("Item", bound=SampledIds | Batch)
+Answer: TypeAlias = Future[Drawn[Item] | str]
+"""The response to a call that draws; text states why there are no rows yet."""
 
 
 class Reader(ReplayUser[ReplayServer]):
@@ -253,24 +252,22 @@ class Updates:
             raise
 
 
-class ReadAheadQueue(Generic[CallResult, Item]):
-    """A short queue of items that calls return several at a time; it starts the next call at a low-water mark.
+class ReadAheadQueue(Generic[Item]):
+    """A short queue of draws or batches, of which each call returns several; a low-water mark starts the next call.
 
     Args:
-        begin: Starts a call, whose result may state why there are no items yet.
-        unpack: Returns the items of its result.
+        begin: Starts a call.
         low: Low-water mark: number of remaining items that triggers the next call.
     """
 
-    def __init__(
-        self, begin: Callable[[], "Future[CallResult | str]"], unpack: Callable[[CallResult], Sequence[Item]], low: int
-    ) -> None:
-        self._begin, self._unpack, self._low = begin, unpack, low
-        self._items: deque[Item] = deque()
-        self._call: Future[CallResult | str] | None = None
+    def __init__(self, begin: Callable[[], Answer[Item]], low: int) -> None:
+        self._begin: Callable[[], Answer[Item]] = begin
+        self._low = low
+        self._items: deque[tuple[str, Item]] = deque()
+        self._call: Answer[Item] | None = None
 
-    def next(self, deadline: Deadline) -> Item:
-        """Return the next item.
+    def next(self, deadline: Deadline) -> tuple[str, Item]:
+        """Return the next item and the generation of its rows.
 
         Raises:
             ReplayTimeoutError: There was none in time.
@@ -278,10 +275,12 @@ class ReadAheadQueue(Generic[CallResult, Item]):
         """
         while not self._items:
             self._fetch(deadline)
-        item = self._items.popleft()
+        generation, item = self._items.popleft()
         if self._call is None and len(self._items) <= self._low:
             self._call = self._begin()
-        return item
+        item.ids, item.weights = item.ids.copy(), item.weights.copy()  # received arrays are read-only
+        item.mask = None if item.mask is None else item.mask.copy()
+        return generation, item
 
     def _fetch(self, deadline: Deadline) -> None:
         self._call = call = self._call or self._begin()
@@ -296,7 +295,7 @@ class ReadAheadQueue(Generic[CallResult, Item]):
         if isinstance(result, str):
             deadline.check(result)
         else:
-            self._items.extend(self._unpack(result))
+            self._items.extend((result[0], item) for item in result[1])
 
 
 class RowSource(ABC):
@@ -316,7 +315,7 @@ class RowSource(ABC):
         self.generation, self.num_redrawn = "", 0
         self._channel, self._num_ahead, self._poll_s = channel, ahead, poll_s(timeout_s)
         self._low = ahead // 2 if ahead > 1 else -1  # with -1, each batch is drawn on request
-        self._queues: dict[Any, ReadAheadQueue[Any, Any]] = {}
+        self._queues: dict[Any, ReadAheadQueue[Any]] = {}
 
     @abstractmethod
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
@@ -327,15 +326,10 @@ class RowSource(ABC):
             ConfigurationError: A key is unknown, or `out` has another size.
         """
 
-    def _ahead(
-        self,
-        signature: Any,
-        begin: Callable[[], "Future[CallResult | str]"],
-        unpack: Callable[[CallResult], Sequence[Item]],
-    ) -> ReadAheadQueue[CallResult, Item]:
+    def _ahead(self, signature: Any, begin: Callable[[], Answer[Item]]) -> ReadAheadQueue[Item]:
         """Return the queue of draws with this signature."""
         if signature not in self._queues:
-            self._queues[signature] = ReadAheadQueue(begin, unpack, self._low)
+            self._queues[signature] = ReadAheadQueue(begin, self._low)
         return self._queues[signature]
 
 
@@ -360,9 +354,9 @@ class NearRows(RowSource):
 
     def _next(self, n: int, deadline: Deadline) -> tuple[str, SampledIds]:
         if not self.generation:  # a single draw, in case it cannot be copied from here
-            return _draws(self._plan(n, deadline))[0]
-        plans = self._ahead(n, lambda: self._channel.begin(ReplayServer.plan, self._num_ahead, n, self._poll_s), _draws)
-        return plans.next(deadline)
+            return self._draw(n, deadline)
+        draws = self._ahead(n, lambda: self._channel.begin(ReplayServer.plan, self._num_ahead, n, self._poll_s))
+        return draws.next(deadline)
 
     def _attach(self, generation: str, deadline: Deadline) -> bool | None:
         """Attach the memory of a generation; return False if it is gone, and None if it is not accessible from here."""
@@ -389,23 +383,17 @@ class NearRows(RowSource):
             count = int(np.count_nonzero(stale))
             self.num_redrawn += count
             deadline.check("rows are overwritten faster than they can be copied")
-            fresh = self._plan(count, deadline, again=True)
-            if fresh.generation != self.generation:
+            generation, fresh = self._draw(count, deadline, again=True)
+            if generation != self.generation:
                 return None
-            draw = spliced(draw, stale, fresh.draws()[0])
+            draw = spliced(draw, stale, fresh)
         return batch
 
-    def _plan(self, n: int, deadline: Deadline, *, again: bool = False) -> Plan:
-        """Return one draw, made now."""
-        while True:
-            plan = deadline.answer(self._channel, ReplayServer.plan, 1, n, self._poll_s, again)
-            if isinstance(plan, Plan):
-                return plan
-            deadline.check(plan)
-
-
-def _draws(plan: Plan) -> list[tuple[str, SampledIds]]:
-    return [(plan.generation, draw) for draw in plan.draws()]
+    def _draw(self, n: int, deadline: Deadline, *, again: bool = False) -> tuple[str, SampledIds]:
+        """Return one draw, made now, and the generation of its rows."""
+        return ReadAheadQueue(lambda: self._channel.begin(ReplayServer.plan, 1, n, self._poll_s, again), -1).next(
+            deadline
+        )
 
 
 class FarRows(RowSource):
@@ -414,15 +402,10 @@ class FarRows(RowSource):
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
         """Draw rows; see `RowSource`."""
         selected_keys = None if keys is None else tuple(keys)
-        batches: ReadAheadQueue[list[SentBatch], SentBatch] = self._ahead(
+        self.generation, batch = self._ahead(
             (n, selected_keys),
             lambda: self._channel.begin(ReplayServer.batches, self._num_ahead, n, selected_keys, self._poll_s),
-            lambda result: result,
-        )
-        self.generation, batch = batches.next(deadline)
-        # received arrays are read-only
-        batch.ids, batch.weights = batch.ids.copy(), batch.weights.copy()
-        batch.mask = None if batch.mask is None else batch.mask.copy()
+        ).next(deadline)
         if out is None:
             batch.data = {key: np.array(array) for key, array in batch.data.items()}
             return batch

@@ -18,7 +18,7 @@ from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.channel import operation
-from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Ack, MemoryLocation, Plan, RowBatch
+from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Ack, Drawn, MemoryLocation, RowBatch
 from trieye.replay.remote.server import Server
 from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
@@ -33,8 +33,8 @@ MAX_SHARE = 10
 MAX_CLIENTS = 10_000
 """Maximum number of remembered writers; the longest silent ones are forgotten first."""
 
-TABLE = "default"
-"""Key of the content in a snapshot, from the time when a server had several tables."""
+SERVER = "server"
+"""Key of the server's own state, beside the keys of the buffer's state."""
 
 
 class ReplayServer(Server):
@@ -65,8 +65,6 @@ class ReplayServer(Server):
         self._is_shared = buffer.get("her") is None
         self.generation = uuid.uuid4().hex
         self._overwrites = OverwriteEstimate(self._buffer.capacity)
-        self._end = 0  # id of the next row
-        self._version = 0
         self._changed = threading.Condition()  # guards all fields, the buffer and the limiter included
         self._counts = AcknowledgedCounts()
         self._env_codes: dict[str, dict[int, int]] = {}
@@ -115,7 +113,7 @@ class ReplayServer(Server):
             self._interrupt(client)  # these episodes do not continue
 
     @operation("draw")
-    def plan(self, k: int, n: int, timeout_s: float, again: bool = False) -> Plan | str:
+    def plan(self, k: int, n: int, timeout_s: float, again: bool = False) -> Drawn[SampledIds] | str:
         """Draw up to `k` times `n` rows, for a reader that copies them from shared memory.
 
         Args:
@@ -125,7 +123,7 @@ class ReplayServer(Server):
             again: The draws replace rows of earlier draws that were overwritten before they were copied.
 
         Returns:
-            At least one draw, or the reason why no draw was possible in that time.
+            The generation of the rows and at least one draw, or the reason why no draw was possible in that time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -134,19 +132,19 @@ class ReplayServer(Server):
                 if draws:
                     self._overwrites.called(self._end)
                     self._changed.notify_all()
-                    return Plan.of(self.generation, draws)
+                    return self.generation, draws
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return hindrance
 
     @operation("draw")
-    def batches(self, k: int, n: int, keys: Sequence[str] | None, timeout_s: float) -> list[tuple[str, Batch]] | str:
-        """Draw like `plan` and copy the rows, for a reader on another machine; return batches with their generation."""
+    def batches(self, k: int, n: int, keys: Sequence[str] | None, timeout_s: float) -> Drawn[Batch] | str:
+        """Draw like `plan` and copy the rows, for a reader on another machine."""
         with self._changed:
             plan = self.plan(k, n, timeout_s)
             if isinstance(plan, str):
                 return plan
-            return [(plan.generation, self._buffer.rows(draw, keys=keys)) for draw in plan.draws()]
+            return plan[0], [self._buffer.rows(draw, keys=keys) for draw in plan[1]]
 
     @operation("wait")
     def await_rows(self, min_size: int, timeout_s: float) -> int:
@@ -169,7 +167,6 @@ class ReplayServer(Server):
         """Set the model version of rows added from now on."""
         with self._changed:
             self._buffer.set_version(version)
-            self._version = version
 
     @operation()
     def memory(self) -> MemoryLocation:
@@ -208,34 +205,24 @@ class ReplayServer(Server):
             parts = self._buffer.state_parts(known_parts)
             envs = [(client, env, code) for client, codes in self._env_codes.items() for env, code in codes.items()]
             state = {
-                "buffer": parts.state,
                 "receipts": self._counts.state_dict(),
                 "envs": envs,
                 "num_envs": self._num_envs,
-                "end": self._end,
                 "edge": self._overwrites.state_dict(),
-                "version": self._version,
             }
-            return replace(parts, state={TABLE: {"state": state, "parts": [*parts.kept, *parts.new]}})
+            return replace(parts, state={**parts.state, SERVER: state})
 
     def _restore(self, saved_parts: SavedParts) -> None:
-        """Restore a snapshot, or the state of a buffer; earlier draws become invalid."""
-        saved_parts = _server_parts(saved_parts)
-        if len(saved_parts.state) != 1:
-            tables = ", ".join(saved_parts.state)
-            raise ConfigurationError(f"replay {self.name!r} has one buffer; the snapshot has several tables: {tables}")
-        state = next(iter(saved_parts.state.values()))["state"]
+        """Restore a snapshot, or the state of a buffer, which has no writers; earlier draws become invalid."""
         with self._changed:
-            self._buffer.load_state_dict(buffer_parts(saved_parts))
-            self._counts.load_state_dict(state["receipts"])
-            self._end = int(state["end"])
-            self._overwrites.load_state_dict(state["edge"])
-            self._version = int(state["version"])
-            if self._buffer.limiter is not None and state.get("limiter") is not None:  # earlier saved by the table
-                self._buffer.limiter.load_state_dict(state["limiter"])
-            self._num_envs, self._env_codes = int(state["num_envs"]), {}
-            if not self._num_envs:  # rows of a buffer, whose environments may have the codes of new ones
+            self._buffer.load_state_dict(saved_parts)
+            state = saved_parts.state.get(SERVER)
+            if state is None:  # its environments may have the codes of new ones
                 self._buffer.interrupt()
+                state = {"receipts": AcknowledgedCounts().state_dict(), "envs": [], "num_envs": 0, "edge": []}
+            self._counts.load_state_dict(state["receipts"])
+            self._overwrites.load_state_dict(state["edge"])
+            self._num_envs, self._env_codes = int(state["num_envs"]), {}
             for client, env, code in state["envs"]:
                 self._env_codes.setdefault(client, {})[int(env)] = int(code)
             self.generation = uuid.uuid4().hex
@@ -243,12 +230,17 @@ class ReplayServer(Server):
 
     def _is_saved(self, state: Any) -> None:
         with self._changed:  # writers may discard the saved rows
-            self._counts.are_saved(state[TABLE]["state"]["receipts"]["ends"])
+            self._counts.are_saved(state[SERVER]["receipts"]["ends"])
 
     def _release_memory(self) -> None:
         with self._changed:
             self._buffer.close()
             self._changed.notify_all()
+
+    @property
+    def _end(self) -> int:
+        """Id of the next row."""
+        return int(self._buffer.stats()["added"])
 
     def _interrupt(self, client: str) -> None:
         """Start new episodes with the next row of each environment of a writer."""
@@ -258,10 +250,9 @@ class ReplayServer(Server):
     def _add(self, client: str, rows: RowBatch, *, lost_rows: bool) -> None:
         versions = rows.versions
         if versions is not None:
-            versions = np.where(versions < 0, self._version, versions)
+            versions = np.where(versions < 0, self._buffer.version, versions)
         codes = self._codes(client, rows, lost_rows=lost_rows)
         ids = self._buffer.extend(rows.by_key(), env_ids=codes, versions=versions)
-        self._end = int(ids[-1]) + 1
         if rows.priorities is not None:
             is_explicit = ~np.isnan(rows.priorities)
             self._buffer.update_priorities(ids[is_explicit], rows.priorities[is_explicit])
@@ -311,27 +302,9 @@ class ReplayServer(Server):
 
     def _draw(self, n: int, *, again: bool) -> SampledIds:
         """Draw rows, avoiding rows that may be overwritten before they are copied."""
-        size = len(self._buffer)
-        above = self._end - size + self._overwrites.rows(self._end, size)
+        size, end = len(self._buffer), self._end
+        above = end - size + self._overwrites.rows(end, size)
         return self._buffer.draw(n, above=above, again=again)
-
-
-def buffer_parts(saved_parts: Any) -> Any:
-    """Return the saved buffer of a saved server; other states unchanged."""
-    if not isinstance(saved_parts, SavedParts) or len(saved_parts.state) != 1:
-        return saved_parts
-    (entry,) = saved_parts.state.values()
-    return replace(saved_parts, state=entry["state"]["buffer"], names=tuple(entry["parts"]))
-
-
-def _server_parts(saved_parts: SavedParts) -> SavedParts:
-    """Return the saved server of a saved buffer, without writers; a saved server unchanged."""
-    buffer = saved_parts.state
-    if "store" not in buffer:
-        return saved_parts
-    receipts, end = AcknowledgedCounts().state_dict(), (buffer["store"] or {"total": 0})["total"]
-    state = {"buffer": buffer, "receipts": receipts, "envs": [], "num_envs": 0, "end": end, "edge": [], "version": 0}
-    return replace(saved_parts, state={TABLE: {"state": state, "parts": saved_parts.names}})
 
 
 class OverwriteEstimate:
