@@ -1,7 +1,6 @@
 """RowReader: reads rows in the form of a batch, including frame stacks and n-step returns."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class RowReader:
     def __init__(self, layout: Layout, ring: Ring, links: EpisodeLinks | None, next_rows: NextRows | None) -> None:
         self._layout, self._ring, self._links, self._next_rows = layout, ring, links, next_rows
         self._memory = BatchMemory()
-        self._n_step = NStep(layout.options.n_step, layout.options.gamma)
+        self._powers = layout.options.gamma ** np.arange(layout.options.n_step + 1, dtype=np.float64)
         self._discounts = np.array([layout.options.gamma, 0], np.float32)  # indexed by termination
         self._is_direct = not (layout.options.n_step > 1 or next_rows or layout.stacks)
         self._stored_keys = [key for key in layout.keys if key not in layout.derived]
@@ -168,9 +167,8 @@ class RowReader:
     def _combined(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         data: Data = {}
         last_ids = ids
-        if self._links is not None and self._n_step.n > 1:
-            terminated = partial(self._has_terminated, low=low, columns={})
-            last_ids, data = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
+        if self._layout.options.n_step > 1:
+            last_ids, data = self._returns(ids, low)
         stacked_keys = [key for key in keys if key in self._layout.stacks]
         first_keys: list[str] = []  # read from the first row of the window
         last_keys: list[str] = []  # read from the last one
@@ -191,10 +189,40 @@ class RowReader:
             data["discount"] = self._discount(ids, low, data, out)
         return {key: data[key] for key in keys}, block
 
+    def _returns(self, ids: Ids, low: int) -> tuple[Ids, Data]:
+        """Return the last row of each row's window, int64 `[n]`, and the values of the windows by key.
+
+        The window of row t has m <= n_step rows: R = sum of gamma^k r_(t+k) for k < m, and the target is R + discount
+        V(next), where discount is gamma^m, or 0 if the last row terminated (Sutton and Barto 2018, equation 7.1).
+        A window is shorter at the end of an episode, terminated or truncated, and at the newest rows of an open
+        episode: bootstrapping from the newest row's next observation is equally valid, and rows can be drawn
+        immediately.
+
+        `reward` `[n, ...]` is R in the dtype of the rewards, float32 for integers; `discount` is float32 `[n]`; `n`,
+        int64 `[n]`, is the number of rows in the window. The last row provides the `next_*` values to bootstrap from,
+        and the episode-end flags.
+        """
+        assert self._links is not None  # noqa: S101 - the layout requires it
+        windows = self._links.following(ids, self._layout.options.n_step)
+        is_in_window = windows >= 0
+        lengths = is_in_window.sum(axis=1)
+        last_ids = windows[np.arange(len(ids)), lengths - 1]
+        rewards = self.column("reward", np.where(is_in_window, windows, ids[:, None]).reshape(-1), low)
+        dtype = rewards.dtype if rewards.dtype.kind in "fc" else np.dtype(np.float32)
+        shape = rewards.shape[1:]
+        rewards = rewards.reshape(*windows.shape, -1)
+        terms = np.zeros(rewards.shape, np.result_type(rewards, np.float64))
+        # rewards beyond the window are skipped rather than multiplied by 0, since they may be infinite
+        np.multiply(rewards, self._powers[:-1, None], where=is_in_window[:, :, None], out=terms)
+        returns = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
+        terminated = self._has_terminated(last_ids, low, {})
+        discount = np.where(terminated, 0, self._powers[lengths]).astype(np.float32)
+        return last_ids, {"reward": returns, "discount": discount, "n": lengths}
+
     def _discount(
         self, ids: Ids, low: int, columns: Mapping[str, NDArray[Any]], out: Mapping[str, Any] | None
     ) -> NDArray[Any]:
-        """Return the `discount` of `NStep.returns` for windows of a single row.
+        """Return the `discount` of `_returns` for windows of a single row.
 
         Args:
             ids: int64 `[n]`.
@@ -264,56 +292,3 @@ class RowReader:
             return np.zeros(len(ids), np.bool_)
         flags = [np.logical_or.reduce(each.reshape(len(ids), -1).astype(np.bool_), axis=1) for each in flags]
         return np.greater(*flags) if len(flags) > 1 else flags[0]
-
-
-class NStep:
-    """Sums the rewards of a row and its successors in the episode.
-
-    The window of row t has m <= n rows: R = sum of gamma^k r_(t+k) for k < m, and the target is R + discount V(next),
-    where discount is gamma^m, or 0 if the last row terminated (Sutton and Barto 2018, equation 7.1).
-    A window is shorter than n at the end of an episode, terminated or truncated, and at the newest rows of an open
-    episode: bootstrapping from the newest row's next observation is equally valid, and rows can be drawn immediately.
-
-    Args:
-        n: Rows in a full window.
-        gamma: Discount factor per row, in [0, 1].
-    """
-
-    def __init__(self, n: int, gamma: float) -> None:
-        self.n = n
-        self._powers = gamma ** np.arange(n + 1, dtype=np.float64)
-
-    def returns(
-        self,
-        ids: Ids,
-        links: EpisodeLinks,
-        reward: Callable[[Ids], NDArray[Any]],
-        terminated: Callable[[Ids], NDArray[Any]],
-    ) -> tuple[Ids, Data]:
-        """Return the last row of each row's window, int64 `[n]`, and the values of the windows by key.
-
-        `reward` `[n, ...]` is the discounted sum of the window's rewards, in their dtype; float32 for integers.
-        `discount`, float32 `[n]`, is the factor of the bootstrapped value, 0 where the episode terminated in it.
-        `n`, int64 `[n]`, is the number of rows in the window. The last row provides the `next_*` values to bootstrap
-        from, and the episode-end flags.
-
-        Args:
-            ids: int64 `[n]`.
-            links: Successor links.
-            reward: Returns the rewards `[m, ...]` of rows, int64 `[m]`.
-            terminated: Returns bool `[m]`, True where the episode terminated with a row rather than being truncated.
-        """
-        windows = links.following(ids, self.n)
-        is_in_window = windows >= 0
-        lengths = is_in_window.sum(axis=1)
-        last_ids = windows[np.arange(len(ids)), lengths - 1]
-        rewards = reward(np.where(is_in_window, windows, ids[:, None]).reshape(-1))
-        dtype = rewards.dtype if rewards.dtype.kind in "fc" else np.dtype(np.float32)
-        shape = rewards.shape[1:]
-        rewards = rewards.reshape(*windows.shape, -1)
-        terms = np.zeros(rewards.shape, np.result_type(rewards, np.float64))
-        # rewards beyond the window are skipped rather than multiplied by 0, since they may be infinite
-        np.multiply(rewards, self._powers[:-1, None], where=is_in_window[:, :, None], out=terms)
-        returns = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
-        discount = np.where(terminated(last_ids), 0, self._powers[lengths]).astype(np.float32)
-        return last_ids, {"reward": returns, "discount": discount, "n": lengths}
