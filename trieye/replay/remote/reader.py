@@ -4,24 +4,23 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
+from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.remote.channel import Deadline, ReplayChannel, ReplayUser, poll_s
 from trieye.replay.remote.messages import Drawn
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
-from trieye.replay.samplers.base import Ids, SampledIds, paired, spliced
+from trieye.replay.samplers.base import SampledIds, paired, spliced
 
-MAX_CALLS = 2
-MAX_WAITING_ROWS = 1 << 16
+MAX_UPDATES = 64
 NO_DRAW = SampledIds(np.empty(0, np.int64), np.empty(0, np.float32))
 """Placeholder for the draw of a prefetcher: the draw happens with the copy, since it may have to be repeated."""
 
@@ -124,7 +123,7 @@ class Reader(ReplayUser[ReplayServer]):
 
         Raises:
             ConfigurationError: The lengths differ, or an earlier update was rejected.
-            ReplayTimeoutError: More than 65 536 priorities wait for a server that does not answer.
+            ReplayTimeoutError: 64 updates wait for a server that does not answer.
         """
         self._check_open()
         with self._updates_lock:
@@ -192,11 +191,11 @@ class Reader(ReplayUser[ReplayServer]):
 
 
 class Updates:
-    """Sends priorities while few calls are in flight, and otherwise collects them for the next call.
+    """Sends priorities; a limited number of calls is in flight.
 
     Args:
         channel: Connection to the server.
-        timeout_s: Maximum wait in seconds when too many have been collected.
+        timeout_s: Maximum wait in seconds for a call when too many are in flight.
 
     Attributes:
         num_lost: Rows whose priorities were lost because the server was unreachable.
@@ -205,8 +204,6 @@ class Updates:
     def __init__(self, channel: ReplayChannel[ReplayServer], timeout_s: float) -> None:
         self.num_lost = 0
         self._channel, self._timeout_s = channel, timeout_s
-        self._waiting: list[tuple[Ids, NDArray[np.float64]]] = []
-        self._generation = ""
         self._calls: deque[tuple[int, Future[None]]] = deque()
 
     def add(self, generation: str, ids: ArrayLike, priorities: ArrayLike) -> None:
@@ -214,42 +211,30 @@ class Updates:
 
         Raises:
             ConfigurationError: The lengths differ, or an earlier update was rejected.
-            ReplayTimeoutError: Too many priorities wait for a server that does not answer.
+            ReplayTimeoutError: The server does not answer, and too many calls are in flight.
         """
         row_ids, values = paired(ids, priorities)
-        if generation != self._generation:
-            self._generation, self._waiting = generation, []
-        self._waiting.append((row_ids.astype(np.int64), values.copy()))  # sent later
-        while self._calls and self._calls[0][1].done():
+        while self._calls and (self._calls[0][1].done() or len(self._calls) >= MAX_UPDATES):
             self._finish_oldest()
-        if sum(len(waiting_ids) for waiting_ids, _ in self._waiting) > MAX_WAITING_ROWS:
-            self._finish_oldest()
-        if len(self._calls) < MAX_CALLS:
-            self._send()
+        call = self._channel.begin(ReplayServer.update_priorities, generation, row_ids.astype(np.int64), values.copy())
+        self._calls.append((len(row_ids), call))
 
     def flush(self) -> None:
         """Wait until all priorities have arrived; raises what `add` raises."""
-        while self._waiting or self._calls:
-            if self._waiting:
-                self._send()
+        while self._calls:
             self._finish_oldest()
-
-    def _send(self) -> None:
-        ids, priorities = (np.concatenate(arrays) for arrays in zip(*self._waiting, strict=True))
-        self._waiting = []
-        call = self._channel.begin(ReplayServer.update_priorities, self._generation, ids, priorities)
-        self._calls.append((len(ids), call))
 
     def _finish_oldest(self) -> None:
         deadline = Deadline(self._timeout_s, lambda: f"{self._channel.name!r} accepted no priorities")
-        count, call = self._calls.popleft()
+        count, call = self._calls[0]
+        wait([call], deadline.left_s)
+        if not call.done():
+            deadline.check()
+        self._calls.popleft()
         try:
-            deadline.result(call)
+            call.result()
         except ConnectionError:
             self.num_lost += count
-        except ReplayTimeoutError:
-            self._calls.appendleft((count, call))
-            raise
 
 
 class ReadAheadQueue(Generic[Item]):
