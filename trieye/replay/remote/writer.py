@@ -4,7 +4,6 @@ import math
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -97,7 +96,6 @@ class Writer(ReplayUser[ReplayServer]):
             collect=self._send_partial_block,
         )
         self._pid = os.getpid()
-        _writers.add(self)
 
     def add(self, env_id: int = 0, /, **row: Any) -> None:
         """Copy one row into the current batch.
@@ -114,6 +112,7 @@ class Writer(ReplayUser[ReplayServer]):
         """
         if type(env_id) is not int or not 0 <= env_id < INTERRUPTION:
             env_id = int(_env_ids([env_id], 1)[0])
+        self._check_process()
         while True:
             with self._lock:
                 block = self._block or self._start_block(row, rows=False)
@@ -142,6 +141,7 @@ class Writer(ReplayUser[ReplayServer]):
         if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
             raise ConfigurationError("extend: priorities must be finite and at least 0")
         start = 0
+        self._check_process()
         while start < count:
             with self._lock:
                 block = self._block or self._start_block(arrays, rows=True)
@@ -207,7 +207,6 @@ class Writer(ReplayUser[ReplayServer]):
 
     def _start_block(self, row: Mapping[str, Any], *, rows: bool) -> Block | None:
         """Start a block; return None if there is no room for one."""
-        self._check_process()
         if self._is_closed:
             raise ReplayClosedError(f"the writer of replay {self.channel.name!r} is closed; create a new one")
         columns = self._columns or [Column.from_value(name, value, rows=rows) for name, value in row.items()]
@@ -240,10 +239,6 @@ class Writer(ReplayUser[ReplayServer]):
             f"{self._sender.trouble or 'it does not answer'}"
         )
 
-    def reset_in_child(self) -> None:
-        """Release the block of the parent process, which sends it; no later row may be added to it."""
-        self._block, self._lock = None, threading.Lock()
-
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise ReplayClosedError(
@@ -262,14 +257,3 @@ def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
     if count and not 0 <= envs.min() <= envs.max() < INTERRUPTION:
         raise ConfigurationError(f"env_ids are from {envs.min()} to {envs.max()}; expected numbers from 0 to 2**40 - 1")
     return envs
-
-
-_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
-
-
-def _reset_in_child() -> None:
-    for writer in list(_writers):
-        writer.reset_in_child()
-
-
-os.register_at_fork(after_in_child=_reset_in_child)
