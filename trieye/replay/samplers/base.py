@@ -15,7 +15,6 @@ from trieye.exceptions import ConfigurationError, TrieyeError
 Ids = NDArray[np.int64]
 
 _PROPOSAL_ATTEMPTS, _DRAW_ATTEMPTS = 8, 100
-_NO_FULL_STACK = "no row of the replay buffer has all frames of its stack; raise replay.capacity"
 
 
 @dataclass(slots=True)  # frozen would cost a tenth of the draw
@@ -192,26 +191,6 @@ def ones(n: int) -> NDArray[np.float32]:
     return weights
 
 
-class UniformSampler(RowSampler):
-    """Draws rows independently, with replacement; it has no state, and ignores priorities."""
-
-    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
-        """Draw `n` rows from `[low, high)`."""
-        return self.judge(rng.integers(low, high, n), low, high)
-
-    def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
-        """Draw `n` ids from `[low, high)`."""
-        return rng.integers(low, high, n)
-
-    def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
-        """Draw `n` of the ids."""
-        return ids[rng.integers(0, len(ids), n)]
-
-    def judge(self, ids: Ids, low: int, high: int) -> SampledIds:
-        """Return a draw of the ids with weights of 1."""
-        return SampledIds(ids, ones(len(ids)).copy(), {"size": high - low})  # users and torch need writable weights
-
-
 def with_history(
     draw: SampledIds,
     lacks: Callable[[Ids], NDArray[np.bool_]],
@@ -235,39 +214,46 @@ def with_history(
         ConfigurationError: No row has all its frames.
         ReplayTimeoutError: The bounds of the rows that have them permit too few draws; nothing was drawn.
     """
-    is_lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
-    if not is_lacking.any():
-        return draw
-    if not isinstance(sampler, RowSampler):
-        for _ in range(_DRAW_ATTEMPTS):
-            draw = _redrawn(draw, is_lacking, sampler, rng, low=low, high=high)
-            is_lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
-            if not is_lacking.any():
-                return draw
-        raise ConfigurationError(_NO_FULL_STACK)
-    ids = draw.ids.copy()
-    for _ in range(_PROPOSAL_ATTEMPTS):
-        ids[is_lacking] = sampler.propose(int(np.count_nonzero(is_lacking)), low, high, rng)
-        is_lacking = lacks(ids)
-        if not is_lacking.any():
-            return sampler.judge(ids, low, high)
-    all_ids = np.arange(low, high)
-    whole_ids = all_ids[~lacks(all_ids)]
-    if not whole_ids.size:
-        raise ConfigurationError(_NO_FULL_STACK)
-    ids[is_lacking] = sampler.pick(int(np.count_nonzero(is_lacking)), whole_ids, rng)
-    return sampler.judge(ids, low, high)
+    for attempt in range(_DRAW_ATTEMPTS):
+        first_ids = draw.ids.reshape(len(draw), -1)[:, 0]
+        is_lacking = lacks(first_ids)
+        count = int(np.count_nonzero(is_lacking))
+        if not count:
+            return draw
+        if isinstance(sampler, RowSampler) and attempt >= _PROPOSAL_ATTEMPTS:
+            all_ids = np.arange(low, high)
+            whole_ids = all_ids[~lacks(all_ids)]
+            if not whole_ids.size:
+                break
+            fresh = sampler.judge(sampler.pick(count, whole_ids, rng), low, high)
+        elif isinstance(sampler, RowSampler):
+            fresh = sampler.judge(sampler.propose(count, low, high, rng), low, high)
+        else:
+            sampler.discarded(first_ids[is_lacking], for_good=True)
+            try:
+                fresh = sampler.draw(count, low, high, rng)
+            except TrieyeError:
+                sampler.discarded(first_ids[~is_lacking], for_good=False)
+                raise
+        draw = spliced(draw, is_lacking, fresh)
+    raise ConfigurationError("no row of the replay buffer has all frames of its stack; raise replay.capacity")
 
 
-def _redrawn(
-    draw: SampledIds, where: NDArray[np.bool_], sampler: Sampler, rng: np.random.Generator, *, low: int, high: int
-) -> SampledIds:
-    """Replace rows, bool `[n]`, that can never be returned; discard the whole draw if there are no others."""
-    firsts = draw.ids.reshape(len(draw), -1)[:, 0]
-    sampler.discarded(firsts[where], for_good=True)
-    try:
-        fresh = sampler.draw(int(np.count_nonzero(where)), low, high, rng)
-    except TrieyeError:
-        sampler.discarded(firsts[~where], for_good=False)
-        raise
-    return spliced(draw, where, fresh)
+class UniformSampler(RowSampler):
+    """Draws rows independently, with replacement; it has no state, and ignores priorities."""
+
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
+        """Draw `n` rows from `[low, high)`."""
+        return self.judge(rng.integers(low, high, n), low, high)
+
+    def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
+        """Draw `n` ids from `[low, high)`."""
+        return rng.integers(low, high, n)
+
+    def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
+        """Draw `n` of the ids."""
+        return ids[rng.integers(0, len(ids), n)]
+
+    def judge(self, ids: Ids, low: int, high: int) -> SampledIds:
+        """Return a draw of the ids with weights of 1."""
+        return SampledIds(ids, ones(len(ids)).copy(), {"size": high - low})  # users and torch need writable weights
