@@ -34,13 +34,11 @@ class NumberedBatch:
         first: Number of its first row, counted over the lifetime of the writer.
         block: The memory of its rows.
         rows: The rows.
-        was_acknowledged: Whether the server has acknowledged it.
     """
 
     first: int
     block: Block
     rows: RowBatch
-    was_acknowledged: bool = False
 
     @property
     def end(self) -> int:
@@ -85,6 +83,11 @@ class Outbox:
         return len(self._pending[0].rows) if self._pending else 0
 
     @property
+    def num_pending(self) -> int:
+        """Number of unacknowledged batches."""
+        return len(self._pending)
+
+    @property
     def num_waiting(self) -> int:
         """Number of unacknowledged rows."""
         return self.end - self.num_acknowledged
@@ -107,24 +110,21 @@ class Outbox:
         self.num_inflight += 1
         return self._pending[self._num_sent - 1]
 
-    def answered(self, batch: NumberedBatch, ack: Ack) -> int:
-        """Process an answer; return the number of newly acknowledged batches."""
+    def answered(self, batch: NumberedBatch, ack: Ack) -> None:
+        """Process an answer."""
         self.num_inflight -= 1
         if ack.end < batch.end:
             self._is_back = True
-            return 0
-        return self._process(ack)
+        else:
+            self._process(ack)
 
     def failed(self) -> None:
         """Record that a batch got no answer; the server may have it."""
         self.num_inflight -= 1
         self._is_back = True
 
-    def go_back(self, ack: Ack) -> int:
-        """Continue after the rows that the server has; return the number of newly acknowledged batches.
-
-        Call it only if no batch is in flight.
-        """
+    def go_back(self, ack: Ack) -> None:
+        """Continue after the rows that the server has. Call it only if no batch is in flight."""
         self._is_back, self._num_sent = False, 0
         while self._retained and self._retained[-1].end > ack.end:
             self.kept_bytes -= self._retained[-1].block.size_bytes
@@ -133,16 +133,13 @@ class Outbox:
         # stop waiting for rows that the server lost and that are no longer retained
         self.num_acknowledged = max(ack.end, self.oldest)
         self.num_gone = max(self.num_gone, ack.lost + self.num_acknowledged - ack.end)
-        return self._process(ack)
+        self._process(ack)
 
-    def _process(self, ack: Ack) -> int:
-        num_new = 0
+    def _process(self, ack: Ack) -> None:
         self.num_gone = max(self.num_gone, ack.lost)
         while self._pending and self._pending[0].end <= ack.end:
             batch = self._pending.popleft()
             self._num_sent = max(self._num_sent - 1, 0)
-            num_new += not batch.was_acknowledged
-            batch.was_acknowledged = True
             self.kept_bytes += batch.block.size_bytes
             self._retained.append(batch)
         self.num_acknowledged = max(self.num_acknowledged, ack.end)
@@ -150,7 +147,6 @@ class Outbox:
             block = self._retained.popleft().block
             self.kept_bytes -= block.size_bytes
             self.spare.append(block)
-        return num_new
 
 
 class BatchSender:
@@ -183,9 +179,7 @@ class BatchSender:
         self._outbox = Outbox(max_inflight=max_inflight, keep_bytes=keep_bytes)  # only this thread changes it
         self._flush_s, self._collect = flush_s, weakref.WeakMethod(collect)
         self._filled: SimpleQueue[Block] = SimpleQueue()
-        # numbers of blocks: the first is changed by threads that hold the writer's lock, the second by this thread; the
-        # limit is those in flight and one being filled
-        self._num_issued, self._num_returned, self._max_out = 0, 0, max_inflight + 1
+        self._max_inflight = max_inflight
         self._answers: SimpleQueue[tuple[NumberedBatch, Future[Ack]]] = SimpleQueue()
         self._num_gone_reported = 0
         self._backoff, self._not_before = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
@@ -220,7 +214,6 @@ class BatchSender:
             block.reuse()
         except IndexError:
             block = make()
-        self._num_issued += 1
         return block
 
     def await_room(self, timeout_s: float) -> bool:
@@ -266,7 +259,7 @@ class BatchSender:
             raise self._worker.failure
 
     def _has_room(self) -> bool:
-        return self._num_issued - self._num_returned < self._max_out
+        return self._filled.qsize() + self._outbox.num_pending <= self._max_inflight  # no block is being filled
 
     # called by the sending thread
 
@@ -313,7 +306,8 @@ class BatchSender:
             self.trouble = ack.refused
             if self._backoff.failures:
                 self._backoff.worked()
-            self._record_acknowledged(self._outbox.answered(batch, ack))
+            self._outbox.answered(batch, ack)
+            self._report()
 
     def _deliver(self) -> None:
         now = time.monotonic()
@@ -342,14 +336,15 @@ class BatchSender:
         self._last_answer = time.monotonic()
         self.trouble = ack.refused
         if self._outbox.is_held_up or ack.end < self._outbox.num_acknowledged:
-            self._record_acknowledged(self._outbox.go_back(ack))
+            self._outbox.go_back(ack)
+            self._report()
 
     def _wait_longer(self, trouble: str) -> None:
         self.trouble = trouble
         self._not_before = time.monotonic() + self._backoff.failed()
 
-    def _record_acknowledged(self, num_batches: int) -> None:
-        self._num_returned += num_batches
+    def _report(self) -> None:
+        """Wake the threads that wait for acknowledgements, and report lost rows."""
         self._worker.tell()
         if self._outbox.num_gone > self._num_gone_reported:
             self._num_gone_reported = self._outbox.num_gone

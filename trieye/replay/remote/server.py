@@ -84,7 +84,7 @@ class Server(ABC):
 
         Raises:
             CheckpointError: The snapshot does not exist or is damaged.
-            ConfigurationError: It contains several tables, rows of another schema, or chunks of another length.
+            ConfigurationError: It contains rows of another schema, or chunks of another length.
             SerializationError: It is incomplete, or the server's own snapshot could not be written.
         """
         self.load_state_dict(load_parts(directory))
