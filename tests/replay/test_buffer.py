@@ -270,8 +270,8 @@ class Tensor:
         (lambda: ReplayBuffer.from_config(ReplayConfig(kind="fragment")), "use trieye.replay.fragments.FragmentBuf"),
         (lambda: extended(versions=[0, 1]), r"versions are .* expected an integer for each of 3 rows"),
         (lambda: extended(versions=[0.0, 1.0, 2.0]), r"versions are .* expected an integer for each of 3 rows"),
-        (lambda: extended(env_ids=[0, 1]), r"expected an integer for each of the 3 rows"),
-        (lambda: extended(env_ids=[0.0, 1.0, 2.0]), r"expected an integer for each of the 3 rows"),
+        (lambda: extended(env_ids=[0, 1]), r"expected an integer for each of 3 rows"),
+        (lambda: extended(env_ids=[0.0, 1.0, 2.0]), r"expected an integer for each of 3 rows"),
         (
             lambda: extended(batch={**numbered(5, 5), "reward": np.zeros(4)}),
             r"same number of rows, got obs \[5\], action \[5\], reward \[4\]",

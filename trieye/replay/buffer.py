@@ -20,10 +20,9 @@ from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Layout, Padding, RowOptions, checked_integer, saved_columns
 from trieye.replay.rows.segments import FORMAT, Gaps, StoredParts, checked_state
-from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore
+from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore, row_integers
 from trieye.replay.samplers import checked_kind, make_sampler
 from trieye.replay.samplers.base import SampledIds, checked_priorities
-from trieye.replay.samplers.eligible import checked_versions
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, StateParts
@@ -185,7 +184,7 @@ class ReplayBuffer:
             return store.extend(batch, env_ids)
         store = self._opened() or self._new_store([Column.from_value(*item, rows=True) for item in batch.items()])
         block = store.conform(batch, env_ids)
-        row_versions = None if versions is None else checked_versions(versions, block.count)
+        row_versions = None if versions is None else row_integers("versions", versions, block.count)
         self._before_adding(block.count)
         ids = store.write(block, row_versions)
         self._store = store

@@ -17,7 +17,7 @@ from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Block
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
-from trieye.replay.rows.store import checked_env_ids
+from trieye.replay.rows.store import row_integers
 
 MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept in memory."""
@@ -253,7 +253,7 @@ def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:
 
 
 def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
-    envs = checked_env_ids(env_ids, count)
+    envs = row_integers("env_ids", env_ids, count)
     if count and not 0 <= envs.min() <= envs.max() < INTERRUPTION:
         raise ConfigurationError(f"env_ids are from {envs.min()} to {envs.max()}; expected numbers from 0 to 2**40 - 1")
     return envs

@@ -143,7 +143,7 @@ class RowStore:
         own_columns, next_columns = self._split(rows)
         arrays, count = self.ring.conform(own_columns)
         values = {} if self.next_rows is None else self.next_rows.conform(next_columns, rows=count)
-        return RowBlock(arrays, count, checked_env_ids(env_ids, count), values)
+        return RowBlock(arrays, count, row_integers("env_ids", env_ids, count), values)
 
     def write(self, block: RowBlock, versions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Copy rows into the store and return their ids, int64 `[n]`.
@@ -406,13 +406,13 @@ class AttachedReplay:
         return max(counters["low"], counters["writing_until"] - self.capacity)
 
 
-def checked_env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
-    """Return an environment for each of `count` rows, 0 for None; raise a ConfigurationError for anything else."""
-    if env_ids is None:
+def row_integers(name: str, values: ArrayLike | None, count: int) -> NDArray[np.int64]:
+    """Return an integer for each of `count` rows, 0 for None; raise a ConfigurationError for anything else."""
+    if values is None:
         return np.zeros(count, np.int64)
-    envs = np.asarray(env_ids)
-    if envs.shape != (count,) or envs.dtype.kind not in "iu":
+    array = np.asarray(values)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"env_ids are {envs.dtype}{list(envs.shape)}; expected an integer for each of the {count} rows"
+            f"{name} are {array.dtype}{list(array.shape)}; expected an integer for each of {count} rows"
         )
-    return envs.astype(np.int64, copy=False)
+    return array.astype(np.int64, copy=False)

@@ -197,17 +197,3 @@ class EligibleSampler(Sampler):
         if self.max_staleness is not None:
             self._versions[slots] = self.version
         self._settled = self._end
-
-
-def checked_versions(versions: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Return the versions `[count]` of rows from a single version or one per row.
-
-    Raises:
-        ConfigurationError: The versions are not integers or have another length.
-    """
-    array = np.asarray(versions)
-    if array.shape not in {(), (count,)} or array.dtype.kind not in "iu":
-        raise ConfigurationError(
-            f"extend: versions are {array.dtype}{list(array.shape)}; expected an integer for each of {count} rows"
-        )
-    return np.broadcast_to(array.astype(np.int64, copy=False), (count,))
