@@ -353,18 +353,16 @@ class AcknowledgedCounts:
     """
 
     def __init__(self) -> None:
-        self._ends: dict[str, int] = {}
-        self._saved_ends: dict[str, int] = {}
-        self._lost: dict[str, int] = {}
+        self._acks: dict[str, Ack] = {}  # the most recently active writer last
         self.num_lost = 0
         """Acknowledged rows that are lost: after the server died, no writer had them any more."""
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._acks)
 
     def ack(self, client: str, refusal: str = "") -> Ack:
         """Return a writer's progress, and why its batch was not added."""
-        return Ack(self._ends.get(client, 0), self._saved_ends.get(client, 0), refusal, self._lost.get(client, 0))
+        return replace(self._acks.get(client, Ack(0)), refused=refusal)
 
     def judge(self, client: str, first_number: int, oldest: int) -> Literal["next", "duplicate", "early"]:
         """Classify a batch.
@@ -374,37 +372,36 @@ class AcknowledgedCounts:
             first_number: Number of the first row of the batch.
             oldest: Number of the oldest row that the writer can still send.
         """
-        end = self._ends.get(client, 0)
+        end = self.ack(client).end
         if first_number < end:
             return "duplicate"
         return "next" if first_number in {end, oldest} else "early"
 
     def record(self, client: str, first: int, count: int) -> None:
         """Record an added batch."""
-        gap = first - self._ends.pop(client, 0)
-        if gap:
-            self._lost[client] = self._lost.get(client, 0) + gap
-            self.num_lost += gap
-        self._ends[client] = first + count  # moves the writer to the end of the dict, which is ordered by activity
-        if len(self._ends) > MAX_CLIENTS:
-            self.forget(next(iter(self._ends)))
+        ack = self._acks.pop(client, Ack(0))
+        gap = first - ack.end
+        self.num_lost += gap
+        self._acks[client] = replace(ack, end=first + count, lost=ack.lost + gap)
+        if len(self._acks) > MAX_CLIENTS:
+            self.forget(next(iter(self._acks)))
 
     def forget(self, client: str) -> None:
         """Forget a writer that sends nothing more."""
-        for numbers in (self._ends, self._saved_ends, self._lost):
-            numbers.pop(client, None)
+        self._acks.pop(client, None)
 
     def are_saved(self, ends: Mapping[str, int]) -> None:
         """Record that a snapshot contains these ends, which `state_dict` returned."""
-        self._saved_ends = {client: end for client, end in ends.items() if client in self._ends}
+        for client in self._acks.keys() & ends.keys():
+            self._acks[client] = replace(self._acks[client], saved=ends[client])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a snapshot."""
-        return {"ends": dict(self._ends), "lost": dict(self._lost), "num_lost": self.num_lost}
+        ends, lost = ({client: getattr(ack, name) for client, ack in self._acks.items()} for name in ("end", "lost"))
+        return {"ends": ends, "lost": lost, "num_lost": self.num_lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a snapshot; all rows that it contains are saved."""
-        self._ends = {str(client): int(end) for client, end in state["ends"].items()}
-        self._saved_ends = dict(self._ends)
-        self._lost = {str(client): int(lost) for client, lost in state["lost"].items()}
+        lost = state["lost"]
+        self._acks = {client: Ack(end, saved=end, lost=lost[client]) for client, end in state["ends"].items()}
         self.num_lost = int(state["num_lost"])
