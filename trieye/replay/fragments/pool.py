@@ -37,7 +37,7 @@ class StoredChunk:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """Version, number of the first fragment, and worker, by which the oldest chunk is chosen."""
+        """Sort key of `oldest`: version, number of the first fragment, worker."""
         first = self.fragments[0].meta
         return self.version, first.fid, first.worker
 
@@ -75,7 +75,7 @@ class ChunkPool:
 
     @property
     def by_slot(self) -> tuple[StoredChunk, ...]:
-        """The chunks in an order in which `restore` makes the next draws equal."""
+        """The chunks in slot order, for `restore`; the next draws of both pools are equal."""
         return tuple(self._by_slot)
 
     def add(self, chunk: StoredChunk) -> None:
