@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trieye.replay.rows.memory import ArrayAllocator, RamMemory
+from trieye.replay.rows.memory import Memory, RamMemory
 
 Ids = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class EpisodeLinks:
     they are linked, and if the rows of a draw were not overwritten during the read.
     """
 
-    def __init__(self, capacity: int, memory: ArrayAllocator | None = None, *, count_steps: bool = False) -> None:
+    def __init__(self, capacity: int, memory: Memory | None = None, *, count_steps: bool = False) -> None:
         """Create links without rows, or open the links of another object in the same memory.
 
         Args:
@@ -37,7 +37,7 @@ class EpisodeLinks:
             memory: Allocator of the arrays; ordinary memory if None.
             count_steps: Also store each row's position in its episode, and the distance to its first row, 4 bytes each.
         """
-        arrays: ArrayAllocator = memory or RamMemory(prefault=False)
+        arrays: Memory = memory or RamMemory(prefault=False)
         shape, dtype = (capacity,), np.int32 if capacity < 1 << 31 else np.int64
         self.capacity = capacity
         self._next = arrays.allocate("next_row", shape, dtype)

@@ -7,10 +7,11 @@ import mmap
 import os
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -45,25 +46,25 @@ class MemoryHandle:
     arrays: Mapping[str, tuple[int, tuple[int, int], str, tuple[int, ...]]]
 
 
-class ArrayAllocator(Protocol):
-    """Allocates arrays of zeros, each name once."""
+class Memory(ABC):
+    """Allocates arrays of zeros, each name once.
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
-        """Allocate an array; without `prefault`, its memory is allocated on the first write."""
+    Attributes:
+        size_bytes: Total size in bytes of the allocated arrays.
+    """
 
-
-class Memory(ArrayAllocator, Protocol):
-    """The memory of a buffer."""
+    size_bytes = 0
 
     @property
     def handle(self) -> MemoryHandle | None:
         """The handle for other processes; None if they cannot attach."""
+        return None
 
-    @property
-    def size_bytes(self) -> int:
-        """Total size in bytes of the allocated arrays."""
+    @abstractmethod
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
+        """Allocate an array; without `prefault`, its memory is allocated on the first write."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - ordinary memory is released with the arrays
         """Release the memory; the system reclaims it when no array uses it."""
 
 
@@ -96,17 +97,14 @@ def open_memory(
     return FileMemory(None if directory is None else Path(directory), prefault=prefault)
 
 
-class RamMemory:
+class RamMemory(Memory):
     """Ordinary memory of this process.
 
     From 4 MB on, NumPy requests huge pages itself.
     """
 
-    handle: MemoryHandle | None = None
-
     def __init__(self, *, prefault: bool = True, is_full_soon: bool = False) -> None:
         self._prefault, self._is_full_soon = prefault, is_full_soon
-        self.size_bytes = 0
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
         """Allocate an array of zeros.
@@ -129,11 +127,8 @@ class RamMemory:
         self.size_bytes += size_bytes
         return array
 
-    def close(self) -> None:
-        """Do nothing: memory is released with the arrays."""
 
-
-class FileMemory:
+class FileMemory(Memory):
     """Unnamed files in memory (`shm`) or in a directory (`mmap`).
 
     The system deletes such a file when the last process that has it open or mapped exits, even by SIGKILL, so nothing
@@ -145,7 +140,6 @@ class FileMemory:
         self._arrays: dict[str, tuple[int, tuple[int, int], str, tuple[int, ...]]] = {}
         self._close = contextlib.ExitStack()
         self._finalizer = weakref.finalize(self, self._close.close)
-        self.size_bytes = 0
 
     @property
     def handle(self) -> MemoryHandle | None:
@@ -201,7 +195,7 @@ class FileMemory:
             os.posix_fallocate(descriptor, 0, size_bytes)
 
 
-class AttachedMemory:
+class AttachedMemory(Memory):
     """The arrays of another process, read-only.
 
     Args:
@@ -217,7 +211,7 @@ class AttachedMemory:
         shape: tuple[int, ...],
         dtype: DTypeLike,
         *,
-        prefault: bool = True,  # noqa: ARG002 - required by the protocol
+        prefault: bool = True,  # noqa: ARG002 - required by the base class
     ) -> NDArray[Any]:
         """Map the array of that name.
 

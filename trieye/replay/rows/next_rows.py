@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.replay.rows.memory import ArrayAllocator
+from trieye.replay.rows.memory import Memory
 from trieye.replay.rows.schema import PREFIX, Column
 
 Ids = NDArray[np.int64]
@@ -26,7 +26,7 @@ class NextRows:
         memory: Allocator of the arrays.
     """
 
-    def __init__(self, columns: Mapping[str, Column], capacity: int, memory: ArrayAllocator) -> None:
+    def __init__(self, columns: Mapping[str, Column], capacity: int, memory: Memory) -> None:
         self.columns = dict(columns)
         self.capacity = capacity
         self._value_slots = memory.allocate("next.place", (capacity,), np.int32 if capacity < 1 << 31 else np.int64)

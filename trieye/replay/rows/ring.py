@@ -11,7 +11,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.rows.memory import ArrayAllocator
+from trieye.replay.rows.memory import Memory
 from trieye.replay.rows.schema import Column, as_array, check_keys
 
 # One gather of 48-byte records is twice as fast as five gathers of columns (43 against 22 M rows/s); the advantage
@@ -32,7 +32,7 @@ class Ring:
     Small rows are packed as consecutive records, so that a draw touches each row once.
     """
 
-    def __init__(self, capacity: int, columns: Iterable[Column], memory: ArrayAllocator) -> None:
+    def __init__(self, capacity: int, columns: Iterable[Column], memory: Memory) -> None:
         self.columns = {column.name: column for column in columns}
         self.capacity = capacity
         if not self.columns:

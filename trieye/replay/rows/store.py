@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.memory import ArrayAllocator, AttachedMemory, Memory, MemoryHandle
+from trieye.replay.rows.memory import AttachedMemory, Memory, MemoryHandle
 from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
 from trieye.replay.rows.ring import Ring
@@ -26,7 +26,7 @@ _NO_ROWS = 1 << 62
 _MAX_REDRAWS = 5
 
 
-def _shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
+def _shared_counters(memory: Memory) -> NDArray[np.int64]:
     """Return the header: counters that the owner of shared memory updates for readers in other processes.
 
     `writing_until` is raised before rows are overwritten, `total` and `low` after rows were written. A reader's copies
@@ -36,7 +36,7 @@ def _shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
     return memory.allocate("header", (len(COUNTERS),), np.int64)
 
 
-def _arrays_in(memory: ArrayAllocator, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
+def _arrays_in(memory: Memory, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
     """Return the rows and their links in a memory; owner and readers get the same arrays."""
     options, links = layout.options, None
     ring = Ring(layout.capacity, layout.stored, memory)
