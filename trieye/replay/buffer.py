@@ -19,7 +19,7 @@ from trieye.replay.limiter import RateLimiter
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Layout, Padding, RowOptions, checked_integer, saved_columns
-from trieye.replay.rows.segments import FORMAT, Gaps, StoredParts, checked_state
+from trieye.replay.rows.segments import FORMAT, StoredParts, checked_state
 from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore, row_integers
 from trieye.replay.samplers import checked_kind, make_sampler
 from trieye.replay.samplers.base import SampledIds, checked_priorities
@@ -234,8 +234,7 @@ class ReplayBuffer:
         draw = store.draw(n, self._rng, above=above)
         if again:
             return draw
-        # count the rows that the user gets, not those discarded on the way
-        store.sampler.handed_out(draw)
+        store.sampler.handed_out(draw)  # the rows that the user gets, without those discarded on the way
         if limiter is not None:
             limiter.sample(n)
         self._counts.sampled += draw.ids.size
@@ -410,9 +409,9 @@ class ReplayBuffer:
         self._opened()
         self._settle()
         saved_parts = checked_state(state, self._kind)
-        rows_state, gaps = saved_parts.state["store"], None
+        rows_state, num_lost = saved_parts.state["store"], 0
         if rows_state is not None:
-            gaps = self._load_rows(rows_state, saved_parts, lazy=lazy)
+            num_lost = self._load_rows(rows_state, saved_parts, lazy=lazy)
         elif self._store is not None and self._store.total:
             self._store.close()
             self._store = self._new_store(list(self._store.layout.columns.values()))
@@ -422,10 +421,9 @@ class ReplayBuffer:
         if self.limiter is not None and saved_parts.state["limiter"] is not None:
             self.limiter.load_state_dict(saved_parts.state["limiter"])
         self._counts.load_state_dict(saved_parts.state["counts"])
-        if gaps is not None:
-            self._counts.lost += gaps.num_rows
-            if self.limiter is not None:
-                self.limiter.removed(gaps.num_rows)
+        self._counts.lost += num_lost
+        if self.limiter is not None:
+            self.limiter.removed(num_lost)
 
     def save(self, path: str | Path) -> None:
         """Write the buffer to a directory, replaced atomically; rows that it already contains are not written again.
@@ -487,8 +485,8 @@ class ReplayBuffer:
         if self.limiter is not None and not self.limiter.can_insert(count):
             raise ReplayTimeoutError(f"cannot add {count} rows: the limiter requires more draws first")
 
-    def _load_rows(self, rows_state: Mapping[str, Any], saved_parts: SavedParts, *, lazy: bool) -> Gaps | None:
-        """Load saved rows into an empty store, and return the lost ones, if any."""
+    def _load_rows(self, rows_state: Mapping[str, Any], saved_parts: SavedParts, *, lazy: bool) -> int:
+        """Load saved rows into an empty store, and return the number of lost ones."""
         store = self._store
         columns = saved_columns(rows_state, None if store is None else store.layout, self._options)
         if store is not None and store.total:
@@ -497,6 +495,6 @@ class ReplayBuffer:
             self._store = store = None  # releases its memory before allocating the new one
             is_full_soon = not lazy and rows_state["total"] - rows_state["low"] >= self.capacity
             store = self._new_store(columns, is_full_soon=is_full_soon)
-        gaps = self._parts.restore(store, saved_parts, rows_state, lazy=lazy and store.memory.handle is None)
+        num_lost = self._parts.restore(store, saved_parts, rows_state, lazy=lazy and store.memory.handle is None)
         self._store = store
-        return gaps
+        return num_lost

@@ -248,7 +248,7 @@ class StoredParts:
         """Return name, range and size of every part, as plain data."""
         return [[part.name, part.first, part.end, part.size_bytes] for part in self._parts]
 
-    def restore(self, store: RowStore, saved: SavedParts, rows_state: Mapping[str, Any], *, lazy: bool) -> Gaps | None:
+    def restore(self, store: RowStore, saved: SavedParts, rows_state: Mapping[str, Any], *, lazy: bool) -> int:
         """Load a state and the newest rows into an empty store, several parts in parallel; each part is read once.
 
         Args:
@@ -258,7 +258,7 @@ class StoredParts:
             lazy: Leave the rows in the files until they are accessed.
 
         Returns:
-            The rows lost with damaged parts; None if there are none. The other rows have then moved.
+            The number of rows lost with damaged parts. If there are any, the other rows have moved.
 
         Raises:
             CheckpointError: A part is damaged and `saved` forbids skipping it.
@@ -296,14 +296,15 @@ class StoredParts:
         for rows in ranges:
             _restore_links(store, rows)
         store.load_state_dict(rows_state if gaps is None else gaps.applied(rows_state), low)
-        if gaps is not None:
-            logger.warning(
-                "rows %s of the replay are lost because their files are damaged; continuing with the other %d rows, "
-                "which the next save rewrites",
-                gaps,
-                store.total - store.low,
-            )
-        return gaps
+        if gaps is None:
+            return 0
+        logger.warning(
+            "rows %s of the replay are lost because their files are damaged; continuing with the other %d rows, which "
+            "the next save rewrites",
+            gaps,
+            store.total - store.low,
+        )
+        return gaps.num_rows
 
 
 def checked_state(state: Any, kind: str) -> SavedParts:
