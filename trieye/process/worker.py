@@ -164,10 +164,11 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread, after waiting for a call in progress."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the thread after the call in progress, and return whether it ended in time; None waits without limit."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def take_failure(self) -> Exception | None:
         """Return the last exception since the previous call of this method."""

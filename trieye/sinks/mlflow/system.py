@@ -2,63 +2,41 @@
 
 import contextlib
 import logging
-import threading
-from typing import Any, Protocol
+from typing import Any
 
 from trieye.config.redaction import redacted_text
+from trieye.process.worker import Ticker
 
 log = logging.getLogger("trieye.sinks")
 
 _STOP_TIMEOUT_S = 5.0
 
 
-class Monitor(Protocol):
-    """The methods used of MLflow's `SystemMetricsMonitor`.
-
-    Its thread is unused, because it exits permanently after a short outage of the store.
-    """
-
-    sampling_interval: float
-    mlflow_logger: Any
-
-    def collect_metrics(self) -> object:
-        """Take a sample."""
-
-    def aggregate_metrics(self) -> dict[str, float]:
-        """Return the aggregated samples."""
-
-    def publish_metrics(self, metrics: dict[str, float]) -> None:
-        """Log aggregated metrics, or buffer them until the next call if the store is unavailable."""
-
-
 class SystemMetrics:
     """A thread that logs the metrics of a monitor until it is stopped.
 
+    The thread of the monitor itself is unused, because it exits permanently after a short outage of the store.
+
     Args:
-        monitor: Takes and logs the samples.
+        monitor: MLflow's `SystemMetricsMonitor`.
     """
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trieye-sink-mlflow-system", daemon=True)
-        self._thread.start()
+    def __init__(self, monitor: Any) -> None:
+        self._monitor, self._has_failed = monitor, False
+        self._ticker = Ticker("trieye-sink-mlflow-system", self._sample, monitor.sampling_interval)
 
     def stop(self) -> None:
         """Stop the thread and log buffered samples; samples that cannot be logged now are dropped."""
-        self._stopping.set()
-        self._thread.join(_STOP_TIMEOUT_S)  # a server that does not answer must not delay the end of the run
-        if not self._thread.is_alive():
+        # a server that does not answer must not delay the end of the run
+        if self._ticker.stop(_STOP_TIMEOUT_S):
             with contextlib.suppress(Exception):  # the sink uses the same store and reports its errors
                 self._monitor.mlflow_logger.flush()
 
-    def _run(self) -> None:
-        has_failed = False
-        while not self._stopping.wait(self._monitor.sampling_interval):
-            try:
-                self._monitor.collect_metrics()
-                self._monitor.publish_metrics(self._monitor.aggregate_metrics())
-            except Exception as error:  # noqa: BLE001 - the border to MLflow and to drivers
-                if not has_failed:
-                    log.warning("system metrics cannot be logged to MLflow, retrying: %s", redacted_text(str(error)))
-                has_failed = True
+    def _sample(self) -> None:
+        try:
+            self._monitor.collect_metrics()
+            self._monitor.publish_metrics(self._monitor.aggregate_metrics())
+        except Exception as error:  # noqa: BLE001 - the border to MLflow and to drivers
+            if not self._has_failed:
+                log.warning("system metrics cannot be logged to MLflow, retrying: %s", redacted_text(str(error)))
+            self._has_failed = True
