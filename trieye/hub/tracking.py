@@ -1,7 +1,6 @@
 """Tracking: records parameters, tags, the config and files of a run; holds copies of the files until delivery."""
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -45,7 +44,6 @@ KILLED_CLOSE_TIMEOUT_S = 6.0
 CHECKPOINTS_PATH = "checkpoints"
 """Artifact folder for the checkpoints of a run."""
 
-_RECORDED = "recorded.json"
 _CLONE_BYTES = 64 << 20
 
 
@@ -271,8 +269,6 @@ class Artifacts:
 
     def note_recorded(self, copy: Path, end: int) -> None:
         """Note that the operation which sends a copy to the trackers is in the history before index `end`."""
-        with contextlib.suppress(OSError):  # the next attempt then uses the end of the history
-            (copy.parent / _RECORDED).write_text(json.dumps(end))
         self._copies[copy.parent] = end
 
     def drop(self, copy: Path) -> None:
@@ -283,12 +279,12 @@ class Artifacts:
         """Return whether any copy exists, including copies of earlier attempts.
 
         Args:
-            end: Index after the last item of the history; assumed for a copy without a note, which a kill left.
+            end: Index after the last item of the history, which includes the operations of earlier attempts.
         """
         if not self._has_listed_earlier:
             self._has_listed_earlier = True
             parents = [parent for parent in self.directory.glob("*/") if parent not in self._copies]
-            self._copies.update({parent: _index_in(parent / _RECORDED, end) for parent in parents})
+            self._copies.update(dict.fromkeys(parents, end))
         return bool(self._copies)
 
     def release(self, delivered_end: int) -> None:
@@ -339,10 +335,3 @@ def _reason(error: OSError) -> str:
         source, _, reason = error.args[0][0]
         return f"{source}: {reason}"
     return error.strerror or str(error)
-
-
-def _index_in(path: Path, default: int) -> int:
-    try:
-        return int(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return default
