@@ -4,7 +4,6 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -55,8 +54,6 @@ AT_ONCE_S = 2.0
 
 _CTRL_C = 130
 """Exit code of a process after Ctrl-C."""
-
-_POLL_S = 0.1
 
 _FIRST_PROGRESS_S = 3.0
 """A run that takes longer than this to close reports its progress."""
@@ -217,21 +214,11 @@ class OpenAttempt:
         Raises:
             RunLockedError: The hub does not exit in time.
         """
-        deadline, is_reported = time.monotonic() + HUB_GONE_AFTER_S, False
-        while True:
-            try:
-                RunLock.check(self._paths.hub_lock_path)
-            except RunLockedError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                return
-            if not is_reported:
-                say(
-                    f"run {self._name!r}: waiting up to {HUB_GONE_AFTER_S:.0f} s for the hub of the last attempt to end"
-                )
-            is_reported = True
-            time.sleep(_POLL_S)
+        try:
+            RunLock.check(self._paths.hub_lock_path)
+        except RunLockedError:
+            say(f"run {self._name!r}: waiting up to {HUB_GONE_AFTER_S:.0f} s for the hub of the last attempt to end")
+            RunLock(self._paths.hub_lock_path).acquire(HUB_GONE_AFTER_S).release()
 
     def _link_from_sweep(self) -> None:
         """Link the run directory from the directory of its sweep job."""
