@@ -3,6 +3,8 @@ import threading
 import pytest
 
 from trieye.exceptions import JournalFullError, RunClosedError, SequenceGapError
+from trieye.hub.ledger import Ledger
+from trieye.hub.logic import HubLogic
 from trieye.run.flusher import EventSender
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import LogText
@@ -17,7 +19,12 @@ class Journal:
         self.answers, self.calls, self.accepted, self.last_seq, self.keys = list(answers), [], [], {}, set()
         self.failed = threading.Event()
 
-    def log(self, batch, *, client, seq):
+    def send(self, request, *content, **number):
+        {Ledger.log_columns: self._log, HubLogic.count_dropped: self._once, HubLogic.log_operation: self._once}[
+            request
+        ](*content, **number)
+
+    def _log(self, batch, *, client, seq):
         self.calls.append((batch, seq))
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, TimeoutError):  # accepted, but the acknowledgement is lost
@@ -36,13 +43,7 @@ class Journal:
             self.last_seq[client] = seq
             self.accepted += batch.values.tolist()
 
-    def count_dropped(self, reason, count, *, key):
-        self._once(key, (reason, count))
-
-    def log_operation(self, operation, *, key):
-        self._once(key, operation)
-
-    def _once(self, key, content):
+    def _once(self, *content, key):
         answer = self.answers.pop(0) if self.answers else None
         if key not in self.keys:
             self.keys.add(key)
@@ -85,9 +86,9 @@ def test_calls_accepted_without_an_acknowledgement_count_once():
     sender = EventSender(journal)
     sender.log(batch(1.0))
     journal.answers = [ConnectionError("no answer"), None, ConnectionError("no answer")]
-    sender.count_dropped("overflow", 5)
-    sender.log_operation(LogText("note", 1, 0.0, "hello"))
-    assert journal.accepted == [1.0, ("overflow", 5), LogText("note", 1, 0.0, "hello")]
+    sender.send(HubLogic.count_dropped, "overflow", 5)
+    sender.send(HubLogic.log_operation, LogText("note", 1, 0.0, "hello"))
+    assert journal.accepted == [1.0, ("overflow", 5), (LogText("note", 1, 0.0, "hello"),)]
 
 
 def test_a_sender_continues_at_the_batch_number_that_the_hub_expects(capfd):

@@ -12,6 +12,8 @@ from tests.forked import in_a_child
 from tests.waiting import wait_until
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ProcessingError, RunClosedError
+from trieye.hub.ledger import Ledger
+from trieye.hub.logic import HubLogic
 from trieye.run import flusher as flushers
 from trieye.run.flusher import MAX_BATCH_EVENTS, MAX_LATEST_NAMES, MAX_PENDING_MEDIA, Flusher, flusher_of
 from trieye.run.recorder import RunClient
@@ -37,19 +39,25 @@ class Hub:
             self.rejected.set()
             raise ConnectionError("gone for now")
 
-    def log(self, batch, *, client, seq):
+    def send(self, request, *content, **number):
         self._answer()
+        accept = {
+            Ledger.log_columns: self._log,
+            HubLogic.count_dropped: self._count_dropped,
+            HubLogic.log_operation: self._log_operation,
+        }
+        accept[request](*content, **number)
+
+    def _log(self, batch, *, client, seq):
         assert seq == self.numbers[client] + 1
         self.numbers[client] = seq
         self.batches.append(batch)
         self.accepted.set()
 
-    def count_dropped(self, reason, count, *, key):
-        self._answer()
+    def _count_dropped(self, reason, count, *, key):
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def log_operation(self, operation, *, key):
-        self._answer()
+    def _log_operation(self, operation, *, key):
         self.media.append(operation)
 
     def values(self):
@@ -162,13 +170,13 @@ def test_close_times_out_and_reports_the_number_of_lost_values(hub, start):
 def test_flush_does_not_time_out_while_a_slow_hub_makes_progress(hub, start):
     flusher = start(ack_timeout_s=4)
     began = time.monotonic()
-    log_operation = hub.log_operation
+    log_operation = hub._log_operation
 
     def log_slowly(operation, **key):
         threading.Event().wait(0.25)
         log_operation(operation, **key)
 
-    hub.log_operation = log_slowly
+    hub._log_operation = log_slowly
     for _ in range(18):
         flusher.submit(text())
     flusher.flush()

@@ -16,6 +16,7 @@ from tests.forked import in_a_child
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ProcessingError, RunClosedError
 from trieye.history.table import read_history
+from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import LogText
@@ -81,7 +82,7 @@ def test_a_closed_client_rejects_calls_and_the_run_continues(make_config):
 
 
 def test_a_delivery_failure_is_raised_or_noted_on_the_error_of_the_user(make_config):
-    def raise_unreachable(batch, **number):
+    def raise_unreachable(request, *content, **number):
         raise ConnectionError("the hub is gone")
 
     def use(error):
@@ -91,7 +92,7 @@ def test_a_delivery_failure_is_raised_or_noted_on_the_error_of_the_user(make_con
                 raise error
 
     run = trieye.Run(make_config(runtime={"kind": "local", "ack_timeout_s": 0.05})).open()
-    run._attempt.hub.log = raise_unreachable
+    run._attempt.hub.send = raise_unreachable
     with pytest.raises(ProcessingError, match="the hub is gone"):
         use(None)
     with pytest.raises(RuntimeError) as caught:
@@ -304,7 +305,8 @@ def test_a_run_closed_during_logging_contains_exactly_the_accepted_values(make_c
     def log_until_closed():
         try:
             for number in itertools.count(1):
-                hub.log(EventBatch.from_rows([("a", 1.0, number, 1.7e9, None)]), client="other", seq=number)
+                batch = EventBatch.from_rows([("a", 1.0, number, 1.7e9, None)])
+                hub.send(Ledger.log_columns, batch, client="other", seq=number)
                 accepted.append(number)
         except RunClosedError as error:
             refused.append(error)

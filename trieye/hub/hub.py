@@ -12,13 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
-from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
 from trieye.hub.requests import GROUP
 from trieye.process.worker import settle, uninterrupted
 from trieye.sinks.base import Sink
-from trieye.stats.batch import EventBatch
-from trieye.stats.operations import Operation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,8 +26,8 @@ _Work = Callable[[], None] | None
 class EventChannel(ABC):
     """Sends logged values to a hub, from this or another process; safe to use from several threads.
 
-    Each method returns once the hub has accepted the values, which then survive the death of every process. A sender
-    may repeat a call with the same number or key: the hub accepts it once. All methods raise
+    `send` returns once the hub has accepted the values, which then survive the death of every process. A sender may
+    repeat a call with the same number or key: the hub accepts it once. `send` raises
 
     - ConnectionError: The hub is unreachable at present; it may have accepted the values.
     - JournalError: The hub cannot store anything at present.
@@ -47,29 +44,8 @@ class EventChannel(ABC):
     works_at_exit: bool
 
     @abstractmethod
-    def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send a request, and return once the hub has accepted it."""
-
-    def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
-        """Send a batch of events.
-
-        Args:
-            batch: The events.
-            client: Name of the sender.
-            seq: Number of the batch; the client's batches are numbered consecutively.
-
-        Raises:
-            SequenceGapError: The hub has not received the client's previous batch.
-        """
-        self._send(Ledger.log_columns, batch, client=client, seq=seq)
-
-    def count_dropped(self, reason: str, count: int, *, key: str) -> None:
-        """Count events that were dropped before they reached the hub."""
-        self._send(HubLogic.count_dropped, reason, count, key=key)
-
-    def log_operation(self, operation: Operation, *, key: str) -> None:
-        """Send a histogram, an image or a text."""
-        self._send(HubLogic.log_operation, operation, key=key)
+    def send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send a request, such as `Ledger.log_columns`, and return once the hub has accepted it."""
 
 
 class Hub(EventChannel):
@@ -149,7 +125,8 @@ class LocalHub(Hub):
         call = partial(request, self._logic.parts[request.__name__], *args, **kwargs)
         return uninterrupted(call, is_patient=getattr(request, GROUP) != "wait")
 
-    def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the method, as `ask` does."""
         self.ask(request, *args, **kwargs)
 
     def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":

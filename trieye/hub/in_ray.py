@@ -64,7 +64,8 @@ class RayEventChannel(EventChannel):
         self.run_name = run_name
         self._actor = actor
 
-    def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the actor's method, and return its errors as those that every hub raises."""
         # no retries by Ray, which would be silent: the sender retries and reports
         method = getattr(self._actor, request.__name__).options(max_task_retries=0)
         self._get(method.remote(*args, **kwargs), SEND_TIMEOUT_S)

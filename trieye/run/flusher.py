@@ -8,6 +8,7 @@ import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,13 @@ import numpy as np
 from trieye.config import RuntimeConfig
 from trieye.exceptions import JournalError, ProcessingError, RunClosedError, SequenceGapError
 from trieye.hub.hub import EventChannel
+from trieye.hub.ledger import Ledger
+from trieye.hub.logic import HubLogic
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
 from trieye.process.worker import RoundWorker
 from trieye.stats.batch import EventBatch, EventRow, salvage
-from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium, Operation
+from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium
 
 MAX_BATCH_EVENTS = 10_000
 
@@ -71,29 +74,22 @@ class EventSender:
         self._seq += 1
         while True:
             try:
-                self._until_accepted(lambda: self._channel.log(batch, client=self.client, seq=self._seq))
+                self._until_accepted(
+                    partial(self._channel.send, Ledger.log_columns, batch, client=self.client, seq=self._seq)
+                )
             except SequenceGapError as gap:
                 self._renumber(gap)
             else:
                 return
 
-    def count_dropped(self, reason: str, count: int) -> None:
-        """Report the number of events that were dropped; raises as `log` does."""
-        key = self._next_key()
-        self._until_accepted(lambda: self._channel.count_dropped(reason, count, key=key))
-
-    def log_operation(self, operation: Operation) -> None:
-        """Send a histogram, image, text or other medium; raises as `log` does."""
-        key = self._next_key()
-        self._until_accepted(lambda: self._channel.log_operation(operation, key=key))
+    def send(self, request: Callable[..., object], *content: object) -> None:
+        """Send a call of a request with a unique key, such as `HubLogic.log_operation`; raises as `log` does."""
+        self._num_keys += 1
+        self._until_accepted(partial(self._channel.send, request, *content, key=f"{self.client}:{self._num_keys}"))
 
     def abandon(self) -> None:
         """Start no further call."""
         self._is_abandoned.set()
-
-    def _next_key(self) -> str:
-        self._num_keys += 1
-        return f"{self.client}:{self._num_keys}"
 
     def _renumber(self, gap: SequenceGapError) -> None:
         # one batch is in flight at a time, so none was skipped: a damaged journal lost some accepted batches
@@ -333,7 +329,7 @@ class Flusher:
             num_left -= size
             self._note_accepted()
         for _ in range(len(self._media)):
-            self._sender.log_operation(self._media[0])
+            self._sender.send(HubLogic.log_operation, self._media[0])
             self._media.popleft()
             self._note_accepted()
         self._report_dropped()
@@ -360,7 +356,7 @@ class Flusher:
         except (OverflowError, TypeError, ValueError):
             valid_rows, invalid_rows = salvage([EventRow(*row) for row in rows])
             for reason, count in Counter(reason for reason, _ in invalid_rows).items():
-                self._sender.count_dropped(reason, count)
+                self._sender.send(HubLogic.count_dropped, reason, count)
             batch = EventBatch.from_rows(valid_rows)
         self._store_latest(batch)
         self._sender.log(batch)
@@ -381,7 +377,7 @@ class Flusher:
         with self._dropped_lock:
             num_dropped, self._num_dropped = self._num_dropped, 0
         if num_dropped:
-            self._sender.count_dropped("overflow", num_dropped)
+            self._sender.send(HubLogic.count_dropped, "overflow", num_dropped)
 
 
 def _size_bytes(medium: Medium) -> int:
