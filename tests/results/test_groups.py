@@ -14,7 +14,7 @@ from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
 from trieye.results.runs import LoadedRun, Problems
-from trieye.sinks.tensorboard.summaries import params_in
+from trieye.sinks.tensorboard.reading import params_of
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
@@ -307,7 +307,7 @@ def test_params_and_labels_omit_unused_config_sections(tmp_path):
     slow, *_ = groups.results.runs
     assert dict(slow.params) == {"seed": 0, "lr": 0.1, "loop.objective": "eval/return", "loop.mode": "max"}
     (file,) = runs[0].glob("*.hparams")
-    assert params_in(file).keys() == slow.params.keys()
+    assert params_of([file])[0].keys() == slow.params.keys()
 
 
 def test_a_changed_section_is_compared_with_the_defaults_of_other_runs(tmp_path):

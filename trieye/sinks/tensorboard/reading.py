@@ -50,8 +50,8 @@ def scalars_in(
     return {tag: items for tag, items in scalars.items() if items}
 
 
-def params_of(files: Sequence[Path], first_bytes: int) -> tuple[dict[str, Any], float | None]:
-    """Return the parameters in the first bytes of event files, and the wall time of the first event.
+def params_of(files: Sequence[Path], first_bytes: int | None = None) -> tuple[dict[str, Any], float | None]:
+    """Return the parameters in the first bytes of event files (None: in all), and the wall time of the first event.
 
     Parameters are read from the HParams plugin's data, and from a table in a text `hyperparameters`, CleanRL's format.
     """

@@ -11,6 +11,7 @@ from trieye.files.atomic import write_atomic
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.tensorboard import summaries as events
 from trieye.sinks.tensorboard.files import EventFiles, FilePosition, frame
+from trieye.sinks.tensorboard.reading import params_of
 from trieye.stats.operations import Medium
 from trieye.stats.point import Point
 
@@ -33,7 +34,8 @@ class ParamsFile:
 
     def __init__(self, run: RunInfo) -> None:
         self._run, self._path = run, run.tensorboard_dir / PARAMS_FILE
-        self._params = events.params_in(self._path) if self._path.exists() else {}
+        params, _ = params_of([self._path])
+        self._params = {name: str(value) for name, value in params.items()}
         self._is_saved = True
 
     def update(self, params: Mapping[str, str]) -> None:

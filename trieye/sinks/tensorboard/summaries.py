@@ -4,7 +4,6 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def media(medium: Medium) -> list[bytes]:
         case LogHistogram():
             summary = _histogram(medium)
         case LogImage():
-            summary = _image(medium)
+            summary = _image(medium, medium.channels, medium.png)
         case LogText():
             summary = _text(medium.name, medium.text)
         case LogTable():
@@ -73,7 +72,8 @@ def media(medium: Medium) -> list[bytes]:
         case LogVideo():
             if medium.format != "gif":
                 return []
-            summary = _animation(medium)
+            # TensorBoard serves the bytes with the type of their magic number, and the browser plays the animation
+            summary = _image(medium, 3, medium.content)
     return _serialized([Event(step=medium.step, wall_time=medium.wall_time, summary=summary)])
 
 
@@ -85,19 +85,6 @@ def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
     values = {printable(name): _typed(printable(text)) for name, text in params.items()}
     summary = hparams_pb(values, trial_id=printable(run.run_name), start_time_secs=run.created)
     return _serialized([Event(wall_time=run.created, summary=summary)])
-
-
-def params_in(path: Path) -> dict[str, str]:
-    """Return the parameters that `session_start` encoded in a file; empty without such events."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    from tensorboard.plugins.hparams import metadata
-
-    for event in EventFileLoader(str(path)).Load():
-        for value in event.summary.value:
-            if value.tag == metadata.SESSION_START_INFO_TAG:
-                hparams = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
-                return {name: str(getattr(item, item.WhichOneof("kind"))) for name, item in hparams.items()}
-    return {}
 
 
 def _histogram(medium: LogHistogram) -> Any:
@@ -112,21 +99,10 @@ def _histogram(medium: LogHistogram) -> Any:
     )
 
 
-def _image(medium: LogImage) -> Any:
+def _image(medium: LogImage | LogVideo, channels: int, content: bytes) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    image = Summary.Image(
-        width=medium.width, height=medium.height, colorspace=medium.channels, encoded_image_string=medium.png
-    )
-    return Summary(value=[Summary.Value(tag=printable(medium.name), image=image)])
-
-
-def _animation(medium: LogVideo) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    image = Summary.Image(
-        width=medium.width, height=medium.height, colorspace=3, encoded_image_string=medium.content
-    )  # TensorBoard serves the bytes with the type of their magic number, and the browser plays the animation
+    image = Summary.Image(width=medium.width, height=medium.height, colorspace=channels, encoded_image_string=content)
     return Summary(value=[Summary.Value(tag=printable(medium.name), image=image)])
 
 
