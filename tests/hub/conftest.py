@@ -6,7 +6,6 @@ import trieye
 from trieye.compat.actor_logic import ActorLogic
 from trieye.config import MetricConfig, StatsConfig
 from trieye.history.history import History
-from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
@@ -50,7 +49,6 @@ class Hub:
             StatsConfig(metrics=self.metrics),
             self.journal,
             self.history,
-            PendingEvents(),
             undeclared="auto",
             clock=lambda: self.now,
             wall_clock=lambda: NOW + self.now if wall is None else wall,

@@ -17,7 +17,6 @@ from trieye.config import MetricConfig, StatsConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import History
-from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
 from trieye.hub.supersession import after_restore
 from trieye.journal.journal import Journal
@@ -327,7 +326,6 @@ def test_the_undeclared_setting_applies_to_the_events_of_its_attempt(tmp_path):
             StatsConfig(metrics=[MetricConfig(name="known")]),
             journal,
             history,
-            PendingEvents(),
             undeclared=undeclared,
             clock=lambda: 0.0,
             wall_clock=lambda: NOW,

@@ -1,6 +1,5 @@
 """EventProcessor: applies journal entries: queues events, fills and closes windows, appends points; deterministic."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from operator import attrgetter
@@ -25,10 +24,9 @@ Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "steple
 
 
 class PendingEvents:
-    """Queue of accepted events that are not in a window yet; safe to use from several threads."""
+    """Queue of accepted events that are not in a window yet; not thread-safe, except for its length."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards all fields below
         self._rows: list[tuple[Any, ...]] = []
         self._batches: list[EventBatch] = []
         self._num_pending = 0
@@ -38,25 +36,22 @@ class PendingEvents:
 
     def add_batch(self, batch: EventBatch) -> None:
         """Add a batch of events."""
-        with self._lock:
-            self._seal()
-            self._batches.append(batch)
-            self._num_pending += len(batch)
+        self._seal()
+        self._batches.append(batch)
+        self._num_pending += len(batch)
 
     def add_rows(self, batch: EventBatch) -> None:
         """Add the events of a batch row by row: `take` merges adjacent rows into one batch."""
         names = map(batch.names.__getitem__, batch.codes.tolist())
         contexts = map(batch.contexts.get, range(len(batch)))
         rows = zip(names, batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), contexts, strict=True)
-        with self._lock:
-            self._rows += rows
-            self._num_pending += len(batch)
+        self._rows += rows
+        self._num_pending += len(batch)
 
     def take(self) -> list[EventBatch]:
         """Remove all events and return them in arrival order."""
-        with self._lock:
-            self._seal()
-            batches, self._batches, self._num_pending = self._batches, [], 0
+        self._seal()
+        batches, self._batches, self._num_pending = self._batches, [], 0
         return batches
 
     def _seal(self) -> None:
@@ -71,9 +66,9 @@ class EventProcessor:
     Args:
         config: The metrics.
         history: Receives points and operations.
-        queue: Events that are not in a window yet.
 
     Attributes:
+        queue: Events that are not in a window yet.
         stats: Windows of the metrics.
         num_accepted: Events accepted, over all attempts.
         num_processed: Events moved into windows.
@@ -83,8 +78,8 @@ class EventProcessor:
         supersession: Decides which older points the attempt supersedes; None: it supersedes no points.
     """
 
-    def __init__(self, config: StatsConfig, history: History, queue: PendingEvents) -> None:
-        self.queue = queue
+    def __init__(self, config: StatsConfig, history: History) -> None:
+        self.queue = PendingEvents()
         self.supersession: Supersession | None = None
         self._changed_from: int | None = None
         self.num_accepted = self.num_processed = 0

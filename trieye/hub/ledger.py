@@ -15,7 +15,7 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
-from trieye.hub.fold import EventProcessor, Kind, PendingEvents, points_payload, survives_rewind
+from trieye.hub.fold import EventProcessor, Kind, points_payload, survives_rewind
 from trieye.hub.marks import AttemptMark, FlushedPosition, FlushMarker, LedgerState, position_of
 from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
@@ -51,7 +51,6 @@ class Ledger:
         config: The metrics.
         journal: The durable log of the run.
         history: Receives points and operations.
-        queue: Events that are not in a window yet.
         undeclared: Policy for events that no metric reads; None uses `config.undeclared`.
         clock: Monotonic clock in seconds.
         wall_clock: Unix time in seconds.
@@ -62,7 +61,6 @@ class Ledger:
         config: StatsConfig,
         journal: Journal,
         history: History,
-        queue: PendingEvents,
         *,
         undeclared: Any = None,
         clock: Callable[[], float],
@@ -70,14 +68,15 @@ class Ledger:
     ) -> None:
         # stored with the config, so that a replay treats undeclared events as the attempt did
         self._config = config if undeclared is None else config.model_copy(update={"undeclared": undeclared})
-        self._journal, self._history, self._queue = journal, history, queue
-        self._processor = EventProcessor(self._config, history, queue)
+        self._journal, self._history = journal, history
+        self._processor = EventProcessor(self._config, history)
+        self._queue = self._processor.queue
         self._clock, self._wall_clock = clock, wall_clock
         # guards the windows, the end of the history, `_mark` and `_snapshot_at`; held from before an entry is stored
         # until it is applied, unless the entry only queues events; acquired before `_lock`
         self._processing = threading.RLock()
         # guards the queue and the other fields below: a thread queues its events before another one appends an entry.
-        # A holder of either lock may acquire the locks of the queue, the drops, the journal and the history's tail
+        # A holder of either lock may acquire the locks of the drops, the journal and the history's tail
         self._lock = threading.RLock()
         self._zero, self._snapshot_at = clock(), 0.0
         self._mark: AttemptMark

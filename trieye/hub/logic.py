@@ -16,7 +16,6 @@ from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError, ProcessingError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
-from trieye.hub.fold import PendingEvents
 from trieye.hub.ledger import Ledger
 from trieye.hub.marks import pack_state, packed
 from trieye.hub.requests import owners, request
@@ -67,7 +66,7 @@ class HubLogic:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.config, self.files, self._pending = config, files or HubFiles(config), PendingEvents()
+        self.config, self.files = config, files or HubFiles(config)
         self._clock, self._wall_clock, self._own_sinks = clock, wall_clock, sinks
         self._is_closed, self._has_reported_superseding = False, False
 
@@ -98,7 +97,7 @@ class HubLogic:
         stats, journal, history = self.config.stats, self.files.journal, self.files.history
         clocks = {"clock": self._clock, "wall_clock": self._wall_clock}
         undeclared_policy = stats.undeclared or ("warn" if stats.metrics else "auto")
-        self._ledger = Ledger(stats, journal, history, self._pending, undeclared=undeclared_policy, **clocks)
+        self._ledger = Ledger(stats, journal, history, undeclared=undeclared_policy, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
         if not self._ledger.stats.summary:  # of an earlier version, or the journal was lost
             self._ledger.stats.remember(record.summary)
