@@ -93,7 +93,7 @@ def test_keys_with_equal_beginnings_get_names_in_linear_time():
             return super().__contains__(name)
 
     encoder = Encoder()
-    encoder._arrays = names = CountedNames()
+    encoder.arrays = names = CountedNames()
     encoder.node({("a" * 60, index): np.zeros(1) for index in range(50)}, "table", 0)
     assert len(names) == 50
     assert names.num_lookups <= 150

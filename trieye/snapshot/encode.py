@@ -15,7 +15,7 @@ from trieye.snapshot import arrays, objects, tensors
 from trieye.snapshot.decode import decode
 from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import generator_state
-from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, join, quoted_path
+from trieye.snapshot.nodes import KIND, ArrayCollector, EncodedState, Node, Part, StateParts, join, quoted_path
 
 __all__ = ["EncodedState", "Encoder", "decode", "encode"]
 
@@ -49,18 +49,13 @@ def encode(state: Any, *, copy: bool = True, known_parts: Collection[str] = ()) 
     return EncodedState(tree, arrays, encoder.objects, encoder.formats, encoder.parts)
 
 
-class Encoder:
+class Encoder(ArrayCollector):
     """Encodes one state; collects the arrays and pickles that the tree refers to by name."""
 
     def __init__(self, known_parts: Collection[str] = ()) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.formats: dict[str, str] = {}
+        super().__init__()
         self.parts: dict[str, Part] = {}
-        self.tensors: dict[Any, tuple[Any, Node]] = {}
         self._known_parts = known_parts
-        self._arrays: dict[str, NDArray[Any]] = {}
-        self._owned_names: set[str] = set()
-        self._counts: dict[str, int] = {}
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the JSON value that represents `value`; `path` is its path within the state."""
@@ -85,28 +80,12 @@ class Encoder:
             for index, value in enumerate(values)
         ]
 
-    def add_array(self, path: str, array: NDArray[Any], *, owned: bool, format_name: str | None = None) -> str:
-        """Store an array and return its name; with `owned`, no user code can change the array."""
-        name = self._unique(path, self._arrays)
-        self._arrays[name] = array
-        if owned:
-            self._owned_names.add(name)
-        if format_name is not None:
-            self.formats[name] = format_name
-        return name
-
-    def add_object(self, path: str, data: bytes) -> str:
-        """Store a pickle and return its name."""
-        name = self._unique(path, self.objects)
-        self.objects[name] = data
-        return name
-
     def contiguous_arrays(self, *, copy: bool) -> dict[str, NDArray[Any]]:
         """Return the arrays; arrays that user code could change are copied into one block of memory.
 
         50 new arrays of 4 MB cost five times the page faults of a single array of 200 MB.
         """
-        shared_arrays = {name: array for name, array in self._arrays.items() if copy and name not in self._owned_names}
+        shared_arrays = {name: array for name, array in self.arrays.items() if copy and name not in self.owned_names}
         offsets = np.cumsum(
             [0, *(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in shared_arrays.values())]
         )
@@ -115,14 +94,7 @@ class Encoder:
         for (name, array), offset in zip(shared_arrays.items(), offsets[:-1].tolist(), strict=True):
             copies[name] = np.ndarray(array.shape, array.dtype, block, offset if array.nbytes else 0)
             np.copyto(copies[name], array)
-        return {name: copies[name] if name in copies else np.asarray(a, order="C") for name, a in self._arrays.items()}
-
-    def _unique(self, path: str, used_names: Collection[str]) -> str:
-        name = base = path.strip("/") or "state"
-        while name in used_names or name == "__metadata__":  # a reserved word of safetensors
-            self._counts[base] = self._counts.get(base, 1) + 1  # a table may have thousands of equal paths
-            name = f"{base}#{self._counts[base]}"
-        return name
+        return {name: copies[name] if name in copies else np.asarray(a, order="C") for name, a in self.arrays.items()}
 
     def _other(self, value: Any, path: str, depth: int) -> Node:
         if isinstance(value, np.ndarray | np.generic):

@@ -1,9 +1,9 @@
 """Data structures that encoding and decoding share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -87,22 +87,47 @@ class EncodedState:
         return sum(array.nbytes for array in (*self.arrays.values(), *in_memory)) + sum(map(len, self.objects.values()))
 
 
-class ArrayCollector(Protocol):
-    """Collects the arrays and pickled objects of a state during encoding; implemented by `Encoder`.
+class ArrayCollector:
+    """Collects the arrays and pickled objects of a state during encoding.
 
     Attributes:
+        arrays: Arrays by name.
         objects: Pickled objects by name.
+        formats: As in `EncodedState`.
+        owned_names: Names of the arrays that no user code can change.
         tensors: Each encoded tensor and its node, by the tensor's memory.
     """
 
-    objects: dict[str, bytes]
-    tensors: dict[Any, tuple[Any, Node]]
+    def __init__(self) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.objects: dict[str, bytes] = {}
+        self.formats: dict[str, str] = {}
+        self.owned_names: set[str] = set()
+        self.tensors: dict[Any, tuple[Any, Node]] = {}
+        self._counts: dict[str, int] = {}
 
     def add_array(self, path: str, array: NDArray[Any], *, owned: bool, format_name: str | None = None) -> str:
         """Store an array and return its name; with `owned`, no user code can change the array."""
+        name = self._unique(path, self.arrays)
+        self.arrays[name] = array
+        if owned:
+            self.owned_names.add(name)
+        if format_name is not None:
+            self.formats[name] = format_name
+        return name
 
     def add_object(self, path: str, data: bytes) -> str:
         """Store a pickle and return its name."""
+        name = self._unique(path, self.objects)
+        self.objects[name] = data
+        return name
+
+    def _unique(self, path: str, used_names: Collection[str]) -> str:
+        name = base = path.strip("/") or "state"
+        while name in used_names or name == "__metadata__":  # a reserved word of safetensors
+            self._counts[base] = self._counts.get(base, 1) + 1  # a table may have thousands of equal paths
+            name = f"{base}#{self._counts[base]}"
+        return name
 
 
 def join(path: str, key: object) -> str:
