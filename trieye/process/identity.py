@@ -1,5 +1,6 @@
 """ProcessIdentity: which process wrote a file, and whether that process still runs."""
 
+import getpass
 import os
 import platform
 import socket
@@ -69,6 +70,14 @@ class ProcessIdentity:
         if self.boot != _boot():  # after a reboot, or in another container with the same host name
             return "dead" if _kernel_of(self.boot) != _kernel_of(_boot()) else "unknown"
         return "alive" if start == self.start else "dead"
+
+
+def user_name() -> str:
+    """Return the name of this process's user, or the number in a container whose user has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _kernel_of(boot: str) -> str:

@@ -9,6 +9,7 @@ from trieye.config.hydra.hooks import Hooks
 from trieye.config.redaction import HIDDEN, looks_secret, redacted
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
+from trieye.process.progress import say
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -101,10 +102,4 @@ def _announce(run_dir: Path) -> None:
     RunLock(run_dir / "run.lock").announce()
 
 
-def _say(text: str) -> None:
-    from trieye.process.progress import say
-
-    say(text)
-
-
-_HOOKS = Hooks(check=check_start, check_lock=_check_lock, announce=_announce, print_config=print_config, say=_say)
+_HOOKS = Hooks(check=check_start, check_lock=_check_lock, announce=_announce, print_config=print_config, say=say)

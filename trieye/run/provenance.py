@@ -1,7 +1,6 @@
 """Provenance: command, commit, packages, machine and source hashes of each attempt of a run."""
 
 import contextlib
-import getpass
 import hashlib
 import os
 import platform
@@ -25,6 +24,7 @@ from trieye.config.packages import import_directories
 from trieye.config.redaction import redacted, redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.files.atomic import write_atomic
+from trieye.process.identity import user_name
 from trieye.process.progress import say
 from trieye.snapshot.signing import is_own_command, sign_command
 
@@ -155,7 +155,7 @@ class Provenance(BaseModel):
             overrides=[] if launch is None else [_without_secrets(word) for word in launch.overrides],
             program_keys=list(program_config(TrieyeConfig.model_fields)),
             directory=str(Path.cwd() if launch is None else launch.working_dir),
-            user=_user(),
+            user=user_name(),
             commit=commit,
             python=platform.python_version(),
             packages=_packages(import_directories()),
@@ -285,13 +285,6 @@ def _without_secrets(word: str, flag: str = "") -> str:
 def _program() -> Path | None:
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return None if path is None else Path(path).resolve()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return str(os.getuid())
 
 
 @lru_cache(maxsize=1)

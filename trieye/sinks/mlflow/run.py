@@ -1,7 +1,6 @@
 """MLflow experiments, runs and sweep parents of a run, and MLflow-compatible names."""
 
 import contextlib
-import getpass
 import hashlib
 import json
 import logging
@@ -14,6 +13,7 @@ from typing import Any
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import SinkGoneError, TrieyeError
+from trieye.process.identity import user_name
 from trieye.sinks.base import RunInfo
 from trieye.sinks.mlflow import store as mlflow_store
 
@@ -122,7 +122,7 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
 
 def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     """Create the MLflow run and return its id."""
-    tags = {RUN_ID_TAG: run.run_id, "mlflow.user": _user()}
+    tags = {RUN_ID_TAG: run.run_id, "mlflow.user": user_name()}
     start_ms = int(run.created * 1000) if 0 <= run.created < _END_OF_TIME_S else None
     mlflow_run = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.run_name)
     return str(mlflow_run.info.run_id)
@@ -194,7 +194,7 @@ def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
     """
     parents = _sweep_parents(client, experiment_id, group)
     if not parents:
-        tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": _user()}
+        tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": user_name()}
         now_ms = int(time.time() * 1000)
         new_id = client.create_run(experiment_id, start_time=now_ms, tags=tags, run_name=sweep_name(group)).info.run_id
         parents = _sweep_parents(client, experiment_id, group)
@@ -293,13 +293,6 @@ def require_active(client: Any, run: Any) -> None:
         _require_active_experiment(client, client.get_experiment(run.info.experiment_id))
         command = _in_store(client, f"mlflow runs restore --run-id {run.info.run_id}")
         raise SinkGoneError(f"the MLflow run was deleted and is in MLflow's trash; restore it with {command}")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return "unknown"
 
 
 def mlflow_name(name: str) -> str:
