@@ -226,7 +226,7 @@ def test_a_killed_actor_resumes_the_same_run_and_unanswered_calls_count_once(sta
     for number in range(150):
         calls.append(actor.log_event.remote(event("one", step=1)))
         calls.append(actor.log_batch_events.remote([event("many", step=1)] * 3))
-        calls.append(actor.count_dropped.remote("elsewhere", 2))
+        calls.append(actor.count_dropped.remote([("elsewhere", "*", 2)]))
         if number == 50:
             ray.get(calls[number])  # some are done by now, some under way, some not there yet
             os.kill(pid, signal.SIGKILL)

@@ -58,8 +58,8 @@ def test_invalid_events_are_counted_and_affect_no_others(open_logic, caplog):
     logic.log_batch_events([event(), "nonsense", *impossible, event(), None])
     logic.force_process_and_log(10)
     assert logic.summary()["m"]["last"] == 2.0
-    assert logic.health()["accepted"] == 2
-    assert logic.health()["dropped"] == {"invalid": 2, "non_finite": 2, "step_out_of_range": 1}
+    assert logic.status.health()["accepted"] == 2
+    assert logic.status.health()["dropped"] == {"invalid": 2, "non_finite": 2, "step_out_of_range": 1}
     assert any("str" in message for message in caplog.messages)
 
 
@@ -71,7 +71,7 @@ def test_undeclared_events_are_logged_without_metrics_and_counted_with_them(open
     some = open_logic(run_name="b", stats={"metrics": DEFAULT_METRICS})
     some.log_event(event("anything"))
     some.force_process_and_log(1)
-    assert some.health()["dropped"] == {"undeclared": 1}
+    assert some.status.health()["dropped"] == {"undeclared": 1}
 
 
 def test_a_million_early_events_do_not_accumulate(open_logic):
@@ -286,7 +286,7 @@ def test_events_of_a_passed_state_are_logged_once_per_attempt(make_config):
             logic.files._release()
     state.add_event(event(value=2.0, step=2))
     logic.force_process_and_log(2)
-    assert logic.health()["accepted"] == 2
+    assert logic.status.health()["accepted"] == 2
     assert (logic.get_state()["last_processed_step"], len(state)) == (2, 0)
     logic.shutdown()
 
@@ -311,12 +311,12 @@ def test_journal_damage_is_counted_once_even_if_hubs_die_before_reporting_it(ope
     counted = []
     for _ in range(2):
         logic = open_logic()
-        counted.append(logic.health()["dropped"]["journal_damage"])
+        counted.append(logic.status.health()["dropped"]["journal_damage"])
         logic.shutdown()
     monkeypatch.undo()
     logic = open_logic()
-    counted.append(logic.health()["dropped"]["journal_damage"])
+    counted.append(logic.status.health()["dropped"]["journal_damage"])
     logic.shutdown()
     assert len(set(counted)) == 1
     assert counted[0] > 0
-    assert open_logic().health()["journal_damage"] == []
+    assert open_logic().status.health()["journal_damage"] == []

@@ -62,7 +62,7 @@ def test_an_unsavable_state_writes_nothing(logic, changes, message):
     with pytest.raises(CheckpointError, match=message):
         logic.save_training_state(**arguments(**changes))
     assert saved_names(logic) == before
-    assert logic.health()["save_failures"] == 1
+    assert logic.status.health()["save_failures"] == 1
 
 
 def test_a_failed_checkpoint_leaves_no_buffer_behind(logic):

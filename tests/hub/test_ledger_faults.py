@@ -423,7 +423,7 @@ def test_a_failed_save_is_reported_even_if_the_journal_is_full(open_logic, monke
         fails(patch, "append", after=2)
         with pytest.raises(CheckpointError):
             logic.save_training_state(**training_state(1, nn_state_dict=5))
-    assert logic.health()["save_failures"] == 1
+    assert logic.status.health()["save_failures"] == 1
 
 
 def test_an_event_rejected_by_a_full_journal_is_not_counted_as_accepted(open_logic, monkeypatch):
@@ -435,7 +435,7 @@ def test_an_event_rejected_by_a_full_journal_is_not_counted_as_accepted(open_log
         with pytest.raises(JournalFullError):
             logic.log_event(event(step=4))
     logic.log_event(event(step=4))
-    assert logic.health()["accepted"] == 4
+    assert logic.status.health()["accepted"] == 4
 
 
 def test_a_hub_that_fails_to_open_leaves_no_threads(make_config, monkeypatch):

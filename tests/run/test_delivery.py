@@ -20,9 +20,9 @@ class Journal:
         self.failed = threading.Event()
 
     def send(self, request, *content, **number):
-        {Ledger.log_columns: self._log, HubLogic.count_dropped: self._once, HubLogic.log_operation: self._once}[
-            request
-        ](*content, **number)
+        {Ledger.log_columns: self._log, Ledger.count_dropped: self._once, HubLogic.log_operation: self._once}[request](
+            *content, **number
+        )
 
     def _log(self, batch, *, client, seq):
         self.calls.append((batch, seq))
@@ -86,9 +86,9 @@ def test_calls_accepted_without_an_acknowledgement_count_once():
     sender = EventSender(journal)
     sender.log(batch(1.0))
     journal.answers = [ConnectionError("no answer"), None, ConnectionError("no answer")]
-    sender.send(HubLogic.count_dropped, "overflow", 5)
+    sender.send(Ledger.count_dropped, [("overflow", "*", 5)])
     sender.send(HubLogic.log_operation, LogText("note", 1, 0.0, "hello"))
-    assert journal.accepted == [1.0, ("overflow", 5), (LogText("note", 1, 0.0, "hello"),)]
+    assert journal.accepted == [1.0, ([("overflow", "*", 5)],), (LogText("note", 1, 0.0, "hello"),)]
 
 
 def test_a_sender_continues_at_the_batch_number_that_the_hub_expects(capfd):

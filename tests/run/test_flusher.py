@@ -43,7 +43,7 @@ class Hub:
         self._answer()
         accept = {
             Ledger.log_columns: self._log,
-            HubLogic.count_dropped: self._count_dropped,
+            Ledger.count_dropped: self._count_dropped,
             HubLogic.log_operation: self._log_operation,
         }
         accept[request](*content, **number)
@@ -54,7 +54,8 @@ class Hub:
         self.batches.append(batch)
         self.accepted.set()
 
-    def _count_dropped(self, reason, count, *, key):
+    def _count_dropped(self, drops, *, key):
+        ((reason, _, count),) = drops
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def _log_operation(self, operation, *, key):

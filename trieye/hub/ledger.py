@@ -68,8 +68,7 @@ class Ledger:
     ) -> None:
         # stored with the config, so that a replay treats undeclared events as the attempt did
         self._config = config if undeclared is None else config.model_copy(update={"undeclared": undeclared})
-        self._journal, self._history = journal, history
-        self._processor = EventProcessor(self._config, history)
+        self._journal, self._history, self._processor = journal, history, EventProcessor(self._config, history)
         self._queue = self._processor.queue
         self._clock, self._wall_clock = clock, wall_clock
         # guards the windows, the end of the history, `_mark` and `_snapshot_at`; held from before an entry is stored
@@ -188,6 +187,7 @@ class Ledger:
             payload = encode_events(batch, all_drops)
             return self._append(kind, payload, client, seq, events=(batch, all_drops), while_open=True)
 
+    @request("ingest")
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
         """Count events that were dropped before they reached the ledger; see `accept_rows`."""
         self._accept("drops", EventBatch.from_rows([]), drops, client=key, seq=None)
@@ -197,6 +197,7 @@ class Ledger:
         with self._processing:
             self._append("operation", to_bytes(operation), key, while_open=True)
 
+    @request("ingest")
     def note_stepless(self, metric: str) -> None:
         """Note that this attempt logs a metric without a step, so that its points at step 0 supersede no others."""
         with self._processing:

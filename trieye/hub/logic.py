@@ -117,12 +117,6 @@ class HubLogic:
         return make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, own_sinks=self._own_sinks)
 
     @request("ingest")
-    def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
-        """Count events that a client dropped; see `Ledger.count_dropped`."""
-        self._check_open()
-        self._ledger.count_dropped([(reason, "*", count)], key=key)
-
-    @request("ingest")
     def log_operation(self, operation: Operation, *, key: str = "") -> None:
         """Record a histogram, an image or another medium; see `Ledger.record`."""
         self._check_open()
@@ -295,12 +289,6 @@ class HubLogic:
         self._show(first_changed)
         return first_changed is not None
 
-    @request("ingest")
-    def note_stepless(self, metric: str) -> None:
-        """Note that a metric is logged without a step, so that its points at step 0 supersede no others."""
-        self._check_open()
-        self._ledger.note_stepless(metric)
-
     @request("ingest", is_slow=True)
     def restore_opening(self, number: int) -> None:
         """Restore the superseded points of an opening; they replace all other points from their first step on."""
@@ -343,11 +331,6 @@ class HubLogic:
         self._check_open()
         self._pass(step=None, force=True)
         return self.summary()
-
-    @request()
-    def health(self) -> dict[str, Any]:
-        """Return the state of the sinks, the journal and the process, and counts of events, drops and failed saves."""
-        return self.status.health()
 
     def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
         """Log the remaining events, close the sinks and record how the run ended; a second call does nothing.

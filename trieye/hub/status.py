@@ -101,6 +101,7 @@ class HubStatus:
             logger.warning("the journal can be written again")
         self._full_error = None if error is None else str(error)
 
+    @request()
     def health(self) -> dict[str, Any]:
         """Return the state of sinks, journal and mirror, and counts of events, late events, drops and failed saves."""
         late, dropped = self._ledger.read(lambda stats: (dict(stats.late_by_metric), dict(stats.drops.by_reason)))
@@ -159,7 +160,7 @@ class HubStatus:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """Return the last published `HubLogic.health()` with `time` and `metrics`; {} if none was published yet.
+    """Return the last published `HubStatus.health()` with `time` and `metrics`; {} if none was published yet.
 
     Raises:
         JournalError: The journal cannot be read.

@@ -30,8 +30,8 @@ from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub
-from trieye.hub.logic import HubLogic
 from trieye.hub.saved_states import RestoredCheckpoint, SavedStates
+from trieye.hub.status import HubStatus
 from trieye.process.lock import RunLock
 from trieye.process.output import OutputLog
 from trieye.process.progress import say
@@ -289,7 +289,7 @@ class OpenAttempt:
         """
         if not self._required_sinks:
             return
-        sinks = {sink["name"]: sink for sink in self.hub.ask(HubLogic.health)["sinks"]}
+        sinks = {sink["name"]: sink for sink in self.hub.ask(HubStatus.health)["sinks"]}
         for name in self._required_sinks:
             if name not in sinks:
                 raise ConfigurationError(

@@ -356,7 +356,7 @@ class Flusher:
         except (OverflowError, TypeError, ValueError):
             valid_rows, invalid_rows = salvage([EventRow(*row) for row in rows])
             for reason, count in Counter(reason for reason, _ in invalid_rows).items():
-                self._sender.send(HubLogic.count_dropped, reason, count)
+                self._sender.send(Ledger.count_dropped, [(reason, "*", count)])
             batch = EventBatch.from_rows(valid_rows)
         self._store_latest(batch)
         self._sender.log(batch)
@@ -377,7 +377,7 @@ class Flusher:
         with self._dropped_lock:
             num_dropped, self._num_dropped = self._num_dropped, 0
         if num_dropped:
-            self._sender.send(HubLogic.count_dropped, "overflow", num_dropped)
+            self._sender.send(Ledger.count_dropped, [("overflow", "*", num_dropped)])
 
 
 def _size_bytes(medium: Medium) -> int:

@@ -19,7 +19,9 @@ from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunStatus
+from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
+from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal, is_by_signal
@@ -281,7 +283,7 @@ class Run(Recorder):
         Keys include `sinks`, a list of {"name", "error", "backlog", "lag_s", "refused"} with `error` None while the
         sink works; `dropped`, {reason: events}; `late_by_metric`, {metric: events}; and `save_failures`, a count.
         """
-        return self._begun_attempt().hub.ask(HubLogic.health)
+        return self._begun_attempt().hub.ask(HubStatus.health)
 
     # state
 
@@ -454,7 +456,7 @@ class Run(Recorder):
 
     def note_stepless(self, metric: str) -> None:
         """Declare that the program logs a metric without a step: its points at step 0 replace no older points."""
-        self._begun_attempt().hub.ask(HubLogic.note_stepless, metric)
+        self._begun_attempt().hub.ask(Ledger.note_stepless, metric)
 
     def summary(self) -> dict[str, MetricSummary]:
         """Close the open windows, and return last, min, max and step of each metric over all attempts."""

@@ -191,7 +191,7 @@ def deliver(
         if change is not None:
             change(hub)
         _wait(hub, timeout_s, progress or (lambda _done, _total: None))
-    health = hub.health()
+    health = hub.status.health()
     refusals = [
         f"{sink['name']} refused {sink['refused']:,} items; the log of the run says why"
         for sink in health["sinks"]
@@ -230,7 +230,7 @@ def _wait(hub: HubLogic, timeout_s: float, progress: Progress) -> None:
     """
 
     def have_all(pause_s: float) -> bool:
-        health = hub.health()
+        health = hub.status.health()
         num_behind = max((sink["backlog"] for sink in health["sinks"] if not sink["is_gone"]), default=0)
         progress(health["points"] - num_behind, health["points"])
         if num_behind:
