@@ -48,32 +48,6 @@ class EventChannel(ABC):
         """Send a request, such as `Ledger.log_columns`, and return once the hub has accepted it."""
 
 
-class Hub(EventChannel):
-    """A run's interface to its hub, in this process or in a Ray actor; safe to use from several threads."""
-
-    @abstractmethod
-    def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Send a request and return the hub's answer.
-
-        Args:
-            request: A method of a part of the hub, such as `HubLogic.flush`; see `trieye.hub.requests`.
-            *args: Positional arguments of the method.
-            **kwargs: Keyword arguments of the method.
-        """
-
-    @abstractmethod
-    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Send a request in the background, after earlier calls of `begin`, and return a future of the answer."""
-
-    @abstractmethod
-    def progress(self) -> str:
-        """Return a description of the current work and its progress; it changes while the work progresses."""
-
-    @abstractmethod
-    def close(self, status: RunStatus) -> None:
-        """Log the remaining events, record how the run ended, and release the hub."""
-
-
 class SaveThread:
     """Runs calls one after another in a daemon thread.
 
@@ -86,10 +60,10 @@ class SaveThread:
         self._thread = threading.Thread(target=self._main, name="trieye-save", daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
         """Run a call after the earlier ones, and return a future of its result."""
         future: Future[T] = Future()
-        self._queue.put(lambda: settle(future, lambda: call(*args, **kwargs)))
+        self._queue.put(lambda: settle(future, call))
         return future
 
     def close(self) -> None:
@@ -101,6 +75,38 @@ class SaveThread:
         while (work := self._queue.get()) is not None:
             work()
             del work  # frees the state that was written
+
+
+class Hub(EventChannel):
+    """A run's interface to its hub, in this process or in a Ray actor; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._saving = SaveThread()
+
+    @abstractmethod
+    def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Send a request and return the hub's answer.
+
+        Args:
+            request: A method of a part of the hub, such as `HubLogic.flush`; see `trieye.hub.requests`.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
+        """
+
+    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Send a request in a thread, after earlier calls of `begin`, and return a future of the answer.
+
+        Neither Ray's copy of a state nor its write blocks the caller.
+        """
+        return self._saving.submit(lambda: self.ask(request, *args, **kwargs))
+
+    @abstractmethod
+    def progress(self) -> str:
+        """Return a description of the current work and its progress; it changes while the work progresses."""
+
+    @abstractmethod
+    def close(self, status: RunStatus) -> None:
+        """Log the remaining events, record how the run ended, and release the hub."""
 
 
 class LocalHub(Hub):
@@ -118,7 +124,7 @@ class LocalHub(Hub):
         self.key = uuid.uuid4().hex
         self.run_name = config.run_name
         self._logic = HubLogic(config, sinks=sinks).open(owns_run=False, extra_config=extra_config)
-        self._saving = SaveThread()
+        super().__init__()
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the method; signals never interrupt it."""
@@ -128,10 +134,6 @@ class LocalHub(Hub):
     def send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call the method, as `ask` does."""
         self.ask(request, *args, **kwargs)
-
-    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Call the method in the save thread."""
-        return self._saving.submit(lambda: self.ask(request, *args, **kwargs))
 
     def progress(self) -> str:
         """Return a description of the current work and its progress."""

@@ -6,7 +6,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,7 +16,7 @@ from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.run_record import RunStatus
 from trieye.hub.actor import RemoteHub, actor_name, find_hub
 from trieye.hub.directory import HUB_GONE_AFTER_S
-from trieye.hub.hub import EventChannel, Hub, SaveThread
+from trieye.hub.hub import EventChannel, Hub
 from trieye.hub.ray_start import JOB_VARIABLE, join_ray, on_this_node
 from trieye.hub.requests import is_slow
 from trieye.process.crash_report import CrashReport
@@ -191,11 +190,11 @@ class RayHub(RayEventChannel, Hub):
                 "output": printed_path(),  # of a job of a sweep
             }  # fmt: skip
             actor = _start_when_name_is_free(lambda: options.remote(config, **arguments))
-            super().__init__(actor, config.run_name, uuid.uuid4().hex)
+            RayEventChannel.__init__(self, actor, config.run_name, uuid.uuid4().hex)
             self._stall_timeout_s = config.runtime.stall_timeout_s
             self._run_dir = config.persistence.get_run_base_dir()
             self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._stall_timeout_s), reports=True)
-            self._sender = SaveThread()
+            Hub.__init__(self)
             self._crash_report = _crash_report(config)
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
@@ -213,14 +212,10 @@ class RayHub(RayEventChannel, Hub):
         answer: T = self.answer(reference, self._stall_timeout_s + request_timeout_s, reports=is_slow(request))
         return answer
 
-    def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Send a request in a thread, so that neither Ray's copy of a state nor the actor's write blocks the caller."""
-        return self._sender.submit(lambda: self.ask(request, *args, **kwargs))
-
     def close(self, status: RunStatus) -> None:
         """Wait for saves, log the remaining events and end the actor."""
         try:
-            self._sender.close()
+            self._saving.close()
             self.answer(self._actor.shutdown.remote(status, patient=status != "KILLED"), self._stall_timeout_s)
         except ConnectionError as error:
             raise TrieyeError(
