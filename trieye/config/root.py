@@ -44,7 +44,7 @@ class TrieyeConfig(ModelOf015):
     description: str | None = Field(
         default=None, description="Purpose of the run in Markdown, shown in MLflow; null = the run's command line."
     )
-    print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
+    print_config: bool = Field(default=False, description="Print the composed config as YAML before the run starts.")
     progress_bar: bool = Field(
         default=True, description="Show a progress bar on terminals; false = print a line every 10 seconds."
     )

@@ -2,17 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from trieye.config.hydra.compose import Application, Config, Result, application
 from trieye.config.hydra.hooks import Hooks
-from trieye.config.redaction import HIDDEN, looks_secret, redacted
+from trieye.config.redaction import redacted
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
-
-if TYPE_CHECKING:
-    from rich.tree import Tree
 
 
 def main(
@@ -63,29 +59,10 @@ def check_start(config: TrieyeConfig) -> None:
 
 
 def print_config(config: TrieyeConfig) -> None:
-    """Print a config as a tree, with secrets hidden."""
-    from rich.tree import Tree
+    """Print a config as YAML, with secrets hidden."""
+    import yaml  # imported late, as few programs print it
 
-    from trieye.process.terminal import Terminal, Text
-
-    tree = Tree(Text(type(config).__name__, "bold"))
-    for name, value in config.model_dump().items():
-        _grow(tree, name, value)
-    Terminal().print(tree)
-
-
-def _grow(tree: "Tree", name: str, value: Any) -> None:
-    from trieye.process.terminal import Text
-
-    value = HIDDEN if looks_secret(name) and value is not None else redacted(value)
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        value = {item.get("name", index): item for index, item in enumerate(value)}
-    if not isinstance(value, dict) or not value:
-        tree.add(Text.assemble((name, "cyan"), " = ", repr(value)))
-        return
-    branch = tree.add(Text(name, "bold cyan"))
-    for key, child in value.items():
-        _grow(branch, str(key), child)
+    print(yaml.safe_dump(redacted(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True))  # noqa: T201 - asked for
 
 
 def _check_lock(run_dir: Path, is_on_cluster: bool) -> None:

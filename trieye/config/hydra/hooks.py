@@ -16,7 +16,7 @@ class Hooks:
         check: Raises if a valid config cannot run here; called before anything is created.
         check_lock: Raises if another process writes to a run directory; the flag is True for runs on a cluster.
         announce: Records in a new run directory that this process is about to start the run.
-        print_config: Prints a config as a tree.
+        print_config: Prints a config as YAML.
         say: Prints a line on stderr.
     """
 
