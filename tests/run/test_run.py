@@ -568,10 +568,10 @@ def test_lost_values_fail_the_run_and_do_not_hide_a_failed_save(make_config):
     run.step = 1
     run.save(agent=Agent())
 
-    def raise_unreachable(batch, **number):
+    def raise_unreachable(request, *content, **number):
         raise ConnectionError("the hub is gone")
 
-    run._attempt.hub.log = raise_unreachable
+    run._attempt.hub.send = raise_unreachable
     run.log("a", 1.0)
     with pytest.raises(trieye.ProcessingError, match="the hub is gone; 1 values are not logged") as failure:
         run.close()
