@@ -28,9 +28,8 @@ from trieye.integrations import opening
 from trieye.integrations.opening import ROOT, AdoptedRun, safe_name
 from trieye.integrations.wandb import plot
 from trieye.integrations.wandb.artifacts import Artifact
-from trieye.integrations.wandb.calls import Run
+from trieye.integrations.wandb.calls import ROWS_METRIC, Run
 from trieye.integrations.wandb.media import Audio, Histogram, Html, Image, Molecule, Object3D, Plotly, Table, Video
-from trieye.integrations.wandb.session import ROWS_METRIC
 from trieye.process.progress import say
 
 __all__ = ["AlertLevel", "Artifact", "Audio", "Error", "Histogram", "Html", "Image", "Molecule", "Object3D", "Plotly"]
