@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import LoadedRun, Points, Problems, Series
+from trieye.results.runs import LoadedRun, Points, Problems, points_in
 
 RUNS = b"trieye.runs"
 """Key of the runs in the metadata of the file, as JSON."""
@@ -80,7 +80,7 @@ class ExportedRuns:
         ends = np.cumsum([row["num_points"] for row in self._content["runs"]])
         index_by_path = {run.path: _number(run) for run in runs}
         return {
-            path: _points(table.slice(ends[index - 1] if index else 0, self._content["runs"][index]["num_points"]))
+            path: points_in(table.slice(ends[index - 1] if index else 0, self._content["runs"][index]["num_points"]))
             for path, index in index_by_path.items()
         }
 
@@ -92,13 +92,3 @@ class ExportedRuns:
 
 def _number(run: LoadedRun) -> int:
     return int(run.path.rpartition("#")[2])
-
-
-def _points(rows: pa.Table) -> Points:
-    codes = rows["metric"].combine_chunks().dictionary_encode()
-    numbers, arrays = codes.indices.to_numpy(), [rows[name].to_numpy() for name in ("step", "value", "wall_time")]
-    points = {}
-    for code, name in enumerate(codes.dictionary.to_pylist()):
-        steps, values, times = (array[numbers == code] for array in arrays)
-        points[name] = Series(steps.astype(np.int64), values, times)
-    return points

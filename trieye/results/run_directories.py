@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from trieye.config.fingerprint import split_parameters
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.run_files import HISTORY, JOURNAL, RUN_RECORD
@@ -17,7 +15,7 @@ from trieye.journal.ranges import Range
 from trieye.renames import current_override
 from trieye.results import compacted
 from trieye.results.compacted import Compacted
-from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, points_in, seed_in, typed
 from trieye.runs.stored_run import StoredRun
 
 MIN_COMPACTED = 16
@@ -186,13 +184,7 @@ class RunDirectories:
         if lost:
             count = sum(end - first for first, end in lost)
             self._problems.note(run.path, f"{count} lost or damaged items of its history are skipped")
-        names = table["metric"].combine_chunks().dictionary_encode()
-        codes = names.indices.to_numpy()
-        order = np.argsort(codes, kind="stable")
-        columns = [table[name].to_numpy()[order] for name in ("step", "value", "wall_time")]
-        bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
-        parts = zip(names.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
-        return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}
+        return points_in(table)
 
 
 def _stamp(run_dir: str) -> str:

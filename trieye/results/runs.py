@@ -30,6 +30,17 @@ class Series(NamedTuple):
 NOTHING = Series(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
+def points_in(table: Any) -> Points:
+    """Return the points in a `pyarrow.Table` with the columns metric, step, value and wall_time."""
+    names = table["metric"].combine_chunks().dictionary_encode()
+    codes = names.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    columns = [table[name].to_numpy()[order] for name in ("step", "value", "wall_time")]
+    bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
+    parts = zip(names.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
+    return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}
+
+
 class Problems:
     """Messages on unreadable runs and files, without duplicates, in order of discovery."""
 
