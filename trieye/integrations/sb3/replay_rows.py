@@ -1,7 +1,7 @@
 """ReplayRows: incremental state of a Stable-Baselines3 replay buffer; each checkpoint stores only new rows."""
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, cast
 
@@ -11,13 +11,10 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from trieye.exceptions import CheckpointError
+from trieye.journal.ranges import uncovered
+from trieye.replay.rows.segments import MAX_PART_BYTES, MAX_SMALL_PARTS, SMALL_PART_BYTES
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
-
-MAX_PART_BYTES = 64 << 20
-SMALL_PART_BYTES = 8 << 20
-MAX_SMALL_PARTS = 32
-"""Beyond this number, small parts are merged into few large ones."""
 
 _CHANGING = ("ep_start", "ep_length")
 """Arrays of hindsight replay that the end of an episode rewrites, and that are therefore saved in full."""
@@ -56,11 +53,13 @@ class ReplayRows:
         if len(small) > MAX_SMALL_PARTS:
             parts = [part for part in parts if part not in small]
         reused_names, new_parts = tuple(name for name, _, _ in parts), dict[str, Arrays]()
-        for first, end in _gaps(parts, low, self.total, max(MAX_PART_BYTES // row_bytes, 1)):
-            name = f"sb3-{first}-{end}-{secrets.token_hex(4)}"
-            slots = np.arange(first, end) % self._size
-            new_parts[name] = {key: array[slots] for key, array in arrays.items()}
-            parts.append((name, first, end))
+        max_rows = max(MAX_PART_BYTES // row_bytes, 1)
+        for first, end in uncovered(low, self.total, [part[1:] for part in parts]):
+            for start in range(first, end, max_rows):
+                stop = min(start + max_rows, end)
+                name, slots = f"sb3-{start}-{stop}-{secrets.token_hex(4)}", np.arange(start, stop) % self._size
+                new_parts[name] = {key: array[slots] for key, array in arrays.items()}
+                parts.append((name, start, stop))
         self._parts = parts = sorted(parts, key=itemgetter(1))
         state = {"total": self.total, "parts": [list(part) for part in parts], "arrays": _shapes(arrays)}
         return StateParts({**state, **self._state_without_rows(arrays)}, reused_names, new_parts)
@@ -135,12 +134,3 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
             yield name, value
         elif isinstance(value, dict):
             yield from ((f"{name}.{key}", array) for key, array in _flat(value))
-
-
-def _gaps(stored_parts: Sequence[Part], first_row: int, total: int, max_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of `[first_row, total)` outside the stored parts, each of at most `max_rows` rows."""
-    ranges = [part[1:] for part in sorted(stored_parts, key=itemgetter(1))]
-    edges = [first_row, *(max(edge, first_row) for ends in ranges for edge in ends), total]
-    for first, end in zip(edges[::2], edges[1::2], strict=True):
-        for start in range(first, end, max_rows):
-            yield start, min(start + max_rows, end)
