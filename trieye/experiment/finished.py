@@ -58,11 +58,11 @@ class TrainingProgress:
     evaluations: int = 0
     time_s: float = 0.0
     best: float | None = None
-    evaluated_step: int | None = -1
+    evaluated_step: int = -1
     evaluating: int | None = None
     """Step of the checkpoint that is being evaluated in the background."""
     objective: str | None = None
-    """Metric of `best`; None before the first start, and in states of earlier versions."""
+    """Metric of `best`; None before the first start."""
     mode: str | None = None
     """Whether a higher or lower objective is better."""
     owes_evaluation: bool = False

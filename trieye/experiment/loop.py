@@ -173,8 +173,6 @@ class Loop:
         run = self._run
         if run.restore(from_checkpoint=checkpoint, experiment=_ExperimentState(self._experiment), loop=self):
             progress = self._progress
-            progress.iterations = progress.iterations or run.step  # an older version stored only the step
-            progress.evaluated_step = run.step if progress.evaluated_step is None else progress.evaluated_step
             if run.resumed_from_another:
                 progress.best = None  # the checkpoint with this objective belongs to the other run
                 run.step = run.saved_step = progress.counted()[self._limits.axis]
@@ -315,9 +313,9 @@ class Loop:
         run = self._run
         return run.stop_requested or self._is_due(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
 
-    def _is_due(self, every: int, last_step: int | None) -> bool:
+    def _is_due(self, every: int, last_step: int) -> bool:
         """Return whether an action with an interval of `every` steps is due; `Experiment.can_save` may delay it."""
-        periods = max(last_step or 0, 0) // every + 1 if every > 0 else 0
+        periods = max(last_step, 0) // every + 1 if every > 0 else 0
         waited_steps = self._run.step - periods * every
         if every <= 0 or waited_steps < 0:
             return False
@@ -414,7 +412,7 @@ class Loop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved progress."""
-        self._progress = TrainingProgress(**{"evaluated_step": None, **state})
+        self._progress = TrainingProgress(**state)
 
 
 class _ExperimentState:
