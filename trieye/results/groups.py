@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,34 +82,25 @@ class ScoreDefinition:
         return values
 
 
+@dataclass(frozen=True, eq=False)
 class RunGroups:
     """Runs grouped by the compared parameters.
 
     Attributes:
+        results: The runs.
         labels: Name of each group.
         values: Values of the compared parameters of each group, without those that it lacks.
         tasks: Names of the tasks; a single empty name if no task parameter is set.
-        rows: Index of the config of each group and task; None if the group has none.
         keys: The compared parameters.
+        candidates: Indices of the configs of each group and task.
     """
 
-    def __init__(
-        self,
-        results: Results,
-        labels: Sequence[str],
-        values: Sequence[Mapping[str, Any]],
-        rows: Sequence[Sequence[Sequence[int]]],
-        tasks: Sequence[str],
-        keys: Sequence[str] = (),
-    ) -> None:
-        self.results, self.labels, self.values, self.tasks, self.keys = (
-            results,
-            list(labels),
-            list(values),
-            list(tasks),
-            list(keys),
-        )
-        self._candidates = rows
+    results: Results
+    labels: list[str]
+    values: Sequence[Mapping[str, Any]]
+    tasks: list[str]
+    keys: Sequence[str]
+    candidates: Sequence[Sequence[Sequence[int]]]
 
     @classmethod
     def of(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> "RunGroups":
@@ -156,7 +147,7 @@ class RunGroups:
         labels = _labels(values_of, keys if is_chosen else _telling(values_of, keys), attributes)
         if not [*keys, *attributes]:
             labels = [runs[0].name if len(runs) == 1 else "all runs"]
-        return cls(results, labels, values_of, rows_of, tasks, [*keys, *attributes])
+        return cls(results, labels, list(values_of), tasks, [*keys, *attributes], rows_of)
 
     @classmethod
     def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "RunGroups"]:
@@ -194,7 +185,7 @@ class RunGroups:
             ConfigurationError: A group has several configs in a task.
         """
         rows: list[list[int | None]] = []
-        for label, tasks in zip(self.labels, self._candidates, strict=True):
+        for label, tasks in zip(self.labels, self.candidates, strict=True):
             for task, candidates in zip(self.tasks, tasks, strict=True):
                 if len(candidates) > 1:
                     raise ConfigurationError(self._ambiguous(f"{label} in {task}" if task else label, candidates))
@@ -205,7 +196,7 @@ class RunGroups:
         """Return the labels of the groups that have none of the runs."""
         paths, table = {run.path for run in runs}, self.results.table
         groups = [
-            [run for task in tasks for number in task for run in table[number] if run] for tasks in self._candidates
+            [run for task in tasks for number in task for run in table[number] if run] for tasks in self.candidates
         ]
         return [
             label for label, group in zip(self.labels, groups, strict=True) if not paths & {run.path for run in group}
@@ -238,8 +229,8 @@ class RunGroups:
         def rank(config_index: int) -> tuple[bool, int, float]:
             return means[config_index] > -np.inf, -num_diverged[config_index], means[config_index]
 
-        best_candidates = [[[max(row, key=rank)] if row else [] for row in tasks] for tasks in self._candidates]
-        return RunGroups(self.results, self.labels, self.values, best_candidates, self.tasks, self.keys)
+        best_candidates = [[[max(row, key=rank)] if row else [] for row in tasks] for tasks in self.candidates]
+        return replace(self, candidates=best_candidates)
 
     def diverged(self, scoring: ScoreDefinition) -> list[int]:
         """Return the number of diverged runs of each group.
@@ -262,7 +253,7 @@ class RunGroups:
         """
         counts = zip(self.labels, self.diverged(scoring), self.runs, strict=True)
         labels = [f"{label} ({num} of {len(runs)} diverged)" if num else label for label, num, runs in counts]
-        return RunGroups(self.results, labels, self.values, self._candidates, self.tasks, self.keys)
+        return replace(self, labels=labels)
 
     def scores(self, scoring: ScoreDefinition) -> list[Floats]:
         """Return the scores of each group, `[seed, task]`; NaN where a run is missing.
@@ -354,7 +345,7 @@ class RunGroups:
     def differences(self) -> dict[str, list[Any]]:
         """Return the parameters, except seeds, that differ between groups, with the value of each group or None."""
         firsts = []
-        for tasks in self._candidates:
+        for tasks in self.candidates:
             numbers = [number for candidates in tasks for number in candidates]
             firsts.append(next(run for run in self.results.table[numbers[0]] if run is not None))
         keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if selection.is_compared(key))

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
-from trieye.results import aligned, selection
+from trieye.results import aligned, conversion, selection
 from trieye.results.aligned import COUNTERS, AlignedCurves, Between, Floats, XAxis
+from trieye.results.exporting import table_with_runs
 from trieye.results.point_cache import PointCache, by_source
 from trieye.results.runs import NOTHING, LoadedRun, Problems, Series
 from trieye.results.state import Status, status
@@ -418,8 +419,6 @@ class Results:
         Args:
             metrics: Only these; None: all.
         """
-        from trieye.results import conversion
-
         return conversion.table(self.runs, self._logged(metrics))
 
     def export(self, path: Path, metrics: Sequence[str] | None = None) -> int:
@@ -434,9 +433,6 @@ class Results:
         Raises:
             ConfigurationError: The suffix is unknown, or the file cannot be written.
         """
-        from trieye.results import conversion
-        from trieye.results.exporting import table_with_runs
-
         is_parquet, points = path.suffix.lower() == ".parquet", self._logged(metrics)
         sweeps = self._cache.sweeps
         table = table_with_runs(self.runs, points, sweeps) if is_parquet else conversion.table(self.runs, points)
@@ -465,8 +461,6 @@ class Results:
 
     def to_xarray(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200) -> Any:
         """Return `curve` as an `xarray.DataArray` with the dimensions config, seed and x."""
-        from trieye.results import conversion
-
         load("xarray", "to_xarray()")
         name = metric if isinstance(metric, str) else metric[0]
         return conversion.xarray_of(self.curve(metric, x, grid), name, x, self.configs, self.seeds)
@@ -486,8 +480,6 @@ class Results:
         Raises:
             ConfigurationError: An algorithm has several configs in a task, or no seed with all tasks.
         """
-        from trieye.results import conversion
-
         return conversion.rliable_scores(self, metric, algorithm, task, last=last, steps=steps)
 
 
