@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from trieye.renames import no_attribute
 from trieye.testing.experiment_contract import ExperimentContract
 from trieye.testing.sink_contract import SinkContract
-from trieye.testing.sinks import FlakySink, MemorySink, make_run_info
-from trieye.testing.sources import MemoryHistory
+from trieye.testing.sinks import FlakySink, MemoryHistory, MemorySink, make_run_info
 
 if TYPE_CHECKING:
     from trieye.testing.training_contracts import (

@@ -5,7 +5,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError
@@ -14,28 +14,6 @@ from trieye.tune.trial import Trial
 from trieye.tune.values import named, with_values
 
 _COUNTED = ("training_iteration", "step", "env_steps", "updates", "done")
-
-
-class Driven(Protocol):
-    """Trains an experiment one evaluation at a time."""
-
-    def iterate(self) -> Mapping[str, Any]:
-        """Train until the next evaluation, and return its result."""
-
-    def save(self, directory: Path) -> None:
-        """Save a copy of the state to a directory that does not exist."""
-
-    def restore(self, directory: Path) -> None:
-        """Restore a copy of a state."""
-
-    def reset(self, config: Any, values: Mapping[str, Any]) -> None:
-        """Continue as another trial, with other values."""
-
-    def export_model(self, directory: Path) -> list[Path]:
-        """Write the model to a directory."""
-
-    def close(self) -> None:
-        """Close the run and the experiment."""
 
 
 class ExperimentContract:
@@ -58,7 +36,7 @@ class ExperimentContract:
         """Return the config of a training with three or more evaluations; the tests set its directory and sinks."""
         raise NotImplementedError
 
-    def begin(self, root: Path, run_name: str = "run", values: Mapping[str, Any] | None = None) -> Driven:
+    def begin(self, root: Path, run_name: str = "run", values: Mapping[str, Any] | None = None) -> "Trial | _Tuned":
         """Return a driver of the experiment, with a run below `root`."""
         config = self._config_below(root, run_name)
         if self.UNDER_TUNE:

@@ -10,8 +10,7 @@ from unittest import SkipTest
 from trieye.sinks.base import Rerunning, Resumable, RunInfo, RunStatus, Sink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing.sinks import make_run_info
-from trieye.testing.sources import MemoryHistory
+from trieye.testing.sinks import MemoryHistory, make_run_info
 
 
 class SinkContract:
