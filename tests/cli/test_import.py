@@ -166,10 +166,6 @@ def test_runs_of_two_projects_with_equal_relative_paths_are_both_imported_once(t
         writer.add_scalar("charts/return", number, 1, walltime=1.7e9 + number)
         writer.close()
     assert directory_of_import("one", "runs") == ("PPO_1", True)
-    path = tmp_path / "all/old/runs/PPO_1/run.json"
-    record = RunRecord.read(path)
-    record.tags["trieye.imported_from"] = "runs/PPO_1"  # as before paths were resolved
-    record.save(path)
     assert directory_of_import("two", "runs") == ("PPO_1-2", True)
     assert directory_of_import("one", "runs") == ("PPO_1", False)
     assert directory_of_import("one", tmp_path / "two/runs") == ("PPO_1-2", False)

@@ -185,14 +185,12 @@ def _origin(foreign: LoadedRun) -> str:
 
 
 def _is_import(record: RunRecord, foreign: LoadedRun) -> bool:
-    """Return whether a run was imported from `foreign`, perhaps before it was moved or paths were resolved."""
+    """Return whether a run was imported from `foreign`, perhaps before it was moved."""
     origin = record.tags.get(ORIGIN)
     if origin is None or origin == _origin(foreign):
         return origin is not None
-    if math.isnan(foreign.created):
-        return origin == foreign.path
-    is_another = Path(origin).is_absolute() and Path(origin).exists()
-    return not is_another and (Path(origin).name, record.created) == (Path(foreign.path).name, foreign.created)
+    has_same_start = (Path(origin).name, record.created) == (Path(foreign.path).name, foreign.created)
+    return has_same_start and not Path(origin).exists()
 
 
 def _record(directory: Path) -> RunRecord | None:

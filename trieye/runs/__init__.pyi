@@ -19,9 +19,9 @@ from trieye.runs.finding import run_directory as run_directory
 from trieye.runs.finding import select as select
 from trieye.runs.metric_points import MetricPoints as MetricPoints
 from trieye.runs.metric_points import points as points
-from trieye.runs.ownership import claim as claim
 from trieye.runs.removal import PruneResult as PruneResult
 from trieye.runs.removal import Removal as Removal
+from trieye.runs.removal import claim as claim
 from trieye.runs.removal import prune as prune
 from trieye.runs.removal import remove as remove
 from trieye.runs.restarting import RestartPlan as RestartPlan

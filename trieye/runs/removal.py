@@ -1,4 +1,4 @@
-"""Delete stored runs: the directory, the MLflow run and the mirror together, in an order that a retry can complete."""
+"""Delete stored runs with what they own, their MLflow run and mirror, so that a retry can complete it; claim both."""
 
 import contextlib
 import math
@@ -14,11 +14,12 @@ from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.atomic import recover, remove_directory
 from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
+from trieye.files.run_record import claim as record_owner
 from trieye.mirror.removal import delete_objects, owned_objects
 from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock, is_alive
 from trieye.runs.config import config_of
-from trieye.runs.finding import DEFAULT_ROOT, RunReference, is_run_leftover, run_entry
+from trieye.runs.finding import DEFAULT_ROOT, RunReference, is_run_leftover, run_directory, run_entry
 from trieye.runs.stored_run import Mode, StoredRun, disk_bytes
 from trieye.sinks.mlflow.run import delete_run, is_owned_by
 
@@ -261,6 +262,23 @@ class Removal:
         remainder = next(self.run_dir.parent.glob(f".tmp-{self.run_dir.name}~*"), None)
         if remainder is not None:
             raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
+
+
+def claim(run: RunReference, *, root: Path | None = None) -> Path:
+    """Record the directory of a run that was moved as the owner of its MLflow run and its mirror, and return it.
+
+    Args:
+        run: The run, its directory or its name.
+        root: Directory of all apps; None: the directories of the project around the working directory.
+
+    Raises:
+        ConfigurationError: There is no such run, or it is a copy of a run that still exists.
+        RunLockedError: The run is alive.
+    """
+    run_dir = run_directory(run, root=root)
+    with RunLock(run_dir / "run.lock"), RunLock(run_dir / "hub.lock"):
+        record_owner(run_dir)
+    return run_dir
 
 
 def _use_of(record: RunRecord | None) -> tuple[str, int, float | None] | None:

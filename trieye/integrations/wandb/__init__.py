@@ -10,7 +10,6 @@ import glob
 import json
 import os
 import secrets
-import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -136,7 +135,7 @@ def _made(options: Mapping[str, Any]) -> Run:
     """Open the run that the arguments of `init` describe."""
     project, resume = options["project"] or "uncategorized", options["resume"]
     resume = {True: "auto", False: None}[resume] if isinstance(resume, bool) else resume
-    run_id = options["id"] or (_auto_id() if resume == "auto" else None) or _new_id()
+    run_id = options["id"] or (_auto_id() if resume == "auto" else None) or secrets.token_hex(4)
     names = {"id": run_id, "name": options["name"] or run_id, "project": project}
     if options["mode"] == "disabled" or os.environ.get("WANDB_DISABLED") == "true":
         return Run(None, resumed=False, **names)
@@ -244,10 +243,6 @@ def _finished(run: Run, status: RunStatus) -> None:
         opening.SHARED.clear()
     if status == "FINISHED" and _auto_id() == run.id:
         RESUME_FILE.unlink(missing_ok=True)
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
 def _auto_id() -> str | None:
