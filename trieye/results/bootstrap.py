@@ -148,18 +148,12 @@ def interval_of(
     nan = np.array(np.nan)
     if not runs.is_complete:
         return nan, nan, nan
-    value = value_of(runs, statistic)
+    value: Floats = statistic(np.ones((1, runs.scores.size), dtype=np.intp))[0]  # each run counts once
     if not runs.has_spread:
         return value, nan, nan
     draws = draws_of(runs, statistic, resamples=resamples, rng=np.random.default_rng(seed))
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     return value, low, high
-
-
-def value_of(runs: Strata, statistic: Statistic) -> Floats:
-    """Return the statistic of the original runs, each counted once."""
-    value: Floats = statistic(np.ones((1, runs.scores.size), dtype=np.intp))[0]
-    return value
 
 
 def draws_of(runs: Strata, statistic: Statistic, *, resamples: int, rng: np.random.Generator) -> Floats:

@@ -37,10 +37,12 @@ class ModelState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state; its tensors share memory with the model."""
         model = self._model
+        names = model._get_torch_save_params()[1]  # noqa: SLF001 - docs/private_apis.md
+        variables = {name: attrgetter(name)(model) for name in names}
         state: dict[str, Any] = {
             "parameters": model.get_parameters(),
-            "variables": {name: attrgetter(name)(model).detach() for name in self._variables()},
-            "counters": self.counters(),
+            "variables": {name: item.detach() for name, item in variables.items() if isinstance(item, torch.Tensor)},
+            "counters": self._counters(),
             "episodes": {name: [_plain(one) for one in getattr(model, name) or ()] for name in _EPISODES},
             "actions": generator_state(model.action_space.np_random),
         }
@@ -72,15 +74,11 @@ class ModelState:
             for name, one in _moments(normalizer):
                 vars(one).update(state["normalizer"][name])
 
-    def counters(self) -> dict[str, Any]:
+    def _counters(self) -> dict[str, Any]:
         """Return the numbers that change during learning, including sb3-contrib models."""
         names = [name for name, value in vars(self._model).items() if name[0] == "_" and type(value) in {int, float}]
         names += [name for name in ("num_timesteps", "exploration_rate") if hasattr(self._model, name)]
         return {name: getattr(self._model, name) for name in names if name not in _NOT_COUNTERS}
-
-    def _variables(self) -> list[str]:
-        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - docs/private_apis.md
-        return [name for name in names if isinstance(attrgetter(name)(self._model), torch.Tensor)]
 
 
 class RestoredModel:
