@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
 
 _META = "meta.yaml"
 _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
@@ -20,7 +20,7 @@ def is_file_store(directory: Path) -> bool:
     return not (directory / _META).exists() and any(directory.glob(f"*/{_META}"))
 
 
-class FileStore:
+class FileStore(PointReader):
     """A directory with a directory per experiment, which contains a directory per run.
 
     Links that leave the store are not followed: a foreign store could point them at any file of this machine.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
 
 _SQLITE = b"SQLite format 3\0"
 _TABLES = {"experiments", "runs", "params", "tags", "metrics", "latest_metrics"}
@@ -43,7 +43,7 @@ def is_sqlite(path: Path) -> bool:
         return False
 
 
-class MlflowStore:
+class MlflowStore(PointReader):
     """A database that MLflow may be writing to.
 
     Args:

@@ -11,7 +11,6 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
 from trieye.files.run_files import CONFIGS, RUN_RECORD
 from trieye.files.run_record import RunRecord
-from trieye.results.exported import ExportedRuns
 from trieye.results.runs import LoadedRun
 from trieye.run.provenance import Provenance
 
@@ -39,9 +38,8 @@ class Origin:
     @classmethod
     def of(cls, run: LoadedRun) -> "Origin | None":
         """Return the origin of a run; None if it has no intact trieye run directory, and its export had none."""
-        if isinstance(run.source, ExportedRuns):
-            values = run.source.origin(run)
-            return None if values is None else cls._restored(values)
+        if (values := run.source.origin(run)) is not None:
+            return cls._restored(values)
         directory = Path(run.path)
         try:
             record = RunRecord.read(directory / RUN_RECORD) if directory.is_dir() else None

@@ -14,7 +14,7 @@ from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
 from trieye.results import aligned, conversion, selection
 from trieye.results.aligned import COUNTERS, AlignedCurves, Between, Floats, XAxis
-from trieye.results.exporting import table_with_runs
+from trieye.results.exported import table_with_runs
 from trieye.results.point_cache import PointCache, by_source
 from trieye.results.runs import NOTHING, LoadedRun, Problems, Series
 from trieye.results.state import Status, status
@@ -461,7 +461,6 @@ class Results:
 
     def to_xarray(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200) -> Any:
         """Return `curve` as an `xarray.DataArray` with the dimensions config, seed and x."""
-        load("xarray", "to_xarray()")
         name = metric if isinstance(metric, str) else metric[0]
         return conversion.xarray_of(self.curve(metric, x, grid), name, x, self.configs, self.seeds)
 

@@ -15,7 +15,7 @@ from trieye.journal.ranges import Range
 from trieye.renames import current_override
 from trieye.results import compacted
 from trieye.results.compacted import Compacted
-from trieye.results.runs import LoadedRun, Points, Problems, points_in, seed_in, typed
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, points_in, seed_in, typed
 from trieye.runs.stored_run import StoredRun
 
 MIN_COMPACTED = 16
@@ -28,7 +28,7 @@ _THREADS = 4
 _UNSETTLED = "RUNNING"
 
 
-class RunDirectories:
+class RunDirectories(PointReader):
     """Reads run directories, each below a home: the directory of its app or sweep.
 
     Args:

@@ -73,6 +73,11 @@ class PointReader(Protocol):
         """Return the metric names of the runs; here, from all of their points."""
         return {name for points in self.read(runs, None).values() for name in points}
 
+    def origin(self, run: "LoadedRun") -> Mapping[str, Any] | None:
+        """Return the provenance that the store itself has for a run; here, none."""
+        del run
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
