@@ -161,9 +161,7 @@ def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, t
 
 def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 100) -> TextTable:
     """Return a table of the differing parameters of configs."""
-    table = TextTable(title="differing parameters")
-    for name in ("parameter", *labels):
-        table.add_column(name)
+    table = TextTable("parameter", *labels, title="differing parameters")
     for name, values in list(differences.items())[:most]:
         table.add_row(name, *("-" if value is None else str(value) for value in values))
     if len(differences) > most:
