@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError
-from trieye.experiment.experiment import Experiment
+from trieye.experiment.experiment import ConfigT, Experiment
 from trieye.tune.trial import Trial
 from trieye.tune.values import named, with_values
 
@@ -38,7 +38,7 @@ class ExperimentContract:
 
     def begin(self, root: Path, run_name: str = "run", values: Mapping[str, Any] | None = None) -> "Trial | _Tuned":
         """Return a driver of the experiment, with a run below `root`."""
-        config = self._config_below(root, run_name)
+        config = config_below(self.make_config(), root, run_name)
         if self.UNDER_TUNE:
             return _Tuned(self.experiment_class, config, values or {})
         return Trial(self.experiment_class, with_values(config, values or {}), values)
@@ -83,9 +83,9 @@ class ExperimentContract:
 
         driver = self.begin(tmp_path)
         driver.iterate()
-        driver.reset(with_values(self._config_below(tmp_path, "second"), self.OTHER), self.OTHER)
+        driver.reset(with_values(config_below(self.make_config(), tmp_path, "second"), self.OTHER), self.OTHER)
         assert self._numbers(driver.iterate()) == numbers_from_scratch
-        driver.reset(with_values(self._config_below(tmp_path, "third"), self.OTHER), self.OTHER)
+        driver.reset(with_values(config_below(self.make_config(), tmp_path, "third"), self.OTHER), self.OTHER)
         driver.restore(tmp_path / "saved")
         assert self._numbers(driver.iterate()) == numbers_after_restore
         driver.close()
@@ -113,19 +113,20 @@ class ExperimentContract:
         driver.close()
         assert [path for path in paths if not path.is_file() or tmp_path / "exported" not in path.parents] == []
 
-    def _config_below(self, root: Path, run_name: str) -> TrieyeConfig:
-        config = self.make_config()
-        paths = {"root_data_dir": str(root), "app_name": "contract"}
-        return named(
-            config.model_copy(update={"persistence": config.persistence.model_copy(update=paths)}),
-            run_name,
-            app_name="contract",
-            runtime=config.runtime.model_copy(update={"kind": "local", "address": None}),
-            sinks=type(config.sinks)(),
-        )
-
     def _numbers(self, result: Mapping[str, Any]) -> dict[str, Any]:
         return {name: result[name] for name in (*_COUNTED, self.make_config().loop.objective)}
+
+
+def config_below(config: ConfigT, root: Path, run_name: str) -> ConfigT:
+    """Return the config of a local run below `root`, without sinks."""
+    paths = {"root_data_dir": str(root), "app_name": "contract"}
+    return named(
+        config.model_copy(update={"persistence": config.persistence.model_copy(update=paths)}),
+        run_name,
+        app_name="contract",
+        runtime=config.runtime.model_copy(update={"kind": "local", "address": None}),
+        sinks=type(config.sinks)(),
+    )
 
 
 class _Tuned:

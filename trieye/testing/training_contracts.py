@@ -20,6 +20,7 @@ from trieye.experiment.experiment import imported
 from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
 from trieye.snapshot.encode import decode, encode
+from trieye.testing.experiment_contract import config_below
 from trieye.training.batches import Experience
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_env, spaces_of_config
@@ -166,18 +167,9 @@ class TrainEngineContract:
             loop: Changed keys of the config group `loop`.
         """
         config = self.make_config()
-        paths = {"root_data_dir": str(root), "run_name": run_name, "app_name": "contract"}
-        new_values = {
-            "app_name": "contract",
-            "run_name": run_name,
-            "runtime": config.runtime.model_copy(update={"kind": "local", "address": None}),
-            "sinks": type(config.sinks)(),
-            "persistence": config.persistence.model_copy(update=paths),
-            "loop": config.loop.model_copy(
-                update={"steps": self.NUM_STEPS, "env_steps": None, "time_s": None, "target": None} | loop
-            ),
-        }
-        config = config.model_copy(update=new_values)
+        limits = {"steps": self.NUM_STEPS, "env_steps": None, "time_s": None, "target": None} | loop
+        config = config.model_copy(update={"loop": config.loop.model_copy(update=limits)})
+        config = config_below(config, root, run_name)
         engine = imported(config.agent.engine)
         self.calls: list[int] = []
         with nullcontext() if interrupt_at is None else suppress(RunInterrupted):
