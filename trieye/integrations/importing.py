@@ -145,11 +145,9 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
     made = Imported(directory, len(points), num_finite, num_points - num_finite, is_new=True)
     if record is not None and record.tags.get(WHOLE) == str(num_points):
         return made._replace(is_new=False)
-    status = foreign.status if foreign.status in get_args(RunStatus) and foreign.status != "RUNNING" else ""
-    run = Run(
-        adopted_config(directory.name, own_app, {**settings, "description": f"imported from {foreign.path}"})
-    ).open()
-    try:
+    status = {"RUNNING": "KILLED"}.get(foreign.status, foreign.status)
+    about = {**settings, "description": f"imported from {foreign.path}"}
+    with Run(adopted_config(directory.name, own_app, about)) as run:
         run.set_tags({ORIGIN: _origin(foreign)})
         has_seed = foreign.seed is None or any(map(is_seed, foreign.params))
         run.log_params(foreign.params if has_seed else {**foreign.params, "seed": foreign.seed})
@@ -161,10 +159,7 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
                 run.log(metric, value, step=step, wall_time=None if math.isnan(time) else time)
         run.flush()
         run.set_tags({WHOLE: str(num_points)})
-    except BaseException:
-        run.close("FAILED")
-        raise
-    run.close(cast("RunStatus", status or ("KILLED" if foreign.status == "RUNNING" else "FINISHED")))
+        run.close(cast("RunStatus", status if status in get_args(RunStatus) else "FINISHED"))
     _date(directory, foreign.created)
     return made
 
