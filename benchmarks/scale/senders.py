@@ -135,7 +135,9 @@ class SyntheticWriter:
 
     def _handle_reply(self, parcel: NumberedBatch, call: "Future[Ack]", now: float) -> None:
         ack = call.result()
-        num_accepted = self._outbox.answered(parcel, ack)
+        num_before = self._outbox.num_pending
+        self._outbox.answered(parcel, ack)
+        num_accepted = num_before - self._outbox.num_pending
         self._tally.refused += ack.end < parcel.end
         for _ in range(num_accepted):
             self._tally.record(self._due_times.popleft(), now)
