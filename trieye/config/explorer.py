@@ -1,14 +1,27 @@
 """ExplorerConfig and SyncConfig: processes that collect experience, and how they get the learner's weights."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trieye.config.base import StrictModel
 from trieye.config.names import ClassPath
 
 Style = Literal["fixed", "trainer_driven", "explorer_driven", "fully_async"]
 TransportName = Literal["auto", "local", "object_store", "checkpoint", "collective"]
+
+_ALIASES = {
+    "dynamic_by_trainer": "trainer_driven",
+    "dynamic_by_explorer": "explorer_driven",
+    "nccl": "collective",
+    "memory": "object_store",
+}
+"""Names of the same options in Trinity-RFT."""
+
+
+def _canonical(value: Any) -> Any:
+    is_name = isinstance(value, str) and ":" not in value
+    return _ALIASES.get(value.lower(), value.lower()) if is_name else value
 
 
 class ExplorerConfig(StrictModel):
@@ -75,13 +88,13 @@ class ExplorerConfig(StrictModel):
 class SyncConfig(StrictModel):
     """When and how explorers get new weights."""
 
-    style: Style = Field(
+    style: Annotated[Style, BeforeValidator(_canonical)] = Field(
         default="fixed",
         description="When explorers get new weights: fixed = in lockstep with the learner; trainer_driven = the "
         "latest for each fragment; explorer_driven = on an explorer's request; fully_async = the latest, also "
         "during fragments of 0.1 s or more.",
     )
-    transport: TransportName | ClassPath = Field(
+    transport: Annotated[TransportName | ClassPath, BeforeValidator(_canonical)] = Field(
         default="auto",
         description="How weights reach explorers: local = within the process; object_store = Ray's; checkpoint = "
         "files in the run directory; collective = torch.distributed; auto = local or object_store, by `runtime`; "
