@@ -55,7 +55,9 @@ class TuneConfig(StrictModel):
     target: float | None = Field(
         default=None, description="End the study at a trial with this objective or better; null = never."
     )
-    time_s: float | None = Field(default=None, gt=0, description="End the study after this many seconds; null = never.")
+    time_s: float | None = Field(
+        default=None, gt=0, description="End the study this many seconds after each start; null = never."
+    )
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of the search; trials use the key `seed`.")
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
         default="tpe", description="Optuna sampler, for search=optuna."
