@@ -298,6 +298,11 @@ class ScheduledWorker:
         self._scheduler.after(self._free_at - self._scheduler.now, lambda: self._collect(values[0], future))
         return future
 
+    def tell(self, method: str, *values: Any) -> None:
+        """Call a method before the current fragment, which is collected at its end (see `WorkerHandle`)."""
+        if not (self._is_killed or self._hangs):
+            getattr(self._explorer, method)(*values)
+
     def _collect(self, assignment: Any, future: "Future[Any]") -> None:
         if self._is_killed or self._hangs:
             return

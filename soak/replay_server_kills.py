@@ -53,8 +53,8 @@ class Client:
     def sample(self, num_rows: int) -> Any:
         """Return a batch from the server; a reader would prefetch further batches."""
         reply = self.replay.ask(ReplayServer.batches, 1, num_rows, None, 5.0)
-        assert isinstance(reply, list)
-        ((_, batch),) = reply
+        assert not isinstance(reply, str), reply
+        _, (batch,) = reply
         return batch
 
     def work(self) -> None:

@@ -73,9 +73,10 @@ def soak(root: Path, *, trials: int, scheduler: str, reuse: bool) -> dict[str, A
         try:
             await_evaluations(study, driver, 4)
             kill_trial(driver)
-            await_evaluations(study, driver, 3 * trials)
+            await_evaluations(study, driver, 2 * trials)  # early stopping leaves hardly more than three each
         finally:
-            kill_with_jobs(driver)
+            if driver.poll() is None:
+                kill_with_jobs(driver)
         ended = {index for index, job in status(study).items() if job["state"] in STATUS}
         before = {index: (study / str(index) / "status.json").read_bytes() for index in ended}
         code = subprocess.run(command, cwd=project, stdout=log, stderr=log, timeout=DEADLINE_S, check=False).returncode
