@@ -28,6 +28,25 @@ def test_a_counter_that_restarts_causes_one_warning(length, num_warnings, caplog
     assert sum("log at steps that increase" in record.message for record in caplog.records) == num_warnings
 
 
+def test_steps_after_a_step_back_are_new_instead_of_late():
+    aggregator = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
+    aggregator.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 31)]), at=0.0)
+    aggregator.flush(at=1.0)
+    aggregator.go_back(11)
+    aggregator.ingest(batch(*[("m", 5.0, step, 2.0) for step in range(11, 22)]), at=2.0)
+    assert [(point.step, point.value, point.count) for point in aggregator.advance(at=2.0)] == [(20, 5.0, 10)]
+
+
+def test_an_attempt_that_repeats_steps_of_a_metric_closes_the_windows_of_this_metric_alone():
+    aggregator = Aggregator([metric(name, aggregation="mean", log_frequency_steps=10) for name in ("m", "other")])
+    aggregator.ingest(batch(*[(name, 1.0, step, 0.0) for step in range(1, 15) for name in ("m", "other")]), at=0.0)
+    points = aggregator.begin_again({"m": 3, "other": 15, "new": 0}, at=1.0)
+    assert [(point.metric, point.step) for point in points] == [("m", 10), ("m", 14)]
+    aggregator.ingest(batch(*[("m", 5.0, step, 2.0) for step in range(3, 12)]), at=2.0)
+    values = {(point.metric, point.step): (point.value, point.count) for point in aggregator.advance(at=2.0)}
+    assert values == {("m", 10): (5.0, 8), ("other", 10): (1.0, 10)}
+
+
 def test_undeclared_names_become_means_at_every_step():
     aggregator = Aggregator([], undeclared="auto")
     aggregator.ingest(batch(("new", 1.0, 5, 0.0), ("new", 3.0, 5, 0.0)), at=0.0)
