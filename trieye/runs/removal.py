@@ -1,6 +1,7 @@
 """Delete stored runs with what they own, their MLflow run and mirror, so that a retry can complete it; claim both."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from trieye.mirror.removal import delete_objects, owned_objects
 from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock, is_alive
 from trieye.runs.config import config_of
-from trieye.runs.finding import DEFAULT_ROOT, RunReference, is_run_leftover, ordered, run_directory, run_entry
+from trieye.runs.finding import DEFAULT_ROOT, RunReference, is_run_leftover, run_directory, run_entry
 from trieye.runs.stored_run import Mode, StoredRun, disk_bytes
 from trieye.sinks.mlflow.run import delete_run, is_owned_by
 
@@ -323,9 +324,13 @@ def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) 
         raise ConfigurationError(f"--keep best: these runs have several objectives ({text}); use --metric and --mode")
     (name, better), *_ = objectives or {("", "max")}
     _require(name, metrics)
-    removal_of = {run.run_dir: run for run in reversed(runs)}
-    ranked_runs = ordered([StoredRun.read(path, metric=name, mode=better) for path in removal_of], "objective")
-    return [removal_of[run.run_dir] for run in ranked_runs if run.best is not None]
+    rated_runs = {path: StoredRun.read(path, metric=name, mode=better) for path in stored}
+
+    def rating(run: Removal) -> tuple[bool, float]:
+        best, sign = rated_runs[run.run_dir].best, 1.0 if better == "max" else -1.0
+        return not rated_runs[run.run_dir].diverged, math.nan if best is None else sign * best
+
+    return sorted((run for run in reversed(runs) if not math.isnan(rating(run)[1])), key=rating, reverse=True)
 
 
 def _require(metric: str, metrics: Sequence[str]) -> None:
