@@ -163,7 +163,7 @@ class MediaSink(Protocol):
 
 
 @runtime_checkable
-class Resumable(Sink, Protocol):
+class Resumable(Protocol):
     """A sink that can return to an earlier position, and so shows every point exactly once.
 
     `resume` is called after `open` and before the first write of an attempt, `position` after each flush. Where the
@@ -186,7 +186,7 @@ class Resumable(Sink, Protocol):
 
 
 @runtime_checkable
-class Rerunning(Sink, Protocol):
+class Rerunning(Protocol):
     """A sink that cannot remove points, and skips a point that it showed for an earlier branch of the run.
 
     It also receives superseded points that it may have missed, so that its content does not depend on the time of a

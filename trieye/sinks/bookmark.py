@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Protocol
 
 from trieye.exceptions import ProcessingError
 from trieye.sinks.base import MAX_POINTS_PER_WRITE, Cursor, Flushable, HistoryReader, Rerunning, Resumable, Sink
@@ -16,6 +17,14 @@ STORE_EVERY_S = 1.0
 """Cursor interval: a commit per write would cost more than delivering one second of points again after a crash."""
 
 PointFilter = Callable[[Sequence[Point]], Sequence[Point]]
+
+
+class _ResumableSink(Sink, Resumable, Protocol):
+    """Intersection of both protocols."""
+
+
+class _RerunningSink(Sink, Rerunning, Protocol):
+    """Intersection of both protocols."""
 
 
 class Bookmark:
@@ -119,7 +128,7 @@ class ResumableBookmark(Bookmark):
     sink.
     """
 
-    def __init__(self, sink: Resumable, source: HistoryReader) -> None:
+    def __init__(self, sink: _ResumableSink, source: HistoryReader) -> None:
         self._resumable = sink
         self._sink_position: str | None = None
         self._branch = 0
@@ -179,7 +188,7 @@ class RerunningBookmark(Bookmark):
     and the storage of the cursor, nor on an outage of the sink during a branch.
     """
 
-    def __init__(self, sink: Rerunning, source: HistoryReader, select: PointFilter) -> None:
+    def __init__(self, sink: _RerunningSink, source: HistoryReader, select: PointFilter) -> None:
         self._rerunning = sink
         self._noted_branch = 0
         super().__init__(sink, source)
