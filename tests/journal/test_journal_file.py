@@ -3,14 +3,13 @@ import os
 import resource
 import sqlite3
 import threading
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from tests.forked import in_a_child, lines_until_killed
 from tests.waiting import wait_until
 from trieye.exceptions import JournalError, JournalFullError
+from trieye.files import filesystem
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal, JournalChunk, Snapshot
 from trieye.journal.scan import connect_read_only
@@ -19,10 +18,10 @@ from trieye.journal.scan import connect_read_only
 @pytest.fixture
 def mounts(tmp_path, monkeypatch):
     """Make the temporary directory look like a network file system."""
-    root = SimpleNamespace(mountpoint="/", fstype="ext4")
-    partitions = [root, SimpleNamespace(mountpoint=os.path.realpath(tmp_path), fstype="nfs4")]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: partitions)
-    return partitions
+    path = tmp_path / "mountinfo"
+    path.write_text(f"1 0 0:1 / / rw - ext4 disk rw\n2 1 0:2 / {os.path.realpath(tmp_path)} rw - nfs4 server:/ rw\n")
+    monkeypatch.setattr(filesystem, "MOUNTINFO", path)
+    return path
 
 
 def fill(journal, count=20):
@@ -51,13 +50,14 @@ def test_a_network_file_system_disables_the_wal_with_one_warning(tmp_path, mount
 
 def test_a_journal_may_move_between_local_disks_and_network_file_systems(tmp_path, mounts, monkeypatch):
     path = tmp_path / "journal.db"
-    local = mounts[:1]
-    for round_number, partitions in enumerate([local, mounts, local, mounts]):
-        monkeypatch.setattr(psutil, "disk_partitions", lambda partitions=partitions, **_: partitions)
+    local = tmp_path / "local"
+    local.write_text("1 0 0:1 / / rw - ext4 disk rw\n")
+    for round_number, mountinfo in enumerate([local, mounts, local, mounts]):
+        monkeypatch.setattr(filesystem, "MOUNTINFO", mountinfo)
         journal = Journal(path)
         assert (journal.last_pos, journal.damage) == (20 * round_number, [])
         fill(journal)
-        assert wal_path(path).exists() == (partitions is local)
+        assert wal_path(path).exists() == (mountinfo == local)
         journal.close()
 
 
