@@ -51,8 +51,13 @@ def test_a_plain_start_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
-def test_values_that_change_when_the_job_starts_are_resolved_in_the_job(start):
+def test_a_plain_start_validates_again_only_values_that_change_when_the_job_starts(start, monkeypatch):
+    validated, validate = [], TrieyeConfig.model_validate
+    monkeypatch.setattr(TrieyeConfig, "model_validate", lambda values: validated.append(values) or validate(values))
+    (config,) = start("seed=3", "runtime=local")
+    assert (len(validated), config.seed, config.run_name) == (1, 3, validated[0]["run_name"])
     (config,) = start("run_name=x", "runtime=local", "+tags.directory=${hydra:runtime.output_dir}")
+    assert len(validated) == 3
     assert config.tags["directory"] == str(config.persistence.get_run_base_dir())
 
 

@@ -5,7 +5,8 @@ import functools
 import inspect
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,9 +49,18 @@ _STAMP_FORMAT = "%Y%m%d_%H%M%S"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
 
-_Prepared = tuple[list[str], dict[str, str]]
-"""What a checked command line adds: overrides of Hydra's own keys; and values by key that fix the name of the run and
-its directory, which exists, or the name of a sweep's runs."""
+@dataclass(frozen=True)
+class _Prepared:
+    """Values that a checked command line adds to the overrides.
+
+    Attributes:
+        own_overrides: Overrides of Hydra's own keys.
+        names: Values by key that fix the name of the run and its directory, which exists, or the name of a sweep's
+            runs.
+    """
+
+    own_overrides: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_name: str, hooks: Hooks) -> None:
@@ -70,13 +80,13 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
         source = _source(arguments, task, config_path, config_name)
-        default_name, job = default_run_name(), _job_of(task, config_type, hooks)
+        default_name, make_job = default_run_name(), functools.partial(_job_of, task, config_type, hooks)
         _check_flags(arguments)
-        if not (arguments.help or arguments.cfg or _is_for_hydra(arguments)):
-            check_keys(arguments.overrides, config_type)
+        is_start = not (arguments.help or arguments.cfg or _is_for_hydra(arguments))
+        items = check_keys(arguments.overrides, config_type) if is_start else None
         with opened(source, config_type, run_name=default_name) as loader:
             if _is_for_hydra(arguments):
-                run_hydra(source, job, _argv_of_hydra(arguments, source, config_type))
+                run_hydra(source, make_job(), _argv_of_hydra(arguments, source, config_type))
             elif arguments.help:
                 from trieye.config.hydra.help import print_help  # only needed here
 
@@ -84,11 +94,12 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
             elif arguments.cfg:
                 _show(arguments, loader, config_type)
             else:
-                preflight = Preflight(loader, config_type)
-                checked = preflight.compose(arguments.overrides, hooks.check, multirun=arguments.multirun)
+                checked = Preflight(loader, config_type).compose(
+                    arguments.overrides, hooks.check, multirun=arguments.multirun, items=items
+                )
                 _check_directory(checked, default_name, hooks)
                 _suggest_launcher(checked, arguments.overrides, hooks)
-                _run(checked, arguments.overrides, loader, job, default_name, hooks.announce)
+                _run(checked, arguments.overrides, loader, make_job, default_name, hooks.announce)
     except TrieyeError as error:
         _exit(error, is_user_error=num_started_runs() == num_begun)
     except RefusedError as refusal:
@@ -159,14 +170,14 @@ def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig])
     """Print the config, even if it is invalid, with a note on stderr: it shows where the invalid value is set."""
     preflight = Preflight(loader, config_type)
     composed = preflight.load(arguments.overrides)
-    own_overrides: list[str] = []
+    prepared = _Prepared()
     try:
         config = preflight.validated(composed, arguments.overrides)
-        own_overrides = _records_in(config.persistence.get_run_base_dir())
+        prepared = _Prepared(_records_in(config.persistence.get_run_base_dir()))
     except ConfigurationError as error:
         lines = ["note: this config is invalid, and a run with it would fail", *_message(error).splitlines()]
         sys.stderr.write("\n      ".join(lines) + "\n")
-    _apply((own_overrides, {}), arguments.overrides, composed, loader)
+    _apply(prepared, arguments.overrides, composed, loader)
     ComposedHydra(loader, composed).show(arguments)
 
 
@@ -182,16 +193,20 @@ def _run(
     checked: Checked[TrieyeConfig],
     overrides: Sequence[str],
     loader: Loader,
-    job: Job,
+    make_job: Callable[[Checked[TrieyeConfig] | None], Job],
     default_name: str,
     announce: Callable[[Path], None],
 ) -> None:
     """Run a checked command line."""
     if checked.is_multirun and checked.config.tune.enabled:
         raise ConfigurationError("tune and -m cannot be combined: a study already runs many trials; remove tune or -m")
-    is_sweep = checked.is_multirun
-    prepared = _sweep_prepared(checked, default_name) if is_sweep else _run_prepared(checked, default_name, announce)
+    if checked.is_multirun:
+        prepared, mode = _sweep_prepared(checked, default_name), "MULTIRUN"
+    else:
+        prepared, mode = _run_prepared(checked, default_name, announce), "RUN"
+    prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
     _apply(prepared, overrides, checked.composed, loader)
+    job = make_job(None if checked.is_multirun else checked)
     ComposedHydra(loader, checked.composed).start(job)
 
 
@@ -207,16 +222,15 @@ def _suggest_launcher(checked: Checked[TrieyeConfig], overrides: Sequence[str], 
 
 def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, loader: Loader) -> None:
     """Add prepared values to a composed config, and replace secrets by environment variables."""
-    own_overrides, names = prepared
-    for item in parsed(own_overrides, loader.config_type):
+    for item in parsed(prepared.own_overrides, loader.config_type):
         loader.apply(item, composed)
     references = [reference_of(item, loader) for item in parsed(overrides, loader.config_type)]
     secrets = parsed([reference for reference in references if reference is not None], loader.config_type)
     recorded_overrides = [new or old for old, new in zip(overrides, references, strict=True)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
-        for key, value in {**names, **{item.key_or_group: item.value() for item in secrets}}.items():
+        for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets}}.items():
             OmegaConf.update(composed, key, value)
-    loader.record([*own_overrides, *recorded_overrides], composed)
+    loader.record([*prepared.own_overrides, *recorded_overrides], composed)
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
@@ -263,7 +277,7 @@ def _run_prepared(checked: Checked[TrieyeConfig], default_name: str, announce: C
     staged_overrides = (
         [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name, announce)
     )
-    return [*_records_in(directory), *staged_overrides, "hydra.mode=RUN"], names
+    return _Prepared([*_records_in(directory), *staged_overrides], names)
 
 
 def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str, announce: Callable[[Path], None]) -> list[str]:
@@ -295,15 +309,14 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
     """Return the common name of a sweep's runs, and the override that sets the sweep's directory."""
     if checked.config.run_name != default_name:
         check_name("run_name", f"{checked.config.run_name}_0000")  # jobs append their index
-    own_overrides = ["hydra.mode=MULTIRUN"]
+    own_overrides = []
     if _unresolved(checked.composed, "sweep") == _STOCK_SWEEP_DIR:
         directory = reserved(Path(SWEEPS), datetime.now().astimezone().strftime(_STAMP_FORMAT))
-        name = directory.name
-        own_overrides.append(f"hydra.sweep.dir={directory}")
+        name, own_overrides = directory.name, [f"hydra.sweep.dir={directory}"]
     else:
         name = runs_of_sweep(Path(str(checked.composed.hydra.sweep.dir)), Path.cwd()) or default_name
     name_runs(name)
-    return own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {}
+    return _Prepared(own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {})
 
 
 def _name_of_job(composed: DictConfig, launch: Launch) -> str:
@@ -332,8 +345,13 @@ def reserved(parent: Path, name: str) -> Path:
     raise ConfigurationError(f"{parent} already contains a thousand directories named {name}")
 
 
-def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: Hooks) -> Job:
-    """Return the job that calls the task with the typed config."""
+def _job_of(
+    task: Callable[[Any], Any],
+    config_type: type[TrieyeConfig],
+    hooks: Hooks,
+    checked: Checked[TrieyeConfig] | None = None,
+) -> Job:
+    """Return the job that calls the task with the typed config; one that was checked is not validated again."""
 
     @functools.wraps(task)
     def job(composed: DictConfig) -> Any:
@@ -344,7 +362,10 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: 
                 with flag_override(composed, ["struct", "readonly"], [False, False]):
                     composed.run_name = _name_of_job(composed, launch)
             values = resolved(composed, config_type)
-            config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
+            if checked is not None and values == checked.values:
+                config = checked.config
+            else:
+                config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             for name in ("steps", "env_steps"):
                 if getattr(config.loop, name) != (limit := values["loop"][name]):
                     hooks.say(f"the typed limit replaces loop.{name}={limit} of the config: both count env_steps")

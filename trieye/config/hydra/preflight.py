@@ -38,17 +38,21 @@ class Checked(Generic[Config]):
 
     Attributes:
         config: The typed config; in a sweep, the config of the first job.
+        values: The values of the typed config, with the root directory that the job receives; empty in a sweep.
         composed: The composed config for Hydra, including the node `hydra`; in a sweep, without the varying overrides.
         is_multirun: Whether the command line starts a sweep.
     """
 
     config: Config
+    values: dict[str, Any]
     composed: DictConfig
     is_multirun: bool
 
 
-def check_keys(overrides: Sequence[str], config_type: type[Config]) -> None:
-    """Report unknown keys without composing, which saves 0.2 s, if no other override needs composition.
+def check_keys(overrides: Sequence[str], config_type: type[Config]) -> list[Override]:
+    """Return the parsed overrides of a command line whose keys exist.
+
+    Unknown keys are reported without composing, which saves 0.2 s, if no other override needs composition.
 
     Raises:
         ConfigurationError: Keys are unknown; the message has a line for each.
@@ -61,6 +65,7 @@ def check_keys(overrides: Sequence[str], config_type: type[Config]) -> None:
     is_plain = not any(item.is_sweep_override() or item.key_or_group in config_type.model_fields for item in keys)
     if complaints and is_plain and len(complaints) + len(keys) == len(items):
         raise ConfigurationError("\n".join(complaints))
+    return items
 
 
 class Preflight(Generic[Config]):
@@ -76,6 +81,7 @@ class Preflight(Generic[Config]):
         check: Callable[[Config], None] = lambda _: None,
         *,
         multirun: bool = False,
+        items: Sequence[Override] | None = None,
     ) -> Checked[Config]:
         """Compose and validate; in a sweep, validate every value of every axis once.
 
@@ -83,19 +89,22 @@ class Preflight(Generic[Config]):
             overrides: Overrides as typed.
             check: Raises for valid configs that cannot run here.
             multirun: Whether a flag starts a sweep.
+            items: The parsed overrides, if the caller has them.
 
         Raises:
             ConfigurationError: The command line is invalid; the message has a line for each error.
         """
-        items = parsed(overrides, self._config_type)
+        items = parsed(overrides, self._config_type) if items is None else items
         axes = [item for item in items if item.is_sweep_override()]
         composed = self._load(items, overrides, takes_axes=multirun or bool(axes))
         is_multirun = multirun or OmegaConf.select(composed, "hydra.mode") == RunMode.MULTIRUN
         if not is_multirun:
             self._check_single(axes)
-            config = self.validated(composed, overrides)
+            values = self._resolved(composed)
+            config = self._typed(values, overrides)
             check(config)
-            return Checked(config, composed, is_multirun)
+            values["persistence"]["root_data_dir"] = config.persistence.root_data_dir
+            return Checked(config, values, composed, is_multirun)
         params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
         jobs = self._jobs([f"{key}={value}" for key, value in params.items()], overrides, composed)
         _, config = next(jobs)
@@ -107,7 +116,7 @@ class Preflight(Generic[Config]):
                 if not str(error).startswith(choice):
                     error.args = (f"{choice}: {error}",)
                 raise
-        return Checked(config, composed, is_multirun)
+        return Checked(config, {}, composed, is_multirun)
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
         """Compose the config, including the node `hydra`.
