@@ -61,8 +61,10 @@ def check_start(config: TrieyeConfig) -> None:
 def print_config(config: TrieyeConfig) -> None:
     """Print a config as YAML, with secrets hidden."""
     import yaml  # imported late, as few programs print it
+    from pydantic_core import to_jsonable_python
 
-    print(yaml.safe_dump(redacted(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True))  # noqa: T201 - asked for
+    values = to_jsonable_python(config.model_dump(), inf_nan_mode="constants")
+    print(yaml.safe_dump(redacted(values), sort_keys=False, allow_unicode=True))  # noqa: T201 - asked for
 
 
 def _check_lock(run_dir: Path, is_on_cluster: bool) -> None:

@@ -135,7 +135,7 @@ def _made(options: Mapping[str, Any]) -> Run:
     """Open the run that the arguments of `init` describe."""
     project, resume = options["project"] or "uncategorized", options["resume"]
     resume = {True: "auto", False: None}[resume] if isinstance(resume, bool) else resume
-    run_id = options["id"] or (_auto_id() if resume == "auto" else None) or secrets.token_hex(4)
+    run_id = options["id"] or (_auto_id() if resume == "auto" else None) or secrets.token_hex(6)
     names = {"id": run_id, "name": options["name"] or run_id, "project": project}
     if options["mode"] == "disabled" or os.environ.get("WANDB_DISABLED") == "true":
         return Run(None, resumed=False, **names)

@@ -213,9 +213,17 @@ class Run(AdoptingLogger):
             self.summary.set_silently({key: value})
 
     def define_metric(
-        self, name: str, step_metric: Any = None, *, summary: str | None = None, goal: str | None = None, **_: Any
+        self,
+        name: str,
+        step_metric: Any = None,
+        step_sync: bool | None = None,
+        hidden: bool | None = None,
+        summary: str | None = None,
+        goal: str | None = None,
+        overwrite: bool | None = None,
     ) -> SimpleNamespace:
         """Set the step metric and the summary of a metric: `min`, `max`, `last`, `none`, or `best` with a goal."""
+        del step_sync, hidden, overwrite
         aggregation = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
         if aggregation in {"mean", "first"} or "," in (aggregation or ""):
             say(f"define_metric({name!r}, summary={summary!r}) is not available; the summary is the last value")
@@ -273,10 +281,16 @@ class Run(AdoptingLogger):
         self.unwatch()
 
     def watch(
-        self, models: Any, criterion: Any = None, log: str | None = "gradients", log_freq: int = 1000, **_: Any
+        self,
+        models: Any,
+        criterion: Any = None,
+        log: str | None = "gradients",
+        log_freq: int = 1000,
+        idx: int | None = None,
+        log_graph: bool = False,
     ) -> None:
         """Log histograms of gradients, parameters or `all` of torch modules every `log_freq` backward passes."""
-        del criterion
+        del criterion, idx, log_graph
         if log not in {"gradients", "parameters", "all", None}:
             raise ConfigurationError(f"watch(log={log!r}): choose from gradients, parameters, all")
         for model in models if isinstance(models, list | tuple) else [models]:
@@ -394,14 +408,18 @@ class Run(AdoptingLogger):
         return self.log_artifact(artifact) if artifact.entries else None
 
     def use_artifact(
-        self, artifact_or_name: Artifact | str, kind: str | None = None, aliases: Names = None, **_: Any
+        self,
+        artifact_or_name: Artifact | str,
+        type: str | None = None,  # noqa: A002 - wandb's name
+        aliases: Names = None,
+        use_as: str | None = None,
     ) -> Artifact:
         """Store an artifact that this program created and uses.
 
         Raises:
             ConfigurationError: A name was passed, which only the server of wandb can resolve.
         """
-        del kind
+        del type, use_as
         if not isinstance(artifact_or_name, Artifact):
             _refuse("use_artifact", artifact_or_name)
         return self.log_artifact(artifact_or_name, aliases=aliases) if artifact_or_name.is_draft() else artifact_or_name

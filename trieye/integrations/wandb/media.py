@@ -76,15 +76,27 @@ class Image(File):
 
     folder = "images"
 
-    def __init__(self, data_or_path: Any, mode: Any = None, caption: str | None = None, **labels: Any) -> None:
-        del mode
+    def __init__(
+        self,
+        data_or_path: Any,
+        mode: str | None = None,
+        caption: str | None = None,
+        grouping: int | None = None,
+        classes: Any = None,
+        boxes: Mapping[str, Any] | None = None,
+        masks: Mapping[str, Any] | None = None,
+        file_type: str | None = None,
+    ) -> None:
+        del mode, grouping, file_type
         super().__init__(data_or_path, caption)
-        parts = {name: dict(mask) for name, mask in (labels.get("masks") or {}).items()}
-        masks = {name: mask.pop("mask_data") for name, mask in parts.items() if "mask_data" in mask}
-        self._masks = {name: np.array(array_of("Image", mask)) for name, mask in masks.items()}
-        classes = labels.get("classes")
-        stored = {"classes": getattr(classes, "class_set", classes), "boxes": labels.get("boxes"), "masks": parts}
-        self._labels = {name: value for name, value in stored.items() if value}
+        parts = {name: dict(mask) for name, mask in (masks or {}).items()}
+        self._masks = {
+            name: np.array(array_of("Image", mask.pop("mask_data")))
+            for name, mask in parts.items()
+            if "mask_data" in mask
+        }
+        labels = {"classes": getattr(classes, "class_set", classes), "boxes": boxes, "masks": parts}
+        self._labels = {name: value for name, value in labels.items() if value}
 
     def _copied(self, data: Any) -> Any:
         if hasattr(data, "getbands"):
@@ -110,9 +122,15 @@ class Video(File):
 
     folder = "videos"
 
-    def __init__(self, data_or_path: Any, caption: str | None = None, fps: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        data_or_path: Any,
+        caption: str | None = None,
+        fps: int | None = None,
+        format: str | None = None,  # noqa: A002
+    ) -> None:
         super().__init__(data_or_path, caption)
-        self._fps, self._is_mp4 = fps or 4, options.get("format") == "mp4"
+        self._fps, self._format = fps or 4, format
 
     def _copied(self, data: Any) -> Any:
         array = array_of("Video", data)
@@ -120,7 +138,7 @@ class Video(File):
 
     def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
         del folder
-        run.log_video(name, self._content, step, fps=self._fps, format="mp4" if self._is_mp4 else "gif")
+        run.log_video(name, self._content, step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
 
 
 class Html(File):
