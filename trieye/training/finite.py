@@ -25,6 +25,8 @@ MAX_IN_A_ROW = 100
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST_NORMAL = sys.float_info.min
 _SHORT = 64
+_LONG = 10_000  # above, BLAS may start threads
+_FLOAT32_BYTES = 4
 _REPORT_INTERVAL_S = 1.0
 _CHECK_INTERVAL_S = 1.0
 _NUM_FLAGS = 1024
@@ -93,11 +95,13 @@ class OnNonfinite:
 
 
 def is_finite(row: Array) -> bool:
-    """Return whether all numbers `[n]` are finite as float32; a few large finite numbers may also give False."""
+    """Return whether all numbers `[n]` are finite as float32; large finite numbers may also give False."""
     if not row.size:
         return True
-    if row.size > _SHORT:
+    if row.size > _LONG or (row.size > _SHORT and row.itemsize < _FLOAT32_BYTES):
         return float(np.abs(row).max()) < _LARGEST
+    if row.size > _SHORT:
+        return float(row.dot(row)) < _LARGEST  # takes less than half the time of `abs` and `max`
     return bool(sum(map(abs, row.tolist())) < _LARGEST)  # for few numbers, a fifth of the time of two NumPy calls
 
 
