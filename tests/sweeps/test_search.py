@@ -125,8 +125,10 @@ def test_a_restarted_search_receives_earlier_results_first_and_once(tmp_path):
     assert search.heard == [*reported, (1, ("x=0.1",), [7.0], False), (3, ("x=0.3",), [7.0], False)]
 
 
-def test_failed_results_are_ignored():
+def test_failed_and_out_of_bounds_results_are_ignored():
     search = OptunaSearch(SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna"), "min")
+    search.tell(0, ["x=7.5"], [1.0], is_pruned=False)
+    search.tell(1, ["y=0.5"], [1.0], is_pruned=False)
     search.tell(2, search.ask(2), [], is_pruned=False)
     search.tell(3, search.ask(3), [math.nan], is_pruned=False)
     states = [trial.state.name for trial in search._study.trials]

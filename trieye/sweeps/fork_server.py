@@ -135,7 +135,11 @@ class ForkServer:
 
     def _fork(self, request: WorkerRequest, driver_fd: int, context_fd: int) -> None:
         server_pid, old_mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            self._stop()
+            return
         if pid == 0:  # SIGINT remains blocked until a job runs
             os.setsid()
             _die_with(server_pid)

@@ -118,7 +118,7 @@ class LocalPool(WorkerPool):
             if isinstance(error, EOFError | OSError):
                 return
             done = Done(index, error=RuntimeError(f"its outcome cannot be unpickled here: {error}"))
-        worker.index = None
+        worker.index = worker.excess = None
         if worker.is_reusable:
             self._outcomes.append(done)
             self._slots.release(worker.assignment)

@@ -169,11 +169,12 @@ class OptunaSearch(Search):
                 return overrides
             self._study.tell(self._trials.pop(index), state=self._optuna.trial.TrialState.FAIL)
         words = values_of(overrides)
-        self._study.enqueue_trial(
-            {name: _read(words[name], axis) for name, axis in self._varying.items() if name in words}
-        )
-        self._trials[index] = self._study.ask()
-        self._suggested(self._trials[index])
+        with suppress(ValueError):  # not a number where the current search space has an interval
+            values = {name: _read(words[name], axis) for name, axis in self._varying.items() if name in words}
+            if values and all(_contains(self._varying[name], value) for name, value in values.items()):
+                self._study.enqueue_trial(values)
+                self._trials[index] = self._study.ask()
+                self._suggested(self._trials[index])
         return overrides
 
     def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
@@ -384,6 +385,10 @@ def _read(text: str, dimension: Dimension) -> Any:
     if dimension.choices:
         return next((choice for choice in dimension.choices if same_value(choice, text)), text)
     return int(text) if dimension.is_int else float(text)
+
+
+def _contains(dimension: Dimension, value: Any) -> bool:
+    return value in dimension.choices if dimension.choices else bool(dimension.low <= value <= dimension.high)
 
 
 def _suggest(trial: Any, name: str, dimension: Dimension) -> Any:

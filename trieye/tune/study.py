@@ -229,7 +229,7 @@ class Study:
         """Run the trials; return the limit that ended the study before its trials, or None."""
         runtime = self._config.runtime
         is_cluster = runtime.kind == "cluster"
-        with _quiet(1 if self._config.tune.search == "optuna" else self._size):  # a sampler chooses as late as possible
+        with _quiet(1 if self._config.tune.search == "optuna" else 200):  # a sampler chooses as late as possible
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             self._check_room(is_cluster=is_cluster)
             monitor = StudyMonitor(self._config, self.directory, self._space.keys, self._size, self._ended())
