@@ -18,6 +18,7 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -29,7 +30,8 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra import axes, registration
+from trieye.config.hydra import registration
+from trieye.config.hydra.axes import not_parsed
 from trieye.config.hydra.keys import holds_text
 from trieye.config.hydra.registration import Registration
 from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_FILE, SCHEMA_NAME
@@ -297,4 +299,12 @@ def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Overr
     Raises:
         ConfigurationError: Overrides cannot be parsed; the message has a line for each.
     """
-    return axes.parsed([quoted(override, config_type) for override in overrides])
+    items, complaints = list[Override](), []
+    for override in overrides:
+        try:
+            items += OverridesParser.create().parse_overrides([quoted(override, config_type)])
+        except (HydraException, ValueError) as error:
+            complaints.append(not_parsed(override, error))
+    if complaints:
+        raise ConfigurationError("\n".join(complaints))
+    return items
