@@ -221,6 +221,22 @@ def test_a_new_study_does_not_take_over_existing_runs(group, walks_config, tmp_p
     assert not (study.directory / "sweep.json").exists()
 
 
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_study_deletes_no_directory_that_it_did_not_write(is_link, walks_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = Study(Walk, walks_config("study", tune={"enabled": True, "space": {"walk.pace": "1,2"}}))
+    stored_dir, other_dir = study.directory / "tune", tmp_path / "other"
+    study.directory.mkdir(parents=True)
+    (other_dir if is_link else stored_dir).mkdir()
+    if is_link:
+        stored_dir.symlink_to(other_dir)
+    (stored_dir / "notes").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"tune (is a link|was not written by this study)"):
+        study.run()
+    assert (stored_dir / "notes").read_text() == "mine"
+    assert not (study.directory / "sweep.json").exists()
+
+
 @pytest.fixture
 def interrupted_study(walks_config, tmp_path, monkeypatch):
     """Return a function that goes to a project, and returns its study and the run directory of the first trial.

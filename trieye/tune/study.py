@@ -113,6 +113,7 @@ class Study:
                 record.follow(before)
                 record.summary = before.summary
             self._check_runs(before)
+            self._check_stored(is_begun=before is not None)
             record.write(self.directory)
             limit = record.summary.get(ENDED_BY)
             if limit is not None:
@@ -172,6 +173,18 @@ class Study:
         for path, run in moved_runs.items():
             run.group = directory
             run.save(path)
+
+    def _check_stored(self, *, is_begun: bool) -> None:
+        """Check that Tune's directory belongs to this study, which replaces it at each start.
+
+        Raises:
+            ConfigurationError: It is a link, or was there before the study.
+        """
+        stored_dir = self.directory / _STORED
+        is_begun = is_begun or any(self.directory.glob(f"*/{STATUS}"))
+        if stored_dir.is_symlink() or (stored_dir.exists() and not is_begun):
+            kind = "is a link" if stored_dir.is_symlink() else "was not written by this study"
+            raise ConfigurationError(f"{stored_dir} {kind} and would be replaced; move it, or set another run_name")
 
     def _former_directory(self, before: SweepRecord) -> str:
         """Return the directory of the study at its last start, where a copied study has its original."""
@@ -284,7 +297,8 @@ class Study:
 
     def _tuner(self, monitor: StudyMonitor) -> tune.Tuner:
         """Return a tuner of the trials that have not ended, whose runs resume from their own checkpoints."""
-        shutil.rmtree(self.directory / _STORED, ignore_errors=True)  # of an earlier start
+        if (self.directory / _STORED).exists():
+            shutil.rmtree(self.directory / _STORED)  # of an earlier start
         config, ended = self._config.tune, [record.index for record in self._ended()]
         search = StudySearch(
             self._search(),
