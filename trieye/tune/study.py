@@ -58,6 +58,9 @@ _KEYS = {"seed_of_trials": "seed", "objective": "loop.objective", "mode": "loop.
 _STORED = "tune"
 """Subdirectory of the study with the state of Ray Tune."""
 
+_MAX_PENDING = 200
+"""Maximum number of trials that wait for resources; each has a placement group, and more of them slow Ray down."""
+
 _CLOSING_S, _POLL_S = 60.0, 0.2
 """Seconds that the process of a pruned trial may take to close its run, and between two checks of its lock."""
 
@@ -242,7 +245,10 @@ class Study:
         """Run the trials; return the limit that ended the study before its trials, or None."""
         runtime = self._config.runtime
         is_cluster = runtime.kind == "cluster"
-        with _quiet(1 if self._config.tune.search == "optuna" else 200):  # a sampler chooses as late as possible
+        num_pending = (
+            1 if self._config.tune.search == "optuna" else _MAX_PENDING
+        )  # a sampler chooses as late as possible
+        with _quiet(num_pending):
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             self._check_room(is_cluster=is_cluster)
             monitor = StudyMonitor(self._config, self.directory, self._space.keys, self._size, self._ended())
