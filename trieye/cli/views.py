@@ -264,10 +264,10 @@ def render_saved(files: SavedFiles) -> RenderableType:
     return Group(*lines)
 
 
-def _states(noun: str, rows: list[CheckpointRow]) -> TextTable:
+def _states(heading: str, rows: list[CheckpointRow]) -> TextTable:
     """Return a table without empty columns, to fit 80 characters."""
     columns = {
-        noun: [Text(f"{row.step:,}") for row in rows],
+        heading: [Text(f"{row.step:,}") for row in rows],
         "saved": [Text("" if row.saved is None else _date(row.saved)) for row in rows],
         "objective": [Text("" if row.objective is None else f"{row.objective:.6g}") for row in rows],
         "size": [Text(decimal(row.size_bytes) if row.size_bytes else "") for row in rows],

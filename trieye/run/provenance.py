@@ -134,7 +134,7 @@ class Provenance(BaseModel):
 
     def changes_since(self, before: Self) -> list[str]:
         """Return the differences from an earlier attempt that may affect the training, as parts of a message."""
-        edited_files = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
+        edited_modules = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
         new, old = ({**provenance.packages, "Python": provenance.python} for provenance in (self, before))
         versions = [
             f"{name} {old.get(name, 'missing')} -> {new.get(name, 'missing')}"
@@ -142,7 +142,7 @@ class Provenance(BaseModel):
             if new.get(name) != old.get(name)
         ]
         shas = [None if provenance.commit is None else provenance.commit.sha for provenance in (before, self)]
-        changes = [f"edited: {_abbreviated(edited_files)}"] if edited_files else []
+        changes = [f"edited: {_abbreviated(edited_modules)}"] if edited_modules else []
         changes += [f"commit {shas[0][:10]} -> {shas[1][:10]}"] if shas[0] and shas[1] and shas[0] != shas[1] else []
         return changes + ([f"packages: {_abbreviated(versions)}"] if versions else [])
 

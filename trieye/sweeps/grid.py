@@ -158,9 +158,12 @@ class Grid:
         active_values = self.conditions.active(self.all_values(index))
         return self._is_excluded(active_values) or self._is_repetition(index, active_values)
 
-    def _is_excluded(self, values: Mapping[str, str]) -> bool:
+    def _is_excluded(self, active_values: Mapping[str, str]) -> bool:
         return any(
-            all(bare(key) in values and same_value(values[bare(key)], value) for key, value in combination.items())
+            all(
+                bare(key) in active_values and same_value(active_values[bare(key)], value)
+                for key, value in combination.items()
+            )
             for combination in self.without
         )
 

@@ -268,8 +268,8 @@ class SweepExecution:
 
     def _begin(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         """Start jobs while the pool has room."""
-        usual_resources = {} if self._varies else self._resources(self.options)
-        while self._exit_code is None and not self._fails and pool.has_room(usual_resources):
+        common_resources = {} if self._varies else self._resources(self.options)
+        while self._exit_code is None and not self._fails and pool.has_room(common_resources):
             job = self._next(queue, progress)
             if job is None:
                 return
