@@ -10,6 +10,8 @@ from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.results import load
 from trieye.results.exported import RUNS
+from trieye.results.origins import Origin
+from trieye.run.provenance import Commit, Provenance
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,25 @@ def test_an_export_reports_provenance_and_stores_no_users_hosts_or_paths(runs, e
     assert str(runs.parent) not in metadata
     for provenance in json.loads(metadata)["provenances"]:
         assert provenance["user"] == provenance["directory"] == provenance["machine"]["host"] == ""
+
+
+@pytest.mark.parametrize(
+    ("remote", "is_public"),
+    [
+        ("https://example.org/agents.git", True),
+        ("git@example.org:team/agents.git", True),
+        ("example:agents.git", True),
+        ("/home/ada/agents", False),
+        ("../agents", False),
+        ("file:///home/ada/agents", False),
+        (r"C:\Users\ada\agents", False),
+        ("", False),
+    ],
+)
+def test_an_export_stores_the_address_of_a_repository_but_not_its_path(remote, is_public):
+    commit = Commit(directory="", sha="1" * 40, branch="main", remote=remote, is_dirty=False, untracked=[])
+    provenance = Provenance.gather(commit)
+    assert Origin(1, 2.0, provenance).exported()["commit"]["remote"] == (remote if is_public else "")
 
 
 def test_an_export_contains_only_the_selected_metrics(runs, tmp_path):

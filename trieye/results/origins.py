@@ -1,5 +1,6 @@
 """Origin: the commit, packages and machine of a run, from the records in its directory."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trieye.results.runs import LoadedRun
 from trieye.run.provenance import Provenance
 
 _PRIVATE = {"command": [], "overrides": [], "directory": "", "user": "", "job": {}, "sources": {}, "signature": ""}
+_ADDRESS = re.compile(r"(?!file:)[\w@.+-]{2,}:")  # a scheme, or a host of ssh; not the drive of a path
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -57,8 +59,10 @@ class Origin:
             return of_run
         public_values = self.provenance.model_copy(update=_PRIVATE).model_dump()
         public_values["machine"]["host"] = ""
-        if public_values["commit"] is not None:
-            public_values["commit"] |= {"directory": "", "untracked": []}
+        if (commit := public_values["commit"]) is not None:
+            commit |= {"directory": "", "untracked": []}
+            if not _ADDRESS.match(commit["remote"]):
+                commit["remote"] = ""
         return {**of_run, **public_values}
 
     @classmethod
