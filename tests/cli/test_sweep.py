@@ -149,10 +149,10 @@ def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_se
 
 
 def test_many_jobs_are_relaunched_by_ranges(sweep, tmp_path):
-    assert sweep("plan", "train.py", "seed=range(0,30000)", "-o", "first")[0] == 0
+    assert sweep("plan", "train.py", "seed=range(0,3000)", "-o", "first")[0] == 0
     command = shlex.split(sweep("relaunch", "first", "--dry-run")[1].partition("the command: ")[2])
-    assert command[-1] == "hydra.launcher.only='0-29999'"
-    assert len(LauncherConfig(only="0-29999").selected_jobs) == 30_000
+    assert command[-1] == "hydra.launcher.only='0-2999'"
+    assert len(LauncherConfig(only="0-2999").selected_jobs) == 3_000
 
 
 def test_show_and_find_translate_between_job_numbers_and_values(planned, tmp_path, monkeypatch):

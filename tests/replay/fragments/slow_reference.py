@@ -9,6 +9,7 @@ class Item:
     number: int
     meta: object
     arrived: float
+    order: int = 0  # of its acceptance; early fragments are accepted later than they arrive
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Reference:
     leases: dict = field(default_factory=dict)
     dropped: Counter = field(default_factory=Counter)
     next_chunk: int = 0
+    num_accepted: int = 0
 
     def fragment_numbers(self):
         groups = [*self.pending.values(), self.early, *(chunk.items for chunk in self.chunks)]
@@ -132,7 +134,7 @@ class Reference:
             if free:
                 self.leave(free[0], "evicted")
             elif partial:
-                self.drop(min(partial, key=lambda items: items[-1].number), "evicted")
+                self.drop(min(partial, key=lambda items: items[-1].order), "evicted")
             else:
                 self.early.pop(0)
                 self.dropped["evicted"] += 1
@@ -156,6 +158,8 @@ class Reference:
         continuation, items = self.classify(item.meta), self.pending.setdefault(item.meta.worker, [])
         if continuation != "next":
             self.drop(items, continuation)
+        self.num_accepted += 1
+        item.order = self.num_accepted
         items.append(item)
         self.newest[item.meta.worker] = (item.meta.incarnation, item.meta.fid)
         if len(items) == self.rules.fragments_per_chunk:

@@ -309,6 +309,18 @@ def test_the_longest_idle_partial_chunk_is_evicted_first():
     assert (metrics["replay/dropped/evicted"], metrics["replay/partial_chunks"]) == (2, 0)
 
 
+def test_an_early_fragment_counts_as_silent_from_its_acceptance():
+    buffer = make_buffer(fragments_per_chunk=3, max_bytes=4 * FRAGMENT_BYTES)
+    add(buffer, 0, worker="a")
+    add(buffer, 1, worker="a", version=1)
+    add(buffer, 0, worker="b")
+    buffer.set_version("s", 1)  # accepts the second fragment of a, after that of b
+    add(buffer, 0, 1, worker="c")
+    assert [buffer.add(payload(2), meta("a", 2)).status, buffer.metrics()["replay/size"]] == ["accepted", 1]
+    assert numbers(buffer.fetch(1)) == [[0, 1, 2]]
+    assert buffer.metrics()["replay/dropped/evicted"] == 3
+
+
 def test_a_leased_chunk_is_not_evicted():
     buffer = make_buffer(max_bytes=2 * FRAGMENT_BYTES)
     fill(buffer, 2)
