@@ -74,15 +74,13 @@ def parsed(overrides: Sequence[str], config_loader: ConfigLoader | None = None) 
         try:
             items += parser.parse_overrides([override])
         except (HydraException, ValueError) as error:
-            complaints.append(not_parsed(override, error))
+            complaints.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
     if complaints:
         raise ConfigurationError("\n".join(complaints))
     return items
 
 
-def not_parsed(override: str, error: Exception) -> str:
-    """Return the message about an override that Hydra cannot parse, without secrets."""
-    reason = str(error.__cause__ or error.__context__ or error)
+def _not_parsed(override: str, reason: str) -> str:
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
     public_text = redacted_text(text)
     detail = f" ({' '.join(reason.split())})" if public_text == text else ""  # the reason quotes the value

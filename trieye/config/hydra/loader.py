@@ -18,7 +18,6 @@ from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -30,8 +29,7 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra import registration
-from trieye.config.hydra.axes import not_parsed
+from trieye.config.hydra import axes, registration
 from trieye.config.hydra.keys import holds_text
 from trieye.config.hydra.registration import Registration
 from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_FILE, SCHEMA_NAME
@@ -82,21 +80,20 @@ class Loader:
     config_loader: ConfigLoaderImpl
     config_type: type[TrieyeConfig]
 
-    def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose the config, including the node `hydra`; overrides with several values are left to jobs of a sweep.
+    def load(self, choices: Sequence[Override]) -> DictConfig:
+        """Compose the config of some choices, including the node `hydra`; axes are left to the jobs of a sweep.
 
         Raises:
             Exception: The config does not compose; one of `NOT_COMPOSED`.
         """
-        is_sweep = any(item.is_sweep_override() for item in parsed(overrides, self.config_type))
-        mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
-        config = self.config_loader.load_configuration(self.source.name, self._quoted(overrides), mode)
+        mode = RunMode.MULTIRUN if any(choice.is_sweep_override() for choice in choices) else RunMode.RUN
+        words = [str(choice.input_line) for choice in choices]
+        config = self.config_loader.load_configuration(self.source.name, words, mode)
         assert isinstance(config, DictConfig)  # noqa: S101 - as documented
         return config
 
-    def record(self, overrides: Sequence[str], config: DictConfig) -> None:
+    def record(self, items: Sequence[Override], config: DictConfig) -> None:
         """Record overrides in the node `hydra` of a composed config, as Hydra does when it composes with them."""
-        items = parsed(overrides, self.config_type)
         hydra_items = [item for item in items if item.is_hydra_override()]
         task_items = [item for item in items if not item.is_hydra_override()]
         with flag_override(config, ["struct", "readonly"], [False, False]):
@@ -299,12 +296,4 @@ def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Overr
     Raises:
         ConfigurationError: Overrides cannot be parsed; the message has a line for each.
     """
-    items, complaints = list[Override](), []
-    for override in overrides:
-        try:
-            items += OverridesParser.create().parse_overrides([quoted(override, config_type)])
-        except (HydraException, ValueError) as error:
-            complaints.append(not_parsed(override, error))
-    if complaints:
-        raise ConfigurationError("\n".join(complaints))
-    return items
+    return axes.parsed([quoted(override, config_type) for override in overrides])

@@ -222,15 +222,17 @@ def _suggest_launcher(checked: Checked[TrieyeConfig], overrides: Sequence[str], 
 
 def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, loader: Loader) -> None:
     """Add prepared values to a composed config, and replace secrets by environment variables."""
-    for item in parsed(prepared.own_overrides, loader.config_type):
+    own_items = parsed(prepared.own_overrides, loader.config_type)
+    for item in own_items:
         loader.apply(item, composed)
     references = [reference_of(item, loader) for item in parsed(overrides, loader.config_type)]
-    secrets = parsed([reference for reference in references if reference is not None], loader.config_type)
     recorded_overrides = [new or old for old, new in zip(overrides, references, strict=True)]
+    recorded_items = parsed(recorded_overrides, loader.config_type)
+    secrets = [item for item, reference in zip(recorded_items, references, strict=True) if reference is not None]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets}}.items():
             OmegaConf.update(composed, key, value)
-    loader.record([*prepared.own_overrides, *recorded_overrides], composed)
+    loader.record([*own_items, *recorded_items], composed)
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:

@@ -96,7 +96,7 @@ class Preflight(Generic[Config]):
         """
         items = parsed(overrides, self._config_type) if items is None else items
         axes = [item for item in items if item.is_sweep_override()]
-        composed = self._load(items, overrides, takes_axes=multirun or bool(axes))
+        composed = self._load(items, takes_axes=multirun or bool(axes))
         is_multirun = multirun or OmegaConf.select(composed, "hydra.mode") == RunMode.MULTIRUN
         if not is_multirun:
             self._check_single(axes)
@@ -127,9 +127,9 @@ class Preflight(Generic[Config]):
         Raises:
             ConfigurationError: The config does not compose; the message has a line for each error.
         """
-        return self._load(parsed(overrides, self._config_type), overrides, takes_axes=False)
+        return self._load(parsed(overrides, self._config_type), takes_axes=False)
 
-    def _load(self, items: Sequence[Override], overrides: Sequence[str], *, takes_axes: bool) -> DictConfig:
+    def _load(self, items: Sequence[Override], *, takes_axes: bool) -> DictConfig:
         """Compose the config; overrides with several values are left to the jobs of a sweep if it takes axes."""
         axes = [item for item in items if item.is_sweep_override()]
         if not takes_axes:
@@ -138,7 +138,7 @@ class Preflight(Generic[Config]):
             raise ConfigurationError("\n".join(f"{line}: Hydra's own keys cannot vary in a sweep" for line in lines))
         try:
             choices = [item for item in items if self._loader.is_choice(item)]
-            composed = self._loader.load([str(choice.input_line) for choice in choices])
+            composed = self._loader.load(choices)
         except NOT_COMPOSED as error:
             raise ConfigurationError(self._not_composed(items, error)) from error
         if not composed.keys() >= _NEEDED_KEYS:
@@ -148,7 +148,7 @@ class Preflight(Generic[Config]):
             )
         # one by one into the composed config, so that each error is reported with the keys of that config
         self._set([item for item in items if item not in choices and item not in axes], composed)
-        self._loader.record(overrides, composed)
+        self._loader.record(items, composed)
         return composed
 
     def _not_composed(self, items: Sequence[Override], error: Exception) -> str:
