@@ -62,7 +62,11 @@ def test_an_export_reports_provenance_and_stores_no_users_hosts_or_paths(runs, e
     [
         ("https://example.org/agents.git", True),
         ("git@example.org:team/agents.git", True),
-        ("example:agents.git", True),
+        ("ssh://git@example.org/team/agents.git", True),
+        ("https://ada@example.org/agents.git", False),
+        ("ada@workstation:/home/ada/agents", False),
+        ("ssh://ada@workstation/home/ada/agents", False),
+        ("workstation:agents.git", False),
         ("/home/ada/agents", False),
         ("../agents", False),
         ("file:///home/ada/agents", False),
@@ -70,7 +74,7 @@ def test_an_export_reports_provenance_and_stores_no_users_hosts_or_paths(runs, e
         ("", False),
     ],
 )
-def test_an_export_stores_the_address_of_a_repository_but_not_its_path(remote, is_public):
+def test_an_export_stores_public_addresses_of_repositories_only(remote, is_public):
     commit = Commit(directory="", sha="1" * 40, branch="main", remote=remote, is_dirty=False, untracked=[])
     provenance = Provenance.gather(commit)
     assert Origin(1, 2.0, provenance).exported()["commit"]["remote"] == (remote if is_public else "")

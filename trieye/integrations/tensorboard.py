@@ -83,7 +83,8 @@ class SummaryWriter(AdoptingLogger):
         self.log_dir = os.fspath(log_dir)
         self._purge_step = purge_step
         self._stepless: set[str] = set()
-        self._torch_writers: dict[str, Any] = {}
+        self._torch_writers: dict[str, Any] = {}  # by run directory
+        self._torch_methods: set[str] = set()
         self._open()
 
     def _open(self) -> AdoptedRun:
@@ -245,11 +246,11 @@ class SummaryWriter(AdoptingLogger):
     def _torch_writer(self, method: str) -> Any:
         self._open()
         directory = str(self.run.dir)
-        if method not in self._torch_writers:
+        if method not in self._torch_methods:
+            self._torch_methods.add(method)
             say(f"run {self.run.name!r}: {method} is shown by TensorBoard only; the run's history does not contain it")
         if directory not in self._torch_writers:
             self._torch_writers[directory] = load("torch.utils.tensorboard", method).SummaryWriter(directory)
-        self._torch_writers[method] = self._torch_writers[directory]
         return self._torch_writers[directory]
 
     def get_logdir(self) -> str:
@@ -260,15 +261,16 @@ class SummaryWriter(AdoptingLogger):
         """Block until all logged values are accepted, so that they survive a crash of this process."""
         if self._adopted is not None:
             self.run.flush()
-            for torch_writer in set(self._torch_writers.values()):
+            for torch_writer in self._torch_writers.values():
                 torch_writer.flush()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run; the next call opens it again."""
         if self._adopted is not None:
-            for torch_writer in set(self._torch_writers.values()):
+            for torch_writer in self._torch_writers.values():
                 torch_writer.close()
             self._torch_writers.clear()
+            self._torch_methods.clear()
             adopted_run, self._adopted = self._adopted, None
             adopted_run.leave(status)
 

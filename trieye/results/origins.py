@@ -16,7 +16,7 @@ from trieye.results.runs import LoadedRun
 from trieye.run.provenance import Provenance
 
 _PRIVATE = {"command": [], "overrides": [], "directory": "", "user": "", "job": {}, "sources": {}, "signature": ""}
-_ADDRESS = re.compile(r"(?!file:)[\w@.+-]{2,}:")  # a scheme, or a host of ssh; not the drive of a path
+_PUBLIC_ADDRESS = re.compile(r"(https?|git)://[^@]+|(ssh://)?git@.+")  # names no user and no path of a machine
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -61,7 +61,7 @@ class Origin:
         public_values["machine"]["host"] = ""
         if (commit := public_values["commit"]) is not None:
             commit |= {"directory": "", "untracked": []}
-            if not _ADDRESS.match(commit["remote"]):
+            if not _PUBLIC_ADDRESS.fullmatch(commit["remote"]):
                 commit["remote"] = ""
         return {**of_run, **public_values}
 

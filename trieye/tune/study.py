@@ -245,9 +245,8 @@ class Study:
         """Run the trials; return the limit that ended the study before its trials, or None."""
         runtime = self._config.runtime
         is_cluster = runtime.kind == "cluster"
-        num_pending = (
-            1 if self._config.tune.search == "optuna" else _MAX_PENDING
-        )  # a sampler chooses as late as possible
+        # Optuna's samplers choose as late as possible, from the results of all other trials
+        num_pending = 1 if self._config.tune.search == "optuna" else _MAX_PENDING
         with _quiet(num_pending):
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             self._check_room(is_cluster=is_cluster)

@@ -9,7 +9,7 @@ class Item:
     number: int
     meta: object
     arrived: float
-    order: int = 0  # of its acceptance; early fragments are accepted later than they arrive
+    acceptance: int = 0  # its rank; an early fragment is accepted later than it arrives
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Reference:
             if free:
                 self.leave(free[0], "evicted")
             elif partial:
-                self.drop(min(partial, key=lambda items: items[-1].order), "evicted")
+                self.drop(min(partial, key=lambda items: items[-1].acceptance), "evicted")
             else:
                 self.early.pop(0)
                 self.dropped["evicted"] += 1
@@ -159,7 +159,7 @@ class Reference:
         if continuation != "next":
             self.drop(items, continuation)
         self.num_accepted += 1
-        item.order = self.num_accepted
+        item.acceptance = self.num_accepted
         items.append(item)
         self.newest[item.meta.worker] = (item.meta.incarnation, item.meta.fid)
         if len(items) == self.rules.fragments_per_chunk:
