@@ -225,12 +225,16 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
     own_items = parsed(prepared.own_overrides, loader.config_type)
     for item in own_items:
         loader.apply(item, composed)
-    references = [reference_of(item, loader) for item in parsed(overrides, loader.config_type)]
-    recorded_overrides = [new or old for old, new in zip(overrides, references, strict=True)]
-    recorded_items = parsed(recorded_overrides, loader.config_type)
-    secrets = [item for item, reference in zip(recorded_items, references, strict=True) if reference is not None]
+    items = parsed(overrides, loader.config_type)
+    references = [reference_of(item, loader) for item in items]
+    secrets = {
+        index: parsed([reference], loader.config_type)[0]
+        for index, reference in enumerate(references)
+        if reference is not None
+    }
+    recorded_items = [secrets.get(index, item) for index, item in enumerate(items)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
-        for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets}}.items():
+        for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets.values()}}.items():
             OmegaConf.update(composed, key, value)
     loader.record([*own_items, *recorded_items], composed)
 
