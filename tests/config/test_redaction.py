@@ -154,7 +154,7 @@ def test_a_redacted_tracking_uri_takes_the_password_of_the_same_server_only(monk
 
 def test_changes_name_added_and_removed_keys(tmp_path):
     def changes(before, now):
-        configs = [WorldConfig(env=World(**env)) for env in (before, now)]
+        configs = [WorldConfig(run_name="same", env=World(**env)) for env in (before, now)]
         (earlier := tmp_path / "configs.json").write_text(json.dumps(recorded(configs[0].model_dump(mode="json"))))
         return changed_values(earlier, configs[1])
 
@@ -176,7 +176,10 @@ def test_a_default_missing_in_a_stored_config_is_not_a_change(tmp_path):
 
 
 def test_secrets_affect_neither_the_config_hash_nor_the_reported_changes(tmp_path):
-    configs = [GameConfig(env=Game(password=password), tags={"token": "t"}) for password in ("one", "two", "***")]
+    configs = [
+        GameConfig(run_name="same", env=Game(password=password), tags={"token": "t"})
+        for password in ("one", "two", "***")
+    ]
 
     def hash_of(config):
         return config_hash(type(config), recorded(config.model_dump(mode="json")))
