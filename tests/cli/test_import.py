@@ -90,6 +90,7 @@ def write_wandb():
         )
         for step in STEPS:
             run.log({"charts/return": step * seed, "picture": wandb.Image(np.zeros((4, 4)))}, step=step)
+        run.summary["best/return"] = 10 * seed
         run.finish()
     files = list(Path("wandb").glob("offline-run-*/*.wandb"))
     # a process of wandb's writes them, and may do so after `finish` has returned
@@ -124,7 +125,11 @@ def test_foreign_runs_are_imported_with_all_their_points(kind, capfd, monkeypatc
         points = run.source.read([run], None)[run.path]
         assert points["charts/return"].steps.tolist() == STEPS
         assert points["charts/return"].values.tolist() == [step * seed for step in STEPS]
-        if kind != "wandb-offline":
+        if kind == "wandb-offline":
+            assert points["best/return"].steps.tolist() == STEPS[-1:]
+            assert points["best/return"].values.tolist() == [10 * seed]
+            assert points.keys() == {"charts/return", "best/return"}
+        else:
             assert run.created == pytest.approx(1.7e9)
             assert points["charts/return"].times.tolist() == pytest.approx([1.7e9 + step for step in STEPS], abs=0.01)
             assert points["losses/ünï"].values.tolist() == [0.5]
@@ -222,6 +227,17 @@ def test_the_wandb_import_respects_step_metrics(capfd):
     assert curve("epoch") == [(n, n / 4) for n in range(8)]
     assert curve("other") == [(n, float(n)) for n in range(8)]
     assert "fractional values: epoch" in capfd.readouterr().err
+
+
+def test_numbers_only_in_a_wandb_summary_are_imported_at_the_last_step():
+    *records, last = wandb_records([{"loss": 3}, {"loss": 1}])
+    values = {"loss": 1, "test": {"accuracy": 0.5}, "note": "good", "_runtime": 9}
+    items = [{"key": name, "value_json": json.dumps(value)} for name, value in values.items()]
+    wandb_file(*records, last, type(last)(summary={"update": items}))
+    assert main(["import", "wandb-offline", "wandb"]) == 0
+    assert curve("test.accuracy") == [(1, 0.5)]
+    assert curve("loss") == [(0, 3.0), (1, 1.0)]
+    assert set(read_history(".trieye_data/p/runs/one")["metric"].to_pylist()) == {"loss", "test.accuracy"}
 
 
 def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capfd):

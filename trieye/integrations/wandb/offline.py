@@ -82,24 +82,34 @@ class OfflineRuns(PointReader):
         )
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of each run, keyed by `LoadedRun.path`; omitted media are reported to `problems`."""
+        """Return the points of each run, keyed by `LoadedRun.path`; omitted media are reported to `problems`.
+
+        Numbers that only the summary of a run contains are points at its last step.
+        """
         del metrics
         return {run.path: self._points(Path(run.path)) for run in runs}
 
     def _points(self, path: Path) -> Points:
         rows: list[tuple[int, float, dict[str, float]]] = []
         media: set[str] = set()
+        summary: dict[str, float] = {}
         axes = Axes(lambda *_: None)
         for record, values in self._records(path):
             if record.HasField("metric"):
                 metric = record.metric
                 axes.define(metric.name or metric.glob_name, metric.step_metric or None)
-            elif record.HasField("history"):
-                logged = dict(flat({key: value for key, value in values.items() if not key.startswith("_")}))
-                numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float)}
+                continue
+            logged = dict(flat({key: value for key, value in values.items() if not key.startswith("_")}))
+            numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float)}
+            if record.HasField("history"):
                 media |= logged.keys() - numbers.keys()
                 at = values.get("_timestamp")
                 rows.append((record.history.step.num, at if isinstance(at, int | float) else math.nan, numbers))
+            elif record.HasField("summary"):
+                summary |= numbers
+        last_row, last_time = rows[-1][:2] if rows else (0, math.nan)
+        names = {name for _, _, numbers in rows for name in numbers}
+        rows.append((last_row, last_time, {name: value for name, value in summary.items() if name not in names}))
         if media:
             self._problems.note(path, f"left out, because they are not numbers: {', '.join(sorted(media))}")
         return self._with_steps(path, rows, axes)
@@ -127,7 +137,8 @@ class OfflineRuns(PointReader):
 
         try:
             for record in records_in(path):
-                items = record.history.item or record.config.update or record.run.config.update
+                config, summary = record.config.update or record.run.config.update, record.summary.update
+                items = record.history.item or summary or config
                 yield record, values_of(items)
         except (OSError, OverflowError, ValueError, DecodeError) as error:
             self._problems.note(path, f"read up to the first damaged record: {' '.join(str(error).split())}")
