@@ -228,6 +228,14 @@ def test_an_unreadable_primary_config_is_named(project, mistaken):
         assert "/no/such" in mistaken(f"{flag}=/no/such")
 
 
+@pytest.mark.parametrize("name", ["train", "experiment/old"])
+def test_a_file_that_is_not_saved_as_utf_8_is_named(project, mistaken, name):
+    file = project.conf / f"{name}.yaml"
+    project.write("experiment/old", "seed: 1\n")
+    file.write_bytes("# café\n".encode("latin-1"))
+    assert mistaken("experiment=old").startswith(f"{file}: not saved as UTF-8: ")
+
+
 class Mlp(StrictModel):
     kind: Literal["mlp"] = "mlp"
     width: int = Field(default=8, ge=1)

@@ -190,6 +190,12 @@ class Loader:
         paths = (_directory(source.scheme(), source.path) for source in self._repository.get_sources())
         return [path for path in paths if path is not None]
 
+    def files(self) -> Iterator[Path]:
+        """Yield the local config files on the search path, even if the primary config is unreadable."""
+        for source in self.config_loader.repository.get_sources():
+            directory = _directory(source.scheme(), source.path)
+            yield from directory.rglob("*.yaml") if directory else ()
+
 
 def _directory(scheme: str, path: str) -> Path | None:
     if scheme == "file":
