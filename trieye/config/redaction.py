@@ -148,7 +148,7 @@ def own_variable(key: str) -> str:
 
 def variable_of(text: str) -> str | None:
     """Return the environment variable whose value is a text."""
-    return next((name for name, value in _environment() if value == text and len(text) >= _MIN_LENGTH), None)
+    return next((name for name in os.environ if os.environ.get(name) == text and len(text) >= _MIN_LENGTH), None)
 
 
 def _variable(key: str, text: str, secrets: Mapping[str, str]) -> str:
@@ -156,19 +156,12 @@ def _variable(key: str, text: str, secrets: Mapping[str, str]) -> str:
     return variable_of(text) or next((secrets[part] for part in _parts(text, secrets)), own_variable(key))
 
 
-def _environment() -> Iterator[tuple[str, str]]:
-    """Yield the environment variables; other threads may delete some meanwhile, which `os.environ.items()` forbids."""
-    for name in os.environ:
-        if (value := os.environ.get(name)) is not None:
-            yield name, value
-
-
 def _environment_secrets() -> dict[str, str]:
     """Return the names of environment variables by their secret values; paths, as of key files, are not secrets."""
     return {
         value: name
-        for name, value in _environment()
-        if len(value) >= _MIN_LENGTH and looks_secret(name) and not os.path.exists(value)  # noqa: PTH110 - accepts any text
+        for name in filter(looks_secret, os.environ)  # not `items()`: other threads may delete variables meanwhile
+        if len(value := os.environ.get(name, "")) >= _MIN_LENGTH and not os.path.exists(value)  # noqa: PTH110 - any text
     }
 
 
