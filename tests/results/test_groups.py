@@ -326,3 +326,15 @@ def test_groups_that_differ_only_in_a_late_key_have_distinct_labels(tmp_path):
     labels = RunGroups.of(load([*runs, other_dir])).labels
     assert len(set(labels)) == 3
     assert [label.rpartition(" ")[2] for label in labels[:2]] == ["layer7=5", "layer7=6"]
+
+
+@pytest.mark.parametrize("values", [(1, 2), (0.12345671, 0.12345672)])
+def test_groups_of_configs_with_similar_labels_stay_separate(values):
+    reader, constants = RunDirectories(problems := Problems()), {f"k{number}": 0 for number in range(6)}
+    runs = [
+        LoadedRun(f"{group} {lr}", "r", "app", {**constants, "group": group, "lr": lr}, 0, "FINISHED", 4, reader)
+        for group in values
+        for lr in (0.1, 0.2)
+    ]
+    by_label = RunGroups.by_config(Results.of(runs, problems=problems, sweeps={}), [*constants, "group"])
+    assert [groups.labels for groups in by_label.values()] == [["lr=0.1", "lr=0.2"]] * 2

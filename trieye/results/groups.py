@@ -158,10 +158,13 @@ class RunGroups:
         """
         if not by:
             return {"": cls.of(results, (), task)}
-        groups = {}
-        for runs in selection.grouped(results.runs, [selection.resolve(key, results.runs) for key in by]).values():
-            part = results.only(runs)
-            groups[cls.of(part, by, task).labels[0]] = cls.of(part, (), task)
+        outer, groups = cls.of(results, by, task), {}
+        label_by_path = {
+            run.path: label for label, runs in zip(outer.labels, outer.candidate_runs, strict=True) for run in runs
+        }
+        for runs in selection.grouped(results.runs, outer.keys).values():
+            label = next(label_by_path[run.path] for run in runs if run.path in label_by_path)
+            groups[label] = cls.of(results.only(runs), (), task)
         return groups
 
     @property
@@ -194,13 +197,15 @@ class RunGroups:
 
     def labels_without(self, runs: Sequence[LoadedRun]) -> list[str]:
         """Return the labels of the groups that have none of the runs."""
-        paths, table = {run.path for run in runs}, self.results.table
-        groups = [
-            [run for task in tasks for number in task for run in table[number] if run] for tasks in self.candidates
-        ]
-        return [
-            label for label, group in zip(self.labels, groups, strict=True) if not paths & {run.path for run in group}
-        ]
+        paths = {run.path for run in runs}
+        groups = zip(self.labels, self.candidate_runs, strict=True)
+        return [label for label, group in groups if not paths & {run.path for run in group}]
+
+    @property
+    def candidate_runs(self) -> list[list[LoadedRun]]:
+        """The runs of all configs of each group."""
+        table = self.results.table
+        return [[run for task in tasks for number in task for run in table[number] if run] for tasks in self.candidates]
 
     def _ambiguous(self, name: str, candidates: Sequence[int]) -> str:
         configs = [self.results.configs[number] for number in candidates]
