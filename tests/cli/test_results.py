@@ -51,6 +51,21 @@ def train(config: Config) -> float:
 if __name__ == "__main__":
     train()
 """
+COMPLETES_JOBS = """
+import json, sys
+from pathlib import Path
+
+directory = Path(next(word for word in sys.argv if word.startswith("hydra.sweep.dir=")).partition("=")[2])
+axes = json.loads((directory / "sweep.json").read_text())["grid"]["axes"]
+jobs = [()]
+for axis in axes:
+    jobs = [(*job, f"{axis['keys'][0]}={value}") for job in jobs for (value,) in axis["places"]]
+for index, job in enumerate(jobs):
+    score = 100 * ("name=a" in job) + 2 * ("lr=2" in job) + ("lr=1" in job)
+    record = {"index": index, "overrides": job, "state": "completed", "objective": score}
+    (directory / str(index)).mkdir()
+    (directory / str(index) / "status.json").write_text(json.dumps(record))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -462,6 +477,20 @@ def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypa
         (best.params["agent.lr"], 1),
         (best.params["agent.lr"], 2),
     }
+
+
+def test_the_best_config_is_rerun_in_each_task_and_of_each_group(tmp_path, monkeypatch, command, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "fit.py").write_text(COMPLETES_JOBS)
+    assert main(["sweep", "plan", "fit.py", "name=a,b", "lr=1,2", "seed=0,1", "-o", "s"]) == 0
+    assert main(["sweep", "relaunch", "--yes", "s"]) == 0
+    select = ["results", "select", "s", "--stat", "mean", "--rerun", "2"]
+    out = command.output(*select, "--by", "name", "--dry-run")
+    assert "rerun with seeds 2 to 3: a lr=2, b lr=2" in out
+    assert main([*select, "--task", "name", "--yes"]) == 0
+    rows = [line.split() for line in capfd.readouterr().out.splitlines() if " seeds " in line]
+    assert [row[-4:-2] for row in rows[-2:]] == [["4", "52"], ["4", "52"]]
 
 
 def test_each_aggregate_is_a_choice_of_the_command():

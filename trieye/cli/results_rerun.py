@@ -31,24 +31,25 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
         ConfigurationError: The runs do not belong to exactly one sweep, or a config cannot be rerun.
     """
     configs = {
-        (name, row): _first(groups, row)
+        (name, row): _runs(groups, row)
         for name, (groups, selection) in selections.items()
         for row in (selection.not_worse if selected.options.close else (selection.best,))
     }
-    sweep = _sweep_of(list(configs.values()))
+    selected_runs = [run for runs in configs.values() for run in runs]
+    sweep = _sweep_of(selected_runs)
     record = SweepRecord.of(sweep).at(sweep)
     seeds = [run.seed for run in selected.all_runs if run.seed is not None]
     if record.is_search:
-        jobs: list[Sequence[str]] = [_overrides_in(sweep / str(run.job)) for run in configs.values()]
+        jobs: list[Sequence[str]] = [_overrides_in(sweep / str(run.job)) for run in selected_runs]
     else:
         grid = record.the_grid()
         seeds += seeds_of(grid)
-        jobs = [grid[run.job] for run in configs.values() if run.job is not None]
+        jobs = [grid[run.job] for run in selected_runs if run.job is not None]
     first_seed = max(seeds, default=-1) + 1
     fresh_seeds = range(first_seed, first_seed + selected.options.rerun)
     rerun_record = _record(record, jobs, fresh_seeds)
     directory = sweep.with_name(f"{sweep.name}_rerun_{rerun_record.the_grid().fingerprint[:8]}")
-    names = ", ".join(selections[name][0].labels[row] for name, row in configs)
+    names = ", ".join(_label(selections, *key) for key in configs)
     seed_text = f"seeds {fresh_seeds[0]} to {fresh_seeds[-1]}" if len(fresh_seeds) > 1 else f"seed {fresh_seeds[0]}"
     print(f"rerun with {seed_text}: {names}\nsweep directory: {directory}")
     if not selected.options.dry_run:
@@ -74,10 +75,16 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
     return code
 
 
-def _first(groups: RunGroups, row: int) -> LoadedRun:
-    """Return a run of the group in this row."""
-    config_index = next(config_index for config_index in groups.rows[row] if config_index is not None)
-    return next(run for run in groups.results.table[config_index] if run is not None)
+def _label(selections: Mapping[str, tuple[RunGroups, Selection]], name: str, row: int) -> str:
+    """Return the label of a config, with the name of its group if there are several groups."""
+    label = selections[name][0].labels[row]
+    return f"{name} {label}" if name else label
+
+
+def _runs(groups: RunGroups, row: int) -> list[LoadedRun]:
+    """Return a run of each task of the group in this row."""
+    rows = [groups.results.table[config_index] for config_index in groups.rows[row] if config_index is not None]
+    return [next(run for run in runs if run is not None) for runs in rows]
 
 
 def _sweep_of(runs: Sequence[LoadedRun]) -> Path:
@@ -152,7 +159,7 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
 
 def _show(
     selected: RunSelection,
-    configs: Mapping[tuple[str, int], LoadedRun],
+    configs: Mapping[tuple[str, int], Sequence[LoadedRun]],
     selections: Mapping[str, tuple[RunGroups, Selection]],
     directory: Path,
 ) -> None:
@@ -161,12 +168,12 @@ def _show(
     scoring: ScoreDefinition = selected.scoring
     stat = selected.stat
     rows: dict[str, dict[str, statistics.Estimate]] = {}
-    for (name, row), run in configs.items():
-        groups, selection = selections[name]
-        label = groups.labels[row]
-        rows[f"{label}, selection seeds"] = {stat: selection.estimates[row]}
-        same_runs = fresh_runs.only(other for other in fresh_runs if not differences(other.params, run.params))
-        if len(same_runs):
+    for (name, row), runs in configs.items():
+        label = _label(selections, name, row)
+        rows[f"{label}, selection seeds"] = {stat: selections[name][1].estimates[row]}
+        tasks = [[fresh for fresh in fresh_runs if not differences(fresh.params, run.params)] for run in runs]
+        if all(tasks):  # else the mean over fewer tasks would be another figure
+            same_runs = fresh_runs.only(run for task_runs in tasks for run in task_runs)
             (scores,) = RunGroups.of(same_runs, ["place"], selected.options.task).scores(scoring)
             rows[f"{label}, fresh seeds"] = {stat: statistics.aggregate(scores, stat, **selected.intervals)}
     table = tables.scores_table(rows, stat, title=selected.title, confidence=selected.options.confidence)
