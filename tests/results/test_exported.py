@@ -144,6 +144,34 @@ def test_absolute_paths_become_distinct_names(tmp_path):
     assert b"alice" not in (tmp_path / "data.parquet").read_bytes()
 
 
+def write_jobs(directory, values):
+    """Write the directories of the jobs of a Hydra program, one for each value of its key `data`."""
+    for index, value in enumerate(values):
+        (directory / str(index) / ".hydra").mkdir(parents=True)
+        (directory / str(index) / ".hydra/config.yaml").write_text(json.dumps({"data": value}))
+        (directory / str(index) / "metrics.csv").write_text(f"step,loss\n0,{index}\n")
+    (directory / "multirun.yaml").touch()
+
+
+@pytest.mark.parametrize(
+    ("values", "stored_values"),
+    [
+        (["/data/set", "set"], ["set-2", "set"]),
+        (["/", "speed /10", "speed 10"], ["/", "speed /10", "speed 10"]),
+        (["read /data/set", "read set", "read /old/set"], ["read set-2", "read set", "read set-3"]),
+        ([True, 1], [True, 1]),
+        ([[1], [True]], [[1], [True]]),
+    ],
+)
+def test_an_export_preserves_the_differences_between_configs(tmp_path, values, stored_values):
+    write_jobs(tmp_path / "sweep", values)
+    results = load(tmp_path / "sweep")
+    results.export(tmp_path / "data.parquet")
+    stored = load(tmp_path / "data.parquet")
+    assert repr([run.params["data"] for run in stored]) == repr(stored_values)
+    assert len(stored.configs) == len(results.configs) == len(values)
+
+
 def test_an_export_of_named_runs_has_a_row_for_each_of_equal_runs(tmp_path):
     runs = [make_run(tmp_path, name, [1.0]) for name in ("one", "two")]
     results = load(runs)

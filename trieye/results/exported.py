@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ FIELDS = (
 )  # fmt: skip
 MAPPINGS = ("varied", "defaults", "modes", "tags")
 
-_PATH = re.compile(r"(?<![\w.:/-])(?:(?:file|sqlite):/+|/)[^\s,;'\"()\[\]{}]+")
-"""An absolute path, also within a list, as text."""
+_PATH = re.compile(r"(?<![\w.:/-])(?:(?:file|sqlite):/+|/+[^\s,;'\"()\[\]{}/]+/)[^\s,;'\"()\[\]{}]+")
+"""An address, or an absolute path below a directory, within a text."""
 
 OF_RUN = ("attempt", "duration_s")
 """Keys of an origin that differ between runs with the same provenance."""
@@ -116,8 +116,9 @@ def table_with_runs(
         sweeps: Seeds of each sweep.
     """
     origins = [None if (one := Origin.of(run)) is None else one.exported() for run in runs]
-    hide = _PathNames()
-    named_sweeps = {hide(_relative(run.sweep)): sorted(sweeps[run.sweep]) for run in runs if run.sweep in sweeps}
+    hide = _PathNames([run.params, run.varied, run.defaults, run.tags] for run in runs)
+    hide_sweep = _PathNames(_relative(run.sweep) for run in runs)
+    named_sweeps = {hide_sweep(_relative(run.sweep)): sorted(sweeps[run.sweep]) for run in runs if run.sweep in sweeps}
     hidden_runs = [
         replace(
             run,
@@ -125,7 +126,7 @@ def table_with_runs(
             varied=hide(run.varied),
             defaults=hide(run.defaults),
             tags=hide(run.tags),
-            sweep=hide(_relative(run.sweep)),
+            sweep=hide_sweep(_relative(run.sweep)),
         )
         for run in runs
     ]
@@ -134,27 +135,44 @@ def table_with_runs(
 
 
 class _PathNames:
-    """Replaces absolute paths in JSON values by names."""
+    """Replaces absolute paths in JSON values by names; different texts stay different.
 
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-        self._numbers = Counter[str]()
+    Args:
+        values: All values.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        texts = {text for value in values for text in _texts_in(value)}
+        self._names = {text: text for text in texts if _without_paths(text) == text}
+        self._used = set(self._names)
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
-            is_path = Path(value).is_absolute()
-            return self._name_of(value) if is_path else _PATH.sub(lambda found: self._name_of(found[0]), value)
+            return self._name_of(value)
         if isinstance(value, Mapping):
             return {key: self(item) for key, item in value.items()}
         return [self(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def _name_of(self, path: str) -> str:
-        if path not in self._names:
-            name = Path(path).name
-            self._numbers[name] += 1
-            count = self._numbers[name]
-            self._names[path] = name if count == 1 else f"{name}-{count}"
-        return self._names[path]
+    def _name_of(self, text: str) -> str:
+        if text not in self._names:
+            name = _without_paths(text)
+            names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+            self._names[text] = next(name for name in names if name not in self._used)
+            self._used.add(self._names[text])
+        return self._names[text]
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(item)
+
+
+def _without_paths(text: str) -> str:
+    path = Path(text)
+    return (path.name or text) if path.is_absolute() else _PATH.sub(lambda found: Path(found[0]).name, text)
 
 
 def _described(
@@ -179,7 +197,11 @@ def _described(
 
 def _shared(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first, *others = params or [{}]
-    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in one and repr(one[key]) == repr(value) for one in others)
+    }
 
 
 def _relative(path: str) -> str:
