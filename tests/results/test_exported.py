@@ -172,6 +172,34 @@ def test_an_export_preserves_the_differences_between_configs(tmp_path, values, s
     assert len(stored.configs) == len(results.configs) == len(values)
 
 
+def test_a_run_in_two_files_or_in_a_file_and_its_directory_counts_once(runs, exported, tmp_path):
+    write_jobs(tmp_path / "sweep", [1, 2])
+    load(tmp_path / "sweep").export(tmp_path / "jobs.parquet")
+    for source, path in ((runs, exported), (tmp_path / "sweep", tmp_path / "jobs.parquet")):
+        original = load(source)
+        copied = path.rename(path.with_name(f"copy of {path.name}"))
+        original.export(path)
+        for sources in ([path, copied], [path, source], [source, path]):
+            results = load(sources)
+            assert [run.name for run in results] == [run.name for run in original]
+        assert [run.path for run in results] == [run.path for run in original], "the directory is preferred"
+
+
+def test_equally_named_sweeps_in_two_files_are_two_sweeps(tmp_path, monkeypatch):
+    paths = []
+    for project, num_seeds in (("one", 2), ("two", 3)):
+        write_jobs(tmp_path / project / "sweep", range(num_seeds))
+        monkeypatch.chdir(tmp_path / project)
+        results = load("sweep")
+        results._cache.sweeps[results.runs[0].sweep] = set(range(num_seeds))
+        paths.append(tmp_path / f"{project}.parquet")
+        results.export(paths[-1])
+    load(paths).export(tmp_path / "both.parquet")
+    for stored in (load(paths), load([*paths, tmp_path / "both.parquet"])):
+        assert [len(stored.seeds_near(run)) for run in stored] == [2] * 2 + [3] * 3
+        assert len(stored.where(sweep="sweep")) == 5
+
+
 def test_an_export_of_named_runs_has_a_row_for_each_of_equal_runs(tmp_path):
     runs = [make_run(tmp_path, name, [1.0]) for name in ("one", "two")]
     results = load(runs)

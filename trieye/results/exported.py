@@ -1,7 +1,9 @@
 """Exported runs: a Parquet file of points with the parameters, states and provenance of the runs; written and read."""
 
+import hashlib
 import json
 import re
+import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -22,7 +24,8 @@ RUNS = b"trieye.runs"
 
 FORMAT = 1
 FIELDS = (
-    "name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "job", "objective", "is_named"
+    "name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "sweep_id", "job", "objective",
+    "is_named",
 )  # fmt: skip
 MAPPINGS = ("varied", "defaults", "modes", "tags")
 
@@ -44,6 +47,7 @@ class ExportedRuns(PointReader):
     Args:
         path: The file.
         problems: Collects problems.
+        sweep_ids: Ids of the sweeps in the files loaded so far, by name; extended.
 
     Attributes:
         sweeps: Seeds of each sweep.
@@ -52,7 +56,7 @@ class ExportedRuns(PointReader):
         ConfigurationError: The file cannot be read, was written by another program, or its rows were changed.
     """
 
-    def __init__(self, path: Path, problems: Problems) -> None:
+    def __init__(self, path: Path, problems: Problems, sweep_ids: dict[str, str]) -> None:
         self._path, self._problems = path, problems
         try:
             metadata = parquet.read_metadata(path)
@@ -65,7 +69,12 @@ class ExportedRuns(PointReader):
         self._content = content
         if sum(row["num_points"] for row in content["runs"]) != metadata.num_rows:
             raise ConfigurationError(f"{path}: its rows were changed after the export; export the runs again")
-        self.sweeps = {name: frozenset(seeds) for name, seeds in content["sweeps"].items()}
+        ids = {row["sweep"]: row.get("sweep_id", "") for row in content["runs"]}
+        self._sweeps = {
+            name: name if sweep_ids.setdefault(name, sweep_id) == sweep_id else f"{sweep_id}/{name}"
+            for name, sweep_id in ids.items()
+        }
+        self.sweeps = {self._sweeps[name]: frozenset(seeds) for name, seeds in content["sweeps"].items()}
 
     def runs(self) -> list[LoadedRun]:
         """Return the runs."""
@@ -73,7 +82,7 @@ class ExportedRuns(PointReader):
 
     def _run(self, index: int, row: Mapping[str, Any]) -> LoadedRun:
         fields = {name: row[name] for name in (*FIELDS, *MAPPINGS) if name in row}  # older files lack some
-        seeds = row.get("planned_seeds")
+        fields["sweep"], seeds = self._sweeps[row["sweep"]], row.get("planned_seeds")
         return LoadedRun(
             path=f"{self._path}#{index}", params={**self._content["shared"], **row["params"]}, source=self,
             planned_seeds=None if seeds is None else frozenset(seeds), **fields,
@@ -127,6 +136,7 @@ def table_with_runs(
             defaults=hide(run.defaults),
             tags=hide(run.tags),
             sweep=hide_sweep(_relative(run.sweep)),
+            sweep_id=run.sweep_id or (run.sweep and _digest(run.sweep)),
         )
         for run in runs
     ]
@@ -202,6 +212,10 @@ def _shared(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in first.items()
         if all(key in one and repr(one[key]) == repr(value) for one in others)
     }
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(f"{socket.gethostname()} {path}".encode()).hexdigest()[:8]
 
 
 def _relative(path: str) -> str:

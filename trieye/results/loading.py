@@ -1,6 +1,6 @@
 """load: find the runs of trieye and other programs at paths and MLflow addresses."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
-from trieye.results.runs import LoadedRun, Problems, is_seed
+from trieye.results.runs import LoadedRun, PointReader, Problems, is_seed
 from trieye.runs.finding import has_file
 from trieye.sinks.mlflow.store import database_of
 from trieye.sweeps.grid import Grid, bare
@@ -29,6 +29,9 @@ Place = str | PathLike[str]
 _MAX_DEPTH, _MAX_SHOWN = 6, 5
 _MULTIRUN = "multirun.yaml"
 """File of Hydra's sweepers in the directory of a sweep."""
+
+_PREFERENCE = (RunDirectories, JobDirectories, EventDirectories, ExportedRuns, MlflowStore, FileStore)
+"""Of several sources with the same run, the first counts; MLflow also has superseded points."""
 
 _RUNS = "runs"
 _NEVER = {"mlruns", "checkpoints", "buffers", "node_modules"}
@@ -63,6 +66,7 @@ class _Search:
         self.sweeps: dict[str, frozenset[int]] = {}
         self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
         self._jobs = JobDirectories(self.problems)
+        self._exported_sweeps: dict[str, str] = {}
         self._overrides: dict[Path, dict[Path, dict[str, str]]] = {}  # of each job, by sweep
         self._programs: dict[Path, str] = {}  # by sweep, or by job outside of sweeps
         self._num_empty_jobs = 0
@@ -71,11 +75,11 @@ class _Search:
         self._named: set[str] = set()
 
     def runs(self) -> list[LoadedRun]:
-        """Return each run once; a run directory replaces the same run in MLflow, which keeps superseded points."""
-        in_directories = {run.run_id for run in self._runs if run.run_id and run.source is self._directories}
-        by_path = {
-            run.path: run for run in self._runs if run.source is self._directories or run.run_id not in in_directories
-        }
+        """Return each run once, from its preferred source."""
+        sources: dict[Hashable, PointReader] = {}
+        for run in sorted(self._runs, key=lambda run: _PREFERENCE.index(type(run.source))):
+            sources.setdefault(run.key, run.source)
+        by_path = {run.path: run for run in self._runs if sources[run.key] is run.source}
         named = self._named
         return [
             replace(run, is_named=run.is_named or str(Path(run.path).resolve()) in named) for run in by_path.values()
@@ -110,7 +114,7 @@ class _Search:
         elif path.name in {RUN_RECORD, SWEEP}:
             self._walk(path.parent, path.parent)
         elif is_exported(path):
-            exported_runs = ExportedRuns(path, self.problems)
+            exported_runs = ExportedRuns(path, self.problems, self._exported_sweeps)
             self._runs += exported_runs.runs()
             self.sweeps |= exported_runs.sweeps
         else:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -96,6 +96,7 @@ class LoadedRun:
         run_id: Id of a trieye run, equal in its directory and in MLflow; empty for runs of other programs.
         is_copy: Whether its directory is a copy of another run directory, which still exists.
         sweep: Directory of its sweep; empty if it belongs to none.
+        sweep_id: Distinguishes its sweep from equally named sweeps in other exported files; empty for other runs.
         job: Index of its job in the sweep.
         varied: Values that vary in its sweep, by key, including choices of config groups, which are not parameters.
         planned_seeds: Seeds of the jobs of its sweep with the same other values; None: all seeds of the sweep.
@@ -122,6 +123,7 @@ class LoadedRun:
     run_id: str = ""
     is_copy: bool = False
     sweep: str = ""
+    sweep_id: str = ""
     job: int | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     planned_seeds: frozenset[int] | None = None
@@ -132,6 +134,13 @@ class LoadedRun:
     objective: str = ""
     modes: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal if another location has the same run; `created` identifies the job of a Hydra program."""
+        if self.run_id:
+            return self.run_id
+        return self.path if math.isnan(self.created) else (self.app, self.name, self.seed, self.job, self.created)
 
     def mode(self, metric: str) -> str | None:
         """Return `max` or `min`, whether higher or lower values of a metric are better; None if it is not recorded."""
