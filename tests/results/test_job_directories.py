@@ -205,6 +205,17 @@ def test_event_directories_prefix_equal_tags_and_attempts_form_one_curve(tmp_pat
     assert results.runs[0].params == {"lr": 0.5}
 
 
+def test_attempts_are_ordered_by_number_in_directories_and_files(tmp_path):
+    job = hydra_job(tmp_path / "job")
+    for attempt in (0, 9, 10):
+        (job / f"logs/version_{attempt}").mkdir(parents=True)
+        (job / f"logs/version_{attempt}/metrics.csv").write_text(f"step,loss\n{attempt},0.5\n")
+        (job / f"version_{attempt}.csv").write_text(f"step,acc\n{attempt},0.5\n")
+    results = load(job)
+    for metric in ("loss", "acc"):
+        assert results.series(metric)[0].steps.tolist() == [0, 9, 10]
+
+
 def test_an_mlflow_file_store_and_an_mlflow_database_in_a_job_are_read(tmp_path):
     from mlflow import MlflowClient
 

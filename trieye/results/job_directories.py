@@ -32,6 +32,7 @@ _MAX_DEPTH = 6
 _SKIPPED = {"checkpoints", "artifacts", "node_modules"}
 _ATTEMPT = re.compile(r"version_\d+")
 """Directories that Lightning numbers by attempt."""
+_DIGITS = re.compile(r"(\d+)")
 
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "running": "RUNNING"}
 
@@ -163,9 +164,8 @@ class _MetricFiles:
                 return None
             files._add(directory, names)
             is_leaf = len(directory.relative_to(root).parts) >= _MAX_DEPTH or directory in files.stores
-            subdirectories[:] = sorted(
-                one for one in subdirectories if not is_leaf and one not in _SKIPPED and not one.startswith(".")
-            )
+            unsorted = [one for one in subdirectories if not (is_leaf or one in _SKIPPED or one.startswith("."))]
+            subdirectories[:] = sorted(unsorted, key=_by_number)
         return files
 
     def _add(self, directory: Path, names: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ class _MetricFiles:
             self.event_dirs.append(directory)
         if is_file_store(directory):
             self.stores.append(directory)
-        for path in (directory / name for name in sorted(names)):
+        for path in (directory / name for name in sorted(names, key=_by_number)):
             if path.suffix == ".db" and is_sqlite(path):
                 self.stores.append(path)
             elif path.suffix == ".csv" and is_metric_file(path):
@@ -209,6 +209,11 @@ class _MetricFiles:
 
     def _name(self, path: Path) -> str:
         return "/".join(part for part in path.relative_to(self.root).parts if not _ATTEMPT.fullmatch(part))
+
+
+def _by_number(name: str) -> list[str | int]:
+    """Return a sort key that puts `version_10` after `version_2`: later attempts replace points of earlier ones."""
+    return [int(part) if part.isdecimal() else part for part in _DIGITS.split(name)]
 
 
 def _merged(parts: Sequence[tuple[str, Points]]) -> dict[str, Series]:
