@@ -120,6 +120,18 @@ def test_each_objective_of_a_sweep_has_its_own_mode(tmp_path, capsys, monkeypatc
     assert "add --metric (choose from: objective/accuracy, objective/time_s)" in capsys.readouterr().err
 
 
+def test_sources_with_different_modes_need_an_explicit_mode(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, mode in (("first", "min"), ("second", "max")):
+        SweepRecord(spec=["lr=1"], mode=mode, size=1, varying=["lr"]).write(tmp_path / name)
+        JobRecord(index=0, overrides=["lr=1"], state="completed", objective=1.0).write(tmp_path / name / "0")
+    assert main(["results", "select", "first", "second"]) == 2
+    error = capsys.readouterr().err
+    assert "objective: the recorded modes differ (min in first, max in second)" in error
+    assert "--mode min" in error
+    assert main(["results", "select", "first", "second", "--mode", "min"]) == 0
+
+
 @pytest.mark.parametrize("name", ["ours", "basic"])
 def test_csv_files_of_both_launchers_are_curves_over_their_steps(name):
     results = load(f"multirun/{name}").where({"model.name": "flat"})

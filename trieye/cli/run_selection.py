@@ -62,9 +62,22 @@ class RunSelection:
 
     @property
     def mode(self) -> Mode:
-        """Whether higher or lower scores are better."""
-        modes = {run.mode(self.scoring.name) for run in self.results} - {None}
-        return self.options.mode or ("min" if modes == {"min"} else "max")
+        """Whether higher or lower scores are better.
+
+        Raises:
+            ConfigurationError: --mode is not given, and the sources record different modes.
+        """
+        if self.options.mode is not None:
+            return cast("Mode", self.options.mode)
+        name = self.scoring.name
+        source_by_mode = {run.mode(name): run.sweep or run.place for run in self.results if run.mode(name) is not None}
+        if len(source_by_mode) > 1:
+            sources = (f"{mode} in {path.removeprefix(f'{Path.cwd()}/')}" for mode, path in source_by_mode.items())
+            raise ConfigurationError(
+                f"{name}: the recorded modes differ ({', '.join(sources)}); "
+                "pass --mode min if lower values are better, else --mode max"
+            )
+        return cast("Mode", next(iter(source_by_mode), "max"))
 
     @property
     def stat(self) -> Aggregate:
