@@ -252,12 +252,27 @@ def test_an_mlflow_file_store_and_an_mlflow_database_in_a_job_are_read(tmp_path)
         (",loss\n0,1.0\n1,0.5\n", ["loss"]),  # with an unnamed pandas index
         ("time/total_timesteps,rollout/ep_rew_mean\n2048,1\n4096,2\n", ["rollout/ep_rew_mean"]),
         ("epoch,loss\n0,1.0\n1,nan\n2", ["loss"]),  # the last row is incomplete
+        (f"step,id\n0,{2**60 + 1}\n1,3\n", ["id"]),  # not exact as a float
     ],
 )
 def test_step_columns_of_csv_files_are_not_metrics_and_partial_rows_are_skipped(tmp_path, text, metrics):
     (hydra_job(tmp_path / "job") / "progress.csv").write_text(text)
     assert load(tmp_path / "job").metrics() == metrics
     assert len(load(tmp_path / "job").series(metrics[0])[0].steps) == 2
+
+
+def test_cells_that_are_not_numbers_are_skipped_and_counted(tmp_path):
+    rows = "step,loss,note,tag\n0,0.5,x,2026_1\n1,N/A,,b\n2,-,y,b\nstep,loss,note,tag\n3,nan,x,b\n4,,x,b\n"
+    (hydra_job(tmp_path / "job") / "metrics.csv").write_text(rows)
+    results = load(tmp_path / "job")
+    assert results.metrics() == ["loss"]
+    (series,) = results.series("loss")
+    assert series.steps.tolist() == [0, 3]
+    np.testing.assert_array_equal(series.values, [0.5, np.nan])
+    assert [text.partition("metrics.csv: ")[2].partition(" are skipped")[0] for text in results.problems] == [
+        "1 of 6 cells of its column 'step'",
+        "3 of 6 cells of its column 'loss'",
+    ]
 
 
 def test_loading_only_jobs_without_points_is_an_error_with_the_supported_formats(tmp_path, capsys):
