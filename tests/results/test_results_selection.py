@@ -160,6 +160,13 @@ def test_wall_time_is_relative_to_the_start_of_a_run(results):
     assert curve.mask.any()
 
 
+def test_an_unknown_axis_is_an_error_with_the_closest_match(results):
+    with pytest.raises(
+        ConfigurationError, match=r"x='walltime': unknown axis; did you mean 'wall_time'\? \(choose from: s"
+    ):
+        results.curve("eval/return", x="walltime")
+
+
 def test_runs_with_another_axis_are_converted_by_their_logged_progress_or_reported(tmp_path):
     with trieye.Run(config(tmp_path, "updates", loop={"axis": "updates"})) as run:
         for update in range(1, 6):

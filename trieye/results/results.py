@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,8 +310,12 @@ class Results:
             between: Value between two points: `linear` interpolation, or the `last` value.
 
         Raises:
-            ConfigurationError: No run has the metric.
+            ConfigurationError: No run has the metric, or the axis is unknown.
         """
+        if x not in (axes := get_args(XAxis)):
+            raise ConfigurationError(
+                f"x={x!r}: unknown axis{did_you_mean(str(x), axes)} (choose from: {', '.join(axes)})"
+            )
         series = self.series(metric)
         counters = self._counters(x)
         xs = [
