@@ -275,6 +275,18 @@ def test_cells_that_are_not_numbers_are_skipped_and_counted(tmp_path):
     ]
 
 
+def test_a_metric_with_a_comma_and_a_value_with_operators_are_selected(tmp_path, capsys):
+    for name, rule in (("first", "a=b>=c"), ("second", "a")):
+        job = hydra_job(tmp_path / name)
+        (job / ".hydra/config.yaml").write_text(f"rule: {rule}\n")
+        (job / "metrics.csv").write_text('step,"val, loss",acc\n0,0.5,1\n')
+    selected = (str(tmp_path), "--where", "rule=a=b>=c", "--metric")
+    document = results_json(capsys, "table", *selected, "val, loss")
+    assert (document["metric"], document["groups"][0]["iqm"]["n"]) == ("val, loss", 1)
+    assert results_json(capsys, "table", *selected, "acc, other")["metric"] == "acc"
+    assert results_json(capsys, "export", *selected, "val, loss", "-o", str(tmp_path / "points.csv"))["num_points"] == 1
+
+
 def test_loading_only_jobs_without_points_is_an_error_with_the_supported_formats(tmp_path, capsys):
     (hydra_job(tmp_path / "job") / "data.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ConfigurationError, match="1 Hydra jobs have no TensorBoard, MLflow or CSV files, and return"):

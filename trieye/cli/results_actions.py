@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trieye.cli.output import print_json
-from trieye.cli.run_selection import RunSelection, select_runs, sources_of
+from trieye.cli.run_selection import RunSelection, metrics_in, select_runs, sources_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
@@ -355,7 +355,7 @@ def page_of(selected: RunSelection, *, directory: Path | None) -> str:
 def export(options: argparse.Namespace) -> int:
     """Write the points of all runs as one table."""
     results = select_runs(load(sources_of(options)), options.where, strict=options.strict)
-    metrics = None if options.metric is None else [name.strip() for name in options.metric.split(",")]
+    metrics = None if options.metric is None else metrics_in(options.metric, results)
     if metrics is not None:
         logged_metrics = results.metrics()
         for name in metrics:

@@ -23,6 +23,7 @@ from trieye.results.selection import NOT_COUNTED, distinct
 from trieye.runs.finding import resolve, roots_of
 
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
+_OPERATOR = re.compile("|".join(_OPERATORS))  # the longer ones first
 _COMMA = re.compile(r",(?![^\[{]*[\]}])")  # outside of brackets
 _MOST_PROBLEMS = 10
 _MOST_METRICS = 20
@@ -52,7 +53,7 @@ class RunSelection:
         names = self.options.metric or self._objective()
         last, steps = last_of(self.options.last)
         return ScoreDefinition(
-            metric=[name.strip() for name in names.split(",")],
+            metric=metrics_in(names, self.results),
             last=last,
             steps=steps,
             include_unfinished=self.options.include_unfinished,
@@ -272,18 +273,23 @@ def select_runs(results: Results, conditions: Sequence[str], *, strict: bool) ->
     return selected
 
 
+def metrics_in(text: str, results: Results) -> list[str]:
+    """Return the metrics in --metric: the whole text if a run logged it, else the names between its commas."""
+    return [text] if "," in text and text in results.metrics() else [name.strip() for name in text.split(",")]
+
+
 def _operands_of(text: str) -> list[tuple[str, Any]]:
     """Return the conditions of a --where as names and values for `Results.where`, all of which apply.
 
     Raises:
         ConfigurationError: The text has no operator, or an inequality has several values.
     """
-    sign = next((sign for sign in _OPERATORS if sign in text), None)
-    if sign is None:
+    match = _OPERATOR.search(text)
+    if match is None:
         raise ConfigurationError(
             f"--where {text}: expected KEY=VALUE, or another operator (choose from: {', '.join(_OPERATORS)})"
         )
-    key, _, value = text.partition(sign)
+    key, sign, value = text.partition(match[0])
     values = [typed(value)]
     if isinstance(values[0], str):
         values = [typed(item) for item in _COMMA.split(value)]
