@@ -292,6 +292,17 @@ def test_tables_have_a_row_per_point_and_a_column_per_varying_parameter(results)
     assert set(arrays["run"]) == set(names(results))
 
 
+def test_runs_of_the_same_name_have_distinct_labels_in_tables(tmp_path):
+    for root, app in (("a", "first"), ("a", "second"), ("b", "second")):
+        make_run(tmp_path / root, "one", [1.0], app=app)
+    make_run(tmp_path / "a", "two", [1.0])
+    results = load([tmp_path / "a", tmp_path / "b"])
+    labels = ["a/second/runs/one", "b/second/runs/one", "first/one", "two"]
+    assert sorted(results.to_pandas(["loss"])["run"]) == labels
+    results.export(tmp_path / "points.parquet", ["loss"])
+    assert load(tmp_path / "points.parquet").to_pandas()["run"].nunique() == 4
+
+
 def test_rliable_scores_have_a_row_per_run_and_a_column_per_task(results):
     scores = results.where(lr=1e-3).to_rliable("eval/return", "algo", steps=1)
     assert {name: array.tolist() for name, array in scores.items()} == {"dqn": [[15.0]], "ppo": [[20.0], [19.0]]}

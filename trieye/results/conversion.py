@@ -1,6 +1,7 @@
 """Conversion of points and curves to tables and arrays of other packages, which are imported on use."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ Values = Mapping[str, Any]
 def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> pa.Table:
     """Return points as a long table: run, metric, seed, varying parameters, step, value and wall_time.
 
-    A parameter with the name of another column becomes `param.<name>`.
+    Runs of the same name are labeled `app/name`, and those of the same app by the end of their paths. A parameter with
+    the name of another column becomes `param.<name>`.
 
     Args:
         runs: The runs.
@@ -43,7 +45,7 @@ def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> 
     codes = np.repeat(np.array([number for number, _, _ in parts], np.int32), lengths)
     metrics = np.repeat(np.array([names.index(name) for _, name, _ in parts], np.int32), lengths)
     columns: dict[str, Any] = {
-        "run": _labels(codes, [run.name for run in runs]),
+        "run": _labels(codes, _distinct_names(runs)),
         "metric": _labels(metrics, names),
         "seed": pa.array([run.seed for run in runs], pa.int64()).take(pa.array(codes)),
     }
@@ -56,6 +58,18 @@ def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> 
         arrays = [series[field] for _, _, series in parts]
         columns[name] = np.concatenate(arrays) if arrays else np.zeros(0)
     return pa.table(columns)
+
+
+def _distinct_names(runs: Sequence[LoadedRun]) -> list[str]:
+    names = [run.name for run in runs]
+    parts = [run.path.split("/") for run in runs]
+    for depth in range(max(map(len, parts), default=0) + 1):
+        counts = Counter(names)
+        names = [
+            name if counts[name] == 1 else "/".join(part[-depth:]) if depth else f"{run.app}/{run.name}"
+            for name, part, run in zip(names, parts, runs, strict=True)
+        ]
+    return names
 
 
 def _labels(codes: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArray:
