@@ -262,3 +262,14 @@ def test_logging_from_a_forked_process_raises_an_error_that_names_the_owner():
     outcomes = [error_in_fork(call) for call in calls]
     assert all("fork" in text and str(os.getpid()) in text for text in outcomes), outcomes
     writer.close()
+
+
+def test_versions_of_an_artifact_continue_when_a_run_starts_again():
+    for start in range(2):
+        Path(f"{start}.pt").write_text("weights")
+        with wandb.init(project="p", id="one") as run:
+            assert run.config.as_dict() == {}
+            assert run.log_artifact(f"{start}.pt", name="model").version == f"v{start}"
+            run.config.update({"start": start})
+    versions = {name for name in stored_files() if name.endswith(".pt")}
+    assert versions == {"artifacts/model/v0/0.pt", "artifacts/model/v1/1.pt"}

@@ -93,17 +93,18 @@ class Run(AdoptingLogger):
         self._extremes: Mapping[str, MetricSummary] = {}
         self._unhook: list[Callable[[], None]] = []
         self._alerts: dict[str, float] = {}
-        config, summary = self._earlier() if resumed else ({}, {})
+        config = {} if adopted is None else _items_in(adopted.run.dir / _CONFIG)
         own_items = config.pop(_OWN, {})
         self.versions = dict(own_items.get("versions", {}))
-        self._axes = Axes(self._note_fraction, own_items.get("fractional", ()))
-        self.config = WandbConfig(config, self._record_config)
-        self.summary = Summary(summary, self._keep_summary)
+        self._axes = Axes(self._note_fraction, own_items.get("fractional", ()) if resumed else ())
+        self.config = WandbConfig(config if resumed else {}, self._record_config)
+        self.summary = Summary(self._earlier_summary() if resumed else {}, self._keep_summary)
         self.starting_step, self.start_time = self.step, time.time()
         if adopted is not None:
             adopted.before_close.append(self._end)
-            for file_name in () if resumed else (_SUMMARY, _CONFIG):
-                (adopted.run.dir / file_name).unlink(missing_ok=True)
+        if not resumed:
+            self._keep_config()
+            self._keep_summary()
 
     def __setattr__(self, key: str, value: Any) -> None:
         is_changed = key in _TAGS and getattr(self, "_adopted", None) is not None and getattr(self, key) != value
@@ -111,8 +112,8 @@ class Run(AdoptingLogger):
         if is_changed:
             self.run.set_tags({_TAGS[key]: ",".join(value) if key == "tags" else value or ""})
 
-    def _earlier(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Continue after the last row of earlier attempts; return their config and summary.
+    def _earlier_summary(self) -> dict[str, Any]:
+        """Continue after the last row of earlier attempts; return their summary.
 
         A summary file is complete if the last attempt finished. After a kill, its numbers come from the points.
         """
@@ -125,7 +126,7 @@ class Run(AdoptingLogger):
         if record is None or record.status_before not in {"FINISHED", "FAILED"}:
             self._extremes = {name: seen for name, seen in extremes.items() if not name.startswith("trieye/")}
             summary |= {name: seen["last"] for name, seen in self._extremes.items()}
-        return _items_in(self.run.dir / _CONFIG), summary
+        return summary
 
     @property
     def run(self) -> TrieyeRun:
