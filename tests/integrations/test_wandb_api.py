@@ -273,3 +273,24 @@ def test_versions_of_an_artifact_continue_when_a_run_starts_again():
             run.config.update({"start": start})
     versions = {name for name in stored_files() if name.endswith(".pt")}
     assert versions == {"artifacts/model/v0/0.pt", "artifacts/model/v1/1.pt"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": "nofile.yaml"}, r"config='nofile.yaml'\): .*No such file"),
+        ({"config": "list.yaml"}, r"config='list.yaml'\): expected a dict"),
+        ({"config": "broken.yaml"}, r"config='broken.yaml'\): .*line 1"),
+        ({"config": [1]}, r"config=\[1\]\): expected a dict"),
+        ({"config": 5}, r"config=5\): expected a dict"),
+        ({"id": 5}, r"id=5\): .*string"),
+        ({"project": 5}, r"project=5\): .*string"),
+    ],
+)
+def test_an_invalid_argument_of_init_is_named_and_no_run_is_opened(arguments, message):
+    Path("list.yaml").write_text("[1]")
+    Path("broken.yaml").write_text("a: [")
+    with pytest.raises(ConfigurationError, match=message):
+        wandb.init(**{"project": "p", "id": "one", **arguments})
+    assert not wandb._active
+    assert not Path(".trieye_data").exists()

@@ -89,6 +89,7 @@ def init(project: str | None = None, name: str | None = None, *, settings: Any =
     """
     global _current
     arguments = _merged({"project": project, "name": name, **options}, settings)
+    params = _parsed(arguments["config"], arguments["config_include_keys"], arguments["config_exclude_keys"])
     if arguments["reinit"] != "create_new" and (earlier_run := _previous(arguments)) is not None:
         return earlier_run
     made = _made(arguments)
@@ -96,7 +97,6 @@ def init(project: str | None = None, name: str | None = None, *, settings: Any =
     _active.append(made)
     made.group, made.job_type, made.notes = arguments["group"], arguments["job_type"], arguments["notes"]
     made.tags = tuple(arguments["tags"] or ())
-    params = _parsed(arguments["config"], arguments["config_include_keys"], arguments["config_exclude_keys"])
     made.config.update(params, allow_val_change=True)
     if arguments["reinit"] != "create_new":
         _current = made
@@ -118,6 +118,9 @@ def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     own_settings = settings if isinstance(settings, Mapping) else vars(settings or Settings())
     for source in ({key.removeprefix("run_"): value for key, value in own_settings.items()}, arguments):
         merged |= {key: value for key, value in source.items() if value is not None}
+    for key in ("project", "id"):
+        if not isinstance(merged[key], str | None):
+            raise ConfigurationError(f"wandb.init({key}={merged[key]!r}): expected a string")
     for key, choices in _CHOICES.items():
         value = merged[key]
         if isinstance(value, str) and value not in choices:
@@ -226,11 +229,21 @@ def _announce() -> None:
 
 
 def _parsed(config: Any, include: Sequence[str] | None, exclude: Sequence[str] | None) -> dict[str, Any]:
-    """Return the parameters in a dict, a namespace, or a YAML file in wandb's format."""
-    if isinstance(config, str):
-        values = yaml.safe_load(Path(config).read_text("utf-8")) or {}
-        config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in values.items()}
-    items = {} if config is None else dict(config) if isinstance(config, Mapping) else dict(vars(config))
+    """Return the parameters in a dict, a namespace, or a YAML file in wandb's format.
+
+    Raises:
+        ConfigurationError: The config has another type, or the file cannot be read.
+    """
+    try:
+        if isinstance(config, str):
+            entries = (yaml.safe_load(Path(config).read_text("utf-8")) or {}).items()
+            config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in entries}
+        items = {} if config is None else dict(config if isinstance(config, Mapping) else vars(config))
+    except (AttributeError, OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"wandb.init(config={config!r}): expected a dict, a namespace or the name of a YAML file with a dict: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     return {key: items[key] for key in items if key not in (exclude or ()) and (not include or key in include)}
 
 
