@@ -294,3 +294,12 @@ def test_an_invalid_argument_of_init_is_named_and_no_run_is_opened(arguments, me
         wandb.init(**{"project": "p", "id": "one", **arguments})
     assert not wandb._active
     assert not Path(".trieye_data").exists()
+
+
+def test_a_resumed_run_continues_at_the_latest_value_of_its_step_metric():
+    for epoch in (3, 4):
+        with wandb.init(project="p", id="one", resume="allow") as run:
+            run.define_metric("*", step_metric="epoch")
+            wandb.log({"loss": 0.5})
+            wandb.log({"epoch": epoch})
+    assert [point for point in points("one") if point[0] == "loss"] == [("loss", 0, 0.5), ("loss", 3, 0.5)]

@@ -121,6 +121,7 @@ class Run(AdoptingLogger):
         steps = {name: seen["step"] for name, seen in extremes.items()}
         self.counts_rows = ROWS in steps
         self.step = steps.get(ROWS, max(steps.values(), default=-1)) + 1
+        self._axes.update({name: seen["last"] for name, seen in extremes.items()})
         record = RunRecord.read(self.run.dir / RUN_RECORD)
         summary = _items_in(self.run.dir / _SUMMARY)
         if record is None or record.status_before not in {"FINISHED", "FAILED"}:
