@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -303,3 +305,15 @@ def test_a_resumed_run_continues_at_the_latest_value_of_its_step_metric():
             wandb.log({"loss": 0.5})
             wandb.log({"epoch": epoch})
     assert [point for point in points("one") if point[0] == "loss"] == [("loss", 0, 0.5), ("loss", 3, 0.5)]
+
+
+def test_each_thread_that_logs_gets_its_own_rows():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with wandb.init(project="p", id="one"), ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda number: wandb.log({"a": number}), range(1000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(step for _, step, _ in points("one")) == list(range(1000))
+    assert sorted(value for _, _, value in points("one")) == list(range(1000))

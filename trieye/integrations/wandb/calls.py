@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -89,6 +90,7 @@ class Run(AdoptingLogger):
         self.dir = self.sync_dir = "" if adopted is None else str(adopted.run.dir.resolve())
         self.step, self.counts_rows, self._has_ignored = 0, False, False
         self.on_finish: Callable[[Any, RunStatus], None] = lambda *_: None
+        self._lock = threading.RLock()  # guards `step` and `_row`
         self._row: dict[str, float] = {}
         self._extremes: Mapping[str, MetricSummary] = {}
         self._unhook: list[Callable[[], None]] = []
@@ -167,12 +169,15 @@ class Run(AdoptingLogger):
             raise TypeError(f"wandb.log takes a dict, not a {type(data).__name__}")
         if not all(isinstance(key, str) and key for key in data):
             raise TypeError(f"wandb.log: keys must be non-empty strings, got {list(data)}")
-        if self.disabled or not (step is None or self._begin_row(step)):
+        if self.disabled:
             return
-        self._take({key: medium_of(key, value) for key, value in flat(data)})
-        if commit or (commit is None and step is None):
-            self._write()
-            self.step += 1
+        run = self.run  # raises in a forked child, before it waits for a lock that the parent held
+        with self._lock:
+            if step is None or self._begin_row(step):
+                self._take(run, {key: medium_of(key, value) for key, value in flat(data)})
+                if commit or (commit is None and step is None):
+                    self._write()
+                    self.step += 1
 
     def _begin_row(self, step: int) -> bool:
         """Write the row before a step, and return whether the step is not an earlier one."""
@@ -185,9 +190,9 @@ class Run(AdoptingLogger):
             say(f"wandb.log(step={step}): the current step is {self.step}; rows of earlier steps are ignored")
         return row_step == self.step
 
-    def _take(self, values: Mapping[str, float | Media | None]) -> None:
+    def _take(self, run: TrieyeRun, values: Mapping[str, float | Media | None]) -> None:
         """Buffer numbers until the end of the row; log media at once."""
-        run, numbers = self.run, {key: value for key, value in values.items() if isinstance(value, float)}
+        numbers = {key: value for key, value in values.items() if isinstance(value, float)}
         self._row |= numbers
         self._axes.update(numbers)
         for key, value in values.items():
@@ -273,11 +278,12 @@ class Run(AdoptingLogger):
         adopted_run = self._adopted
         if adopted_run is not None and self.is_open:
             status = "KILLED" if adopted_run.run.was_interrupted else status
-            self._write()
-            self._keep_summary()
-            if self._end in adopted_run.before_close:
-                adopted_run.before_close.remove(self._end)
-            adopted_run.leave(status)
+            with self._lock:
+                self._write()
+                self._keep_summary()
+                if self._end in adopted_run.before_close:
+                    adopted_run.before_close.remove(self._end)
+                adopted_run.leave(status)
         self._adopted = None
         self.on_finish(self, status)
         self.unwatch()
@@ -307,7 +313,7 @@ class Run(AdoptingLogger):
             if next(calls) % every == 0 and self._adopted is not None:
                 values = {"gradients": gradient, "parameters": parameter}
                 kinds = values if log == "all" else [log]
-                self._take({f"{kind}/{name}": Histogram(values[kind]) for kind in kinds})
+                self.log({f"{kind}/{name}": Histogram(values[kind]) for kind in kinds}, commit=False)
 
         self._unhook.append(parameter.register_hook(log_histograms).remove)
 
