@@ -317,3 +317,12 @@ def test_each_thread_that_logs_gets_its_own_rows():
         sys.setswitchinterval(interval)
     assert sorted(step for _, step, _ in points("one")) == list(range(1000))
     assert sorted(value for _, _, value in points("one")) == list(range(1000))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_finish_in_a_forked_process_keeps_the_run_resumable():
+    run = wandb.init(project="p", resume="auto")
+    assert error_in_fork(wandb.finish) == ""
+    assert wandb._auto_id() == run.id
+    wandb.finish()
+    assert wandb._auto_id() is None

@@ -276,7 +276,9 @@ class Run(AdoptingLogger):
 
     def _end(self, status: RunStatus) -> None:
         adopted_run = self._adopted
-        if adopted_run is not None and self.is_open:
+        if adopted_run is None or not self.is_open:
+            status = "KILLED"  # a forked child, or a disabled run, leaves the run resumable
+        else:
             status = "KILLED" if adopted_run.run.was_interrupted else status
             with self._lock:
                 self._write()
