@@ -1,6 +1,8 @@
 """The documented API of wandb: each call works, or `init` announces that it is not available."""
 
 import inspect
+import json
+import math
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_record import RunRecord
@@ -326,3 +329,19 @@ def test_finish_in_a_forked_process_keeps_the_run_resumable():
     assert wandb._auto_id() == run.id
     wandb.finish()
     assert wandb._auto_id() is None
+
+
+def test_equal_values_may_be_recorded_again_and_other_objects_are_stored_as_text():
+    with wandb.init(project="p", id="one") as run:
+        sparse = torch.eye(2).to_sparse()
+        for sizes, number in (((1, 2), 1), ([1, 2], 1.0)):
+            values = {"array": np.arange(3), "nan": math.nan, "sparse": sparse.clone()}
+            run.config.update(values, sizes=sizes, number=number)
+        with pytest.raises(ConfigurationError, match="allow_val_change"):
+            run.config.update({"array": np.arange(4)})
+        run.summary["sparse"] = sparse
+        run.summary["a"] = 1
+    stored = [json.loads((Path(run.dir) / f"wandb-{kind}.json").read_text()) for kind in ("config", "summary")]
+    assert stored[0]["array"] == [0, 1, 2]
+    assert all("sparse" in items["sparse"] for items in stored)
+    assert stored[1]["a"] == 1

@@ -20,8 +20,8 @@ from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.integrations.opening import AdoptedRun, AdoptingLogger
 from trieye.integrations.wandb.artifacts import Artifact
 from trieye.integrations.wandb.axes import Axes
-from trieye.integrations.wandb.media import Histogram, Media, PathLike, Text, medium_of
-from trieye.integrations.wandb.values import Summary, WandbConfig, flat
+from trieye.integrations.wandb.media import Histogram, Media, PathLike, medium_of
+from trieye.integrations.wandb.values import Summary, WandbConfig, flat, plain
 from trieye.process.progress import say
 from trieye.run.attempt import DESCRIPTION_TAG
 from trieye.run.media import step_of
@@ -44,9 +44,6 @@ ROWS_METRIC = {
     "log_to": [],
 }
 """Config of that metric."""
-
-_MOST_ITEMS = 1000
-"""Size of the largest array that a summary or config stores as numbers."""
 
 _TAGS = {"name": "mlflow.runName", "notes": DESCRIPTION_TAG, "tags": "wandb.tags"}
 """Tag of the run that an attribute of a session sets."""
@@ -258,10 +255,10 @@ class Run(AdoptingLogger):
 
     def _keep_config(self) -> None:
         own_items = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
-        self._keep(_CONFIG, {**redacted(_plain(self.config.as_dict())), _OWN: own_items})
+        self._keep(_CONFIG, {**redacted(plain(self.config.as_dict())), _OWN: own_items})
 
     def _keep_summary(self, _changed: Mapping[str, Any] | None = None) -> None:
-        self._keep(_SUMMARY, _plain(self.summary))
+        self._keep(_SUMMARY, plain(self.summary))
 
     def _keep(self, file_name: str, items: Mapping[str, Any]) -> None:
         """Store items in the run directory, for later attempts."""
@@ -467,20 +464,6 @@ def _matches(function: Callable[..., bool], path: Path, root: Path) -> bool:
         return function(str(path), str(root))
     except TypeError:
         return function(str(path))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON; arrays and tensors become numbers and lists, large ones text."""
-    if isinstance(value, Media):
-        return {"_type": type(value).__name__.lower()} if not isinstance(value, Text) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist") and math.prod(getattr(value, "shape", ())) <= _MOST_ITEMS:
-        items = value.tolist()  # of a longdouble, the value itself
-        return str(value) if type(items) is type(value) else _plain(items)
-    return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 def _items_in(path: Path) -> dict[str, Any]:

@@ -1,10 +1,16 @@
 """WandbConfig and Summary: hyperparameters and summary values, accessible as items and attributes."""
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.integrations.wandb.media import Media, Text
+
+_MOST_ITEMS = 1000
+"""Size of the largest array that a summary or config stores as numbers."""
 
 
 class Summary(MutableMapping[str, Any]):
@@ -72,7 +78,8 @@ class WandbConfig(Summary):
         is_namespace = hasattr(params, "__dict__") and not isinstance(params, Mapping)
         items = {**dict(vars(params) if is_namespace else params), **more}
         for key in () if allow_val_change else [key for key in items if key in self._recorded]:
-            if self[key] != items[key]:
+            old_value, new_value = plain(self[key]), plain(items[key])
+            if old_value != new_value and json.dumps(old_value) != json.dumps(new_value):  # NaN is not equal to NaN
                 raise ConfigurationError(
                     f"config.{key} is already recorded as {self[key]!r} and cannot become {items[key]!r}; "
                     "config.update(..., allow_val_change=True) allows the change"
@@ -96,3 +103,20 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def plain(value: Any) -> Any:
+    """Convert a value to JSON; arrays and tensors become numbers and lists, large ones text."""
+    if isinstance(value, Media):
+        return {"_type": type(value).__name__.lower()} if not isinstance(value, Text) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist") and math.prod(getattr(value, "shape", ())) <= _MOST_ITEMS:
+        try:
+            items = value.tolist()  # of a longdouble, the value itself
+        except RuntimeError:  # a sparse or quantized tensor
+            items = value
+        return str(value) if type(items) is type(value) else plain(items)
+    return value if value is None or isinstance(value, int | float | str) else str(value)
