@@ -339,6 +339,25 @@ def test_a_damaged_event_file_is_named_by_the_import(capfd):
     assert str(path) in capfd.readouterr().err
 
 
+def test_invalid_times_and_steps_of_event_files_are_named_and_cost_no_other_point(capfd):
+    for name, walltime in (("early", -5.0), ("late", 1.7e12), ("valid", 1.7e9)):
+        with SummaryWriter(f"runs/{name}") as writer:
+            writer.add_scalar("a", 1.0, 0, walltime=walltime)
+            writer.add_scalar("a", 2.0, 2**62, walltime=1.7e9)
+            writer.add_scalar("a", 3.0, 2**62 + 1, walltime=1.7e9)
+    assert main(["import", "tensorboard", "runs"]) == 0
+    output = capfd.readouterr()
+    assert output.out.count("1 metrics, 2 points\n") == 3
+    assert output.err.count("left out 1 points: a step must be within") == 3
+    assert [f"runs/{name}: 1 points have no valid Unix time" in output.err for name in ("early", "late", "valid")] == [
+        True, True, False
+    ]  # fmt: skip
+    for run in load(".trieye_data/runs").runs:
+        assert curve("a", run.path) == [(0, 1.0), (2**62, 2.0)]
+        assert 1.7e9 <= run.created < 2e9
+        assert run.status == "FINISHED"
+
+
 def test_a_grown_run_is_imported_again_without_duplicate_points():
     write_tensorboard()
     assert main(["import", "tensorboard", "runs"]) == 0

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     foreign_runs = runs_at(options.kind, options.path, problems)
     for index, foreign_run in enumerate(foreign_runs, 1):
         try:
-            result = import_run(foreign_run, root=options.root, app=options.app)
+            result = import_run(foreign_run, root=options.root, app=options.app, problems=problems)
         except TrieyeError as error:
             problems.leave_out(foreign_run.path, error)
             continue

@@ -19,8 +19,10 @@ from trieye.results.job_directories import JobDirectories
 from trieye.results.loading import load
 from trieye.results.mlflow_files import FileStore
 from trieye.results.mlflow_store import MlflowStore
-from trieye.results.runs import LoadedRun, Problems, is_seed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, is_seed
+from trieye.run.media import LAST_S
 from trieye.run.run import Run
+from trieye.stats.aggregator import MAX_STEP
 
 ORIGIN, WHOLE = "trieye.imported_from", "trieye.imported_points"
 """Tags of an imported run: the resolved path of the original, and the number of points once the import is complete."""
@@ -99,7 +101,7 @@ def import_runs(
     problems, imported_runs = Problems(), list[Imported]()
     for run in runs_at(kind, path, problems):
         try:
-            imported_runs.append(import_run(run, root=root, app=app))
+            imported_runs.append(import_run(run, root=root, app=app, problems=problems))
         except TrieyeError as error:
             problems.leave_out(run.path, error)
     return imported_runs, list(problems.texts)
@@ -125,13 +127,14 @@ def runs_at(kind: str, path: Path, problems: Problems) -> list[LoadedRun]:
     return runs
 
 
-def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
+def import_run(foreign: LoadedRun, *, root: Path, app: str | None, problems: Problems) -> Imported:
     """Import a run; an incomplete import restarts from scratch, and a complete one is left unchanged.
 
     Args:
         foreign: A run of another logger.
         root: Directory of all runs.
         app: Name of the app; None: the app or project of the foreign run.
+        problems: Collects messages about invalid steps and times.
 
     Raises:
         RunLockedError: Another process is importing the run.
@@ -139,7 +142,7 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
     own_app, name = safe_name(app or foreign.app), safe_name(foreign.name)
     settings = {"root": root, **({"seed": foreign.seed} if foreign.seed is not None and foreign.seed >= 0 else {})}
     record, directory = _target(foreign, name, own_app, root)
-    points = foreign.source.read([foreign], None).get(foreign.path, {})
+    points = _valid(foreign.source.read([foreign], None).get(foreign.path, {}), foreign.path, problems)
     num_points = sum(len(series.steps) for series in points.values())
     num_finite = sum(int(np.isfinite(series.values).sum()) for series in points.values())
     made = Imported(directory, len(points), num_finite, num_points - num_finite, is_new=True)
@@ -162,6 +165,21 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
         run.close(cast("RunStatus", status if status in get_args(RunStatus) else "FINISHED"))
     _date(directory, foreign.created)
     return made
+
+
+def _valid(points: Points, path: str, problems: Problems) -> Points:
+    """Return the points whose step a run accepts, with NaN for times that it rejects; both are reported."""
+    valid_points, num_steps, num_times = dict[str, Series](), 0, 0
+    for metric, (steps, values, times) in points.items():
+        is_step, is_time = (steps >= -MAX_STEP) & (steps <= MAX_STEP), (times >= 0) & (times <= LAST_S)
+        valid_points[metric] = Series(steps[is_step], values[is_step], np.where(is_time, times, math.nan)[is_step])
+        num_steps += int((~is_step).sum())
+        num_times += int((~is_time & ~np.isnan(times)).sum())
+    if num_steps:
+        problems.note(path, f"left out {num_steps:,} points: a step must be within +-2**62")
+    if num_times:
+        problems.note(path, f"{num_times:,} points have no valid Unix time in seconds; they get the time of the import")
+    return valid_points
 
 
 def _target(foreign: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
@@ -199,6 +217,6 @@ def _date(directory: Path, created_at: float) -> None:
     """Set the creation time in the record to the start of the original run."""
     path = directory / RUN_RECORD
     record = RunRecord.read(path)
-    if record is not None and math.isfinite(created_at):
+    if record is not None and 0 <= created_at <= LAST_S:
         record.created = created_at
         record.save(path)

@@ -18,7 +18,7 @@ MAX_BINS = 10_000
 MAX_PNG_BYTES = 16 * 2**20
 MAX_TEXT_BYTES = 2**20
 
-_LAST_S = 253402300799
+LAST_S = 253402300799
 """The last second of the year 9999."""
 
 _BLOCK = 2**18
@@ -100,10 +100,10 @@ def time_of(name: str, wall_time: Any) -> float:
         kind = TypeError
     except (ValueError, OverflowError):
         pass  # the same error as for other numbers
-    if not 0.0 <= seconds <= _LAST_S:
+    if not 0.0 <= seconds <= LAST_S:
         raise kind(
             f"log({name!r}, ..., wall_time={_shown(wall_time)}): wall_time must be a Unix time in seconds, from 0 to "
-            f"{_LAST_S} (the end of the year 9999)"
+            f"{LAST_S} (the end of the year 9999)"
         )
     return seconds
 
