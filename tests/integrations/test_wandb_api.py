@@ -345,3 +345,11 @@ def test_equal_values_may_be_recorded_again_and_other_objects_are_stored_as_text
     assert stored[0]["array"] == [0, 1, 2]
     assert all("sparse" in items["sparse"] for items in stored)
     assert stored[1]["a"] == 1
+
+
+def test_log_code_leaves_out_the_runs(monkeypatch):
+    monkeypatch.setenv("TRIEYE_ROOT", "runs")
+    Path("train.py").write_text("1")
+    for _ in range(2):
+        with wandb.init(project="p", id="one") as run:
+            assert set(run.log_code(".").entries) == {"train.py"}

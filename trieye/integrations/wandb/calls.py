@@ -404,10 +404,12 @@ class Run(AdoptingLogger):
     def log_code(
         self, root: str | None = ".", name: str | None = None, include_fn: Filter = None, exclude_fn: Filter = None
     ) -> Artifact | None:
-        """Store the Python files below a directory, except hidden directories, as an artifact of type `code`."""
+        """Store the Python files below a directory, except hidden directories and runs, as a `code` artifact."""
         top, artifact = Path(root or "."), Artifact(name or "source", "code")
+        root_of_runs = Path(self.dir, "../../..").resolve()
         for directory, below, files in os.walk(top):
             below[:] = sorted(entry for entry in below if not entry.startswith(".") and entry not in _OTHER_CODE)
+            below[:] = [entry for entry in below if Path(directory, entry).resolve() != root_of_runs]
             for path in (Path(directory) / file for file in sorted(files)):
                 is_code = _matches(include_fn, path, top) if include_fn else path.suffix == ".py"
                 if is_code and not (exclude_fn and _matches(exclude_fn, path, top)):
