@@ -353,3 +353,11 @@ def test_log_code_leaves_out_the_runs(monkeypatch):
     for _ in range(2):
         with wandb.init(project="p", id="one") as run:
             assert set(run.log_code(".").entries) == {"train.py"}
+
+
+def test_sparse_gradients_are_watched():
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    with wandb.init(project="p", id="one"):
+        wandb.watch(model)
+        model(torch.tensor([1])).sum().backward()
+        assert list(media()) == ["gradients/weight"]

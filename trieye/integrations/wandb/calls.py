@@ -310,7 +310,7 @@ class Run(AdoptingLogger):
 
         def log_histograms(gradient: Any) -> None:
             if next(calls) % every == 0 and self._adopted is not None:
-                values = {"gradients": gradient, "parameters": parameter}
+                values = {"gradients": gradient.to_dense(), "parameters": parameter}
                 kinds = values if log == "all" else [log]
                 self.log({f"{kind}/{name}": Histogram(values[kind]) for kind in kinds}, commit=False)
 
