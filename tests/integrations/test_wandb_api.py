@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -361,3 +362,11 @@ def test_sparse_gradients_are_watched():
         wandb.watch(model)
         model(torch.tensor([1])).sum().backward()
         assert list(media()) == ["gradients/weight"]
+
+
+def test_an_id_names_its_run_although_a_copy_exists():
+    for start in range(2):
+        with wandb.init(project="p", id="one", resume="allow") as run:
+            wandb.log({"a": float(start)})
+        shutil.copytree(run.dir, Path(run.dir).parent / f"backup{start}-one")
+    assert points("one") == [("a", 0, 0.0), ("a", 1, 1.0)]

@@ -193,7 +193,7 @@ def _is_in_ipython() -> bool:
 def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[Path, bool]:
     """Return the directory of the run with an id, and whether the run exists."""
     exists = False
-    for directory in [*sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}")), runs / safe_name(run_id)]:
+    for directory in [runs / safe_name(run_id), *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]:
         implied_id = run_id if directory.name == safe_name(run_id) else None  # by a run that has no id in its record
         record = RunRecord.read(directory / RUN_RECORD)
         if exists := record is not None and record.tags.get("wandb.id", implied_id) == run_id:
