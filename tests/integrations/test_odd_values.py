@@ -223,6 +223,15 @@ def test_wandb_counts_nonfinite_values_and_shows_the_others(ours, rows_of_theirs
     assert [value for name, _, value in points(ours) if name == "trieye/dropped/non_finite"][-1] == 7.0
 
 
+def test_masked_values_are_nan(ours):
+    with wandb.init(project="p", id=ours), SummaryWriter("runs/masked") as writer:
+        wandb.log({"a": np.ma.masked, "b": 1.0})
+        writer.add_scalar("a", np.ma.masked, 1)
+        writer.add_scalar("a", np.ma.array([2.0]), 2)
+    assert [row for row in points(ours) if row[0] in {"a", "b"}] == [("b", 0, 1.0)]
+    assert [row for row in points("masked") if row[0] == "a"] == [("a", 2, 2.0)]
+
+
 def test_wandb_flattens_nested_dicts(ours, rows_of_theirs):
     theirs = rows_of_theirs["nested"]
     assert theirs["a"] == {"b": {"c": 1, "d": 2}, "e": 3}

@@ -120,13 +120,13 @@ class SummaryWriter(AdoptingLogger):
         """Log a number, a NumPy scalar or a tensor with one element."""
         del new_style, double_precision
         if self._adopted is not None and global_step.__class__ is int:
-            self.run.log(tag, _squeezed(scalar_value), step=global_step, wall_time=walltime)
+            self.run.log(tag, scalar_value, step=global_step, wall_time=walltime)
             return
         run, step = self._at(global_step)
         if global_step is None and tag not in self._stepless:
             run.note_stepless(tag)
             self._stepless.add(tag)
-        run.log(tag, _squeezed(scalar_value), step=step, wall_time=walltime)
+        run.log(tag, scalar_value, step=step, wall_time=walltime)
 
     def add_scalars(
         self,
@@ -302,10 +302,6 @@ def _link(log_dir: Path, run_dir: Path) -> None:
         log_dir.symlink_to(os.path.relpath(run_dir, log_dir.parent.resolve()), target_is_directory=True)
     elif log_dir.resolve() != run_dir.resolve():
         say(f"{log_dir} already exists and is not replaced by a link; the run is in {run_dir}")
-
-
-def _squeezed(value: Any) -> Any:
-    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
 def _bin_edges(values: NDArray[np.float64], bins: str | int, max_bins: int | None) -> list[float]:

@@ -63,7 +63,7 @@ def number_of(name: str, value: Any) -> float:
     """
     try:
         if isinstance(value, np.ndarray) and value.size == 1:
-            value = value.item()
+            value = math.nan if np.ma.is_masked(value) else value.item()
         # torch warns when it converts a tensor that requires a gradient to a number
         return float(value.detach() if getattr(value, "requires_grad", False) else value)
     except OverflowError as error:

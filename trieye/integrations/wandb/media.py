@@ -311,7 +311,7 @@ def medium_of(name: str, value: Any) -> float | Media | None:
     """
     if value is None or isinstance(value, Media):
         return value
-    if isinstance(value, numbers.Real | np.bool_):
+    if isinstance(value, numbers.Real | np.bool_) or value is np.ma.masked:
         return number_of(name, value)
     if isinstance(value, list | tuple) and value and all(isinstance(item, Media) for item in value):
         return Images(value)
