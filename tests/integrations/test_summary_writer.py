@@ -356,6 +356,11 @@ def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
     assert in_mlflow() == sorted(logged), "MLflow keeps each point that differs, once"
 
 
+def test_an_empty_log_directory_selects_the_default():
+    with SummaryWriter("", comment="_c") as writer:
+        assert Path(writer.log_dir).match("runs/*_c")
+
+
 def test_two_writers_share_a_run():
     one, two = SummaryWriter("runs/first"), SummaryWriter("runs/first")
     one.add_scalar("a", 1.0, 1)

@@ -51,7 +51,7 @@ class SummaryWriter(AdoptingLogger):
 
     Args:
         log_dir: Determines the run name: `runs/NAME` is the run NAME, with a hash if the run NAME has another log
-            directory. None: `runs/<time>_<host><comment>`.
+            directory. None or "": `runs/<time>_<host><comment>`.
         comment: Suffix of the default `log_dir`; ignored if `log_dir` is set.
         purge_step: Points at or after this step are superseded; None: only points logged again are replaced.
         max_queue: Ignored: logging never waits for a queue.
@@ -77,7 +77,7 @@ class SummaryWriter(AdoptingLogger):
         filename_suffix: str = "",
     ) -> None:
         del max_queue, flush_secs, filename_suffix
-        if log_dir is None:
+        if not log_dir:
             began = datetime.now().astimezone().strftime("%b%d_%H-%M-%S")
             log_dir = Path("runs") / f"{began}_{socket.gethostname()}{comment}"
         self.log_dir = os.fspath(log_dir)
