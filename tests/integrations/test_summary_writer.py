@@ -1,8 +1,11 @@
 """`SummaryWriter` compared with torch's: the same calls, read back from event files, MLflow and the history."""
 
 import math
+import os
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter as TorchWriter
 import trieye
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
-from trieye.integrations import opening
+from trieye.integrations import opening, tensorboard
 from trieye.integrations.tensorboard import SummaryWriter
 
 CLEANRL = "|param|value|\n|-|-|\n|learning_rate|0.00025|\n|seed|1|"
@@ -359,6 +362,16 @@ def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
 def test_an_empty_log_directory_selects_the_default():
     with SummaryWriter("", comment="_c") as writer:
         assert Path(writer.log_dir).match("runs/*_c")
+
+
+def test_two_programs_that_start_in_one_second_write_to_separate_runs(monkeypatch):
+    monkeypatch.setattr(tensorboard, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC)))
+    with SummaryWriter() as first, monkeypatch.context() as other_program:
+        other_program.setattr(opening.AdoptedRun, "_open", {})
+        with SummaryWriter() as second:
+            second.add_scalar("a", 1.0, 1)
+    assert second.log_dir == f"{first.log_dir}_{os.getpid()}"
+    assert points(Path(second.log_dir).name) == [("a", 1, 1.0)]
 
 
 def test_two_writers_share_a_run():

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.config.packages import load
 from trieye.config.redaction import redacted
+from trieye.exceptions import RunLockedError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations import media
@@ -77,15 +78,19 @@ class SummaryWriter(AdoptingLogger):
         filename_suffix: str = "",
     ) -> None:
         del max_queue, flush_secs, filename_suffix
-        if not log_dir:
-            began = datetime.now().astimezone().strftime("%b%d_%H-%M-%S")
-            log_dir = Path("runs") / f"{began}_{socket.gethostname()}{comment}"
-        self.log_dir = os.fspath(log_dir)
+        began = datetime.now().astimezone().strftime("%b%d_%H-%M-%S")
+        self.log_dir = os.fspath(log_dir or Path("runs") / f"{began}_{socket.gethostname()}{comment}")
         self._purge_step = purge_step
         self._stepless: set[str] = set()
         self._torch_writers: dict[str, Any] = {}  # by run directory
         self._torch_methods: set[str] = set()
-        self._open()
+        try:
+            self._open()
+        except RunLockedError:  # by a program that started in the same second
+            if log_dir:
+                raise
+            self.log_dir += f"_{os.getpid()}"
+            self._open()
 
     def _open(self) -> AdoptedRun:
         """Return the run; reopen it after `close`."""
