@@ -1,6 +1,7 @@
 """Objectives of a sweep: from return values or points, one or several, and jobs that provide none."""
 
 import math
+from functools import partial
 
 import pytest
 from omegaconf import OmegaConf
@@ -27,10 +28,10 @@ WARM = warm.RUN
 def logging_task(tmp_path):
     """A task that logs the points 1, 5, 2 and 3 of the objective to a run, and returns 7."""
 
-    def task(cfg):
+    def task(cfg, **options):
         del cfg
         config = trieye.TrieyeConfig(
-            app_name="app", run_name="run", runtime={"kind": "local"},
+            app_name="app", run_name="run", **options, runtime={"kind": "local"},
             persistence={"root_data_dir": str(tmp_path / "data")},
             sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
         )  # fmt: skip
@@ -52,6 +53,23 @@ def test_the_objective_is_the_return_value_or_derived_from_points(sweep, logging
     }
     assert values == scopes
     assert Objectives(SweeperConfig(objective="best", mode="min")).applied(Done(0, 7.0), run_dir).value == 1.0
+
+
+def test_a_search_that_would_maximize_the_loss_of_its_runs_ends_at_the_first_job(sweep, logging_task):
+    words = [
+        "+x=1,2",
+        "hydra.mode=MULTIRUN",
+        "hydra.sweeper.objective=last",
+        "hydra.sweeper.kind=optuna",
+        "hydra.sweeper.num_trials=1",
+    ]
+    task = partial(logging_task, loop={"mode": "min"})
+    with pytest.raises(
+        ConfigurationError, match=r"loop\.mode=min, but the sweep has the mode max; set hydra\.sweeper\.m"
+    ):
+        sweep.search(task, *words)
+    sweep.search(task, *words, "hydra.sweeper.mode=min")
+    assert (SweepRecord.of(sweep.directory).mode, sweep.record(0).objective) == ("min", 3.0)
 
 
 @pytest.mark.parametrize("kind", ["grid", "random"])

@@ -282,6 +282,21 @@ class JobRecord(JsonRecord, kw_only=True):
         return (self.ended or self.heartbeat) - self.started
 
 
+def records_in(directory: Path) -> Iterator[JobRecord]:
+    """Yield the records of the jobs of a sweep, in any order.
+
+    Raises:
+        SerializationError: A record is damaged.
+    """
+    records = (JobRecord.read(path.parent) for path in directory.glob(f"[0-9]*/{STATUS}"))
+    return (record for record in records if record is not None)
+
+
+def have_objectives(directory: Path) -> bool:
+    """Return whether any job of a sweep has recorded objectives."""
+    return any(record.objectives or record.objective is not None for record in records_in(directory))
+
+
 def check_foreign_jobs(directory: Path) -> None:
     """Refuse a directory with jobs of another launcher, whose files a sweep would mix with its own.
 

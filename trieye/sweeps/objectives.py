@@ -27,14 +27,21 @@ class Objectives:
 
     Attributes:
         options: Options of the sweeper.
+        default_mode: The mode of the sweep if the options have none.
     """
 
     options: SweeperConfig = field(default_factory=SweeperConfig)
+    default_mode: str | Sequence[str] = "max"
+
+    @property
+    def mode(self) -> str | Sequence[str]:
+        """Whether a higher or lower value is better: `max` or `min`, or one for each of several objectives."""
+        return self.options.mode or self.default_mode
 
     @property
     def modes(self) -> list[str]:
-        """Whether a higher or lower value of each objective is better; empty for a single objective."""
-        return list(self.options.mode) if isinstance(self.options.mode, list) else []
+        """The modes of several objectives; empty for a single objective."""
+        return [] if isinstance(self.mode, str) else list(self.mode)
 
     def applied(self, done: Done, run_dir: Path | None) -> Done:
         """Return the outcome of a completed job with its objectives as value, or with an `ObjectiveError`.
@@ -76,7 +83,12 @@ class Objectives:
                 f"{_SCOPE}=return, which compares return values"
             )
         loop = json_of(run_dir / CONFIGS).get("loop", {})
-        metric, mode = str(loop.get("objective")), self.options.mode or str(loop.get("mode", "max"))
+        metric, run_mode = str(loop.get("objective")), loop.get("mode", "max")
+        if self.options.mode is None and run_mode != self.mode:
+            raise ObjectiveError(
+                f"the run {run_dir.name!r} has loop.mode={run_mode}, but the sweep has the mode {self.mode}; set "
+                f"{_MODE}={run_mode}, or {_MODE}={self.mode} to keep the mode of the sweep"
+            )
         values = _values(run_dir, metric)
         if not values:
             raise ObjectiveError(
@@ -87,7 +99,7 @@ class Objectives:
             return values[-1]
         if scope == "best":
             finite = [value for value in values if math.isfinite(value)]
-            return (max if mode == "max" else min)(finite, default=math.nan)
+            return (max if self.mode == "max" else min)(finite, default=math.nan)
         match = _MEAN.fullmatch(scope)
         last_values = values[-int(match[1]) :] if match is not None else values
         return sum(last_values) / len(last_values)

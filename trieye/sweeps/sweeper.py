@@ -29,7 +29,7 @@ from trieye.process.progress import say
 from trieye.process.text import command_text
 from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare, values_of
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs, have_objectives
 from trieye.sweeps.launcher import LauncherBody, SweepExecution
 from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
@@ -157,11 +157,10 @@ class SweeperBody:
         record.mode = mode if isinstance(mode, str) else record.mode
         if earlier_mode is not None and mode != earlier_mode:
             change = f"hydra.sweeper.mode={typed(mode)}: it was {typed(earlier_mode)} in earlier starts of the sweep"
-            if self.options.kind == "optuna":
+            if self.options.kind == "optuna" and have_objectives(self._directory):
                 raise ConfigurationError(f"{self._directory}: {change}, by which its trials were chosen; {OTHER_SWEEP}")
             say(f"sweep: {change}")
-        if self.options.mode is None and earlier_mode is not None:
-            self._objectives = Objectives(self.options.model_copy(update={"mode": mode}))
+        self._objectives = Objectives(self.options, mode)
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
