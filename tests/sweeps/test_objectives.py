@@ -247,6 +247,17 @@ def test_a_job_without_a_number_is_a_failed_trial_unless_no_job_has_one(sweep):
     assert set(states) == {"completed", "failed"}
 
 
+def test_a_grid_job_without_objectives_fails_alone_unless_no_job_has_any(sweep):
+    words = ["+x=1,2,3", "hydra.sweeper.mode=[max,min]"]
+    with pytest.raises(ConfigurationError, match=r"job 0: .* but the job returned none"):
+        sweep.search(lambda _: None, *words)
+    assert sweep.states(2) == ["failed", None]
+    for _ in range(2):
+        with pytest.raises(SweepError, match=r"1 of 3 jobs failed; .* but the job returned none"):
+            sweep.search(lambda cfg: None if cfg.x == 2 else [cfg.x, 1], *words)
+        assert sweep.states(3) == ["completed", "failed", "completed"]
+
+
 def test_infinite_objectives_are_shown_and_never_the_best(sweep, capfd):
     sweep.search(lambda cfg: float(cfg.x), "+x=1,inf,-inf")
     rows = [row.split()[1:] for row in capfd.readouterr().out.splitlines() if row.strip()[:1].isdigit()]

@@ -441,7 +441,7 @@ class LauncherBody:
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
             record.write(execution.directory)
-            outcomes = execution.run(JobQueue(jobs), len(jobs))
+            outcomes = execution.run(JobQueue(jobs, execution.directory), len(jobs))
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in outcomes]
 
 

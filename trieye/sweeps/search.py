@@ -20,7 +20,7 @@ from trieye.process.progress import say
 from trieye.process.terminal import Terminal
 from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import bare, values_of
-from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord
+from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord, have_objectives
 from trieye.sweeps.objectives import ObjectiveError
 from trieye.sweeps.report import importance_table
 from trieye.sweeps.space import SearchSpace, drawn
@@ -243,10 +243,11 @@ class JobQueue:
 
     Args:
         jobs: The jobs.
+        directory: Directory of the sweep.
     """
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._jobs = iter(jobs)
+    def __init__(self, jobs: Iterable[Job], directory: Path) -> None:
+        self._jobs, self._directory = iter(jobs), directory
 
     def next(self) -> Job | None:
         """Return the next job; None if there is none, or none until another job has ended."""
@@ -256,11 +257,10 @@ class JobQueue:
         """Receive the outcome of a job, including jobs that ended before this start of the sweep.
 
         Raises:
-            ObjectiveError: The job lacks the objectives of the sweep; the next jobs would, too.
+            ObjectiveError: The job lacks the objectives of the sweep, and no job before has any.
         """
-        del job
-        if isinstance(done.error, ObjectiveError):
-            raise done.error
+        if isinstance(done.error, ObjectiveError) and not have_objectives(self._directory):
+            raise ObjectiveError(f"job {job.index}: {done.error}") from done.error
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return the running jobs to prune, as they will have ended."""
@@ -296,7 +296,12 @@ class SearchQueue(JobQueue):
         mode: str = "max",
         metric_key: str = "last",
     ) -> None:
-        self._search, self._directory = search, directory
+        new_indices = (index for index in range(num_trials) if index not in records)
+        super().__init__(
+            (Job(index, self._begun.get(index) or search.ask(index)) for index in (*sorted(records), *new_indices)),
+            directory,
+        )
+        self._search = search
         self._objective, self._mode, self._metric_key = objective, mode, metric_key
         self._begun: dict[int, tuple[str, ...]] = {}
         self._reported = {index for index, record in records.items() if record.state in ("completed", "pruned")}
@@ -305,29 +310,18 @@ class SearchQueue(JobQueue):
             if index in self._reported:
                 self._report_curve(index)
                 search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
-        self._has_objectives = any(_objectives(record) for record in records.values())
-        new_indices = (index for index in range(num_trials) if index not in records)
-        super().__init__(
-            Job(index, self._begun.get(index) or search.ask(index)) for index in (*sorted(records), *new_indices)
-        )
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
 
     def ended(self, job: Job, done: Done) -> None:
-        """Report the objectives of a job to the search.
-
-        Raises:
-            ObjectiveError: The job does not provide the objectives, and no job before it did.
-        """
-        if isinstance(done.error, ObjectiveError) and not self._has_objectives:
-            raise done.error
+        """Report the objectives of a job to the search; see `JobQueue.ended`."""
+        super().ended(job, done)
         if job.index in self._reported:
             return
         values = list(done.numbers.values()) or ([] if done.number is None else [done.number])
         record = None if values or done.error is not None else JobRecord.read(self._directory / str(job.index))
         if record is not None and record.state == "completed":  # killed after the job, before it returned the result
             values = _objectives(record)
-        self._has_objectives |= bool(values)
         self._report_curve(job.index)
         self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
 

@@ -345,7 +345,7 @@ class SweeperBody:
 
     def _run(self, grid: Grid, execution: SweepExecution | None, num_jobs: int) -> list[Done]:
         if execution is not None:
-            return execution.run(JobQueue(Job(index, grid[index]) for index in grid), num_jobs)
+            return execution.run(JobQueue((Job(index, grid[index]) for index in grid), self._directory), num_jobs)
         outcomes: list[Done] = []
         indices = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
