@@ -225,6 +225,22 @@ def test_a_wrong_number_of_objectives_fails_at_the_first_job(sweep):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
+@pytest.mark.parametrize("words", [[], ["hydra/launcher=basic"], ["hydra.sweeper.kind=optuna"]])
+def test_several_objectives_are_compared_by_name(sweep, words):
+    outcomes = iter([{"acc": 1, "time": 9}, {"time": 2, "acc": 3}, {"acc": 2, "loss": 1}])
+    words = [*words, "hydra.sweeper.mode=[max,min]", "hydra.sweeper.num_trials=3"]
+    with pytest.raises(SweepError, match=r"returned acc, loss, but hydra\.sweeper\.mode belongs to acc, time of the"):
+        sweep.search(lambda _: next(outcomes), "+x=0,1,2", *words)
+    assert sweep.states(3) == ["completed", "completed", "failed"]
+    assert list(sweep.record(1).objectives.items()) == [("acc", 3.0), ("time", 2.0)]
+    assert SweepRecord.of(sweep.directory).summary["pareto_optimal"] == [1]
+
+
+def test_an_item_without_a_number_shifts_no_objectives(sweep):
+    with pytest.raises(ConfigurationError, match="expects 2 numbers, but the job returned 2 in a list of 3;"):
+        sweep.search(lambda cfg: [cfg.x, None, 3], "+x=1,2", "hydra.sweeper.mode=[max,min]")
+
+
 def test_jobs_without_a_finite_objective_are_ranked_last_and_those_without_any_have_none(sweep, capfd):
     sweep.search(lambda cfg: None if cfg.x == 9 else float(cfg.x), "+x=1,nan,3,9")
     rows = [row.split()[1:] for row in capfd.readouterr().out.splitlines() if row.strip()[:1].isdigit()]

@@ -188,10 +188,9 @@ class SweepExecution:
                 memory = max(need.get("memory") or 0 for need in needs) or None
                 options = options.model_copy(update={**largest_needs, "memory": memory})
             outcomes = run_on_slurm(self.directory, jobs, options, progress)
-            self._ended |= outcomes
             for job in jobs:
                 if job.index in outcomes:
-                    queue.ended(job, outcomes[job.index])
+                    self._ended[job.index] = queue.ended(job, outcomes[job.index])
         return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
@@ -237,8 +236,7 @@ class SweepExecution:
                 self._requeued.append(job)
                 progress.died(job, outcome.reason if isinstance(outcome, Died) else "")
                 continue
-            self._ended[job.index] = done
-            queue.ended(job, done)
+            self._ended[job.index] = done = queue.ended(job, done)
             progress.ended(job, done)
             self._fails |= self.options.fail_fast and done.error is not None
         for index, done in queue.to_prune(list(self._running.values())).items():
@@ -251,8 +249,7 @@ class SweepExecution:
         """Wait briefly for jobs of other processes, and skip jobs that time out."""
         self._orphans.wait()
         for job, error in self._orphans.timed_out():
-            self._ended[job.index] = done = Done(job.index, error=error)
-            queue.ended(job, done)
+            self._ended[job.index] = done = queue.ended(job, Done(job.index, error=error))
             progress.ended(job, done)
         time.sleep(_LOOK_S)
 
@@ -296,8 +293,7 @@ class SweepExecution:
             if record is None or not self._has_ended(job, record):
                 return job
             done = Done(job.index, record.objective, is_pruned=record.state == "pruned")
-            self._ended[job.index] = done
-            queue.ended(job, done)
+            self._ended[job.index] = done = queue.ended(job, done)
             progress.skipped(job, done)
 
     def record_before(self, job: Job) -> JobRecord | None:

@@ -10,7 +10,7 @@ from trieye.config.fingerprint import json_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_files import CONFIGS
-from trieye.sweeps.jobs import Done
+from trieye.sweeps.jobs import Done, JobRecord, records_in
 
 _SCOPE = "hydra.sweeper.objective"
 _MODE = "hydra.sweeper.mode"
@@ -69,10 +69,12 @@ class Objectives:
 
     def _check(self, done: Done) -> None:
         num = len(done.numbers) or int(done.number is not None)
-        if num != len(self.modes):
+        size = len(done.value) if isinstance(done.value, list | tuple) else num
+        if not num == size == len(self.modes):
+            shown = f"{num or 'none'} in a list of {size}" if num != size else num or "none"
             raise ObjectiveError(
                 f"{_MODE}=[{','.join(self.modes)}] expects {len(self.modes)} numbers, but the job returned "
-                f"{num or 'none'}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
+                f"{shown}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
             )
 
     def _of_points(self, run_dir: Path | None) -> float:
@@ -103,6 +105,48 @@ class Objectives:
         match = _MEAN.fullmatch(scope)
         last_values = values[-int(match[1]) :] if match is not None else values
         return sum(last_values) / len(last_values)
+
+
+class ObjectiveNames:
+    """The names of several objectives, in the order in which the first job of a sweep returned them.
+
+    Args:
+        directory: Directory of the sweep.
+        num: Number of objectives.
+    """
+
+    def __init__(self, directory: Path, num: int) -> None:
+        self._directory, self._num = directory, num
+        self._names: list[str] = []
+
+    def applied(self, done: Done) -> Done:
+        """Return the outcome of a recorded job with its objectives in this order; other names are an `ObjectiveError`.
+
+        Its record has the same order or error, because the tables and the search pair objectives and modes by position.
+        """
+        record = JobRecord.read(self._directory / str(done.index)) if self._num > 1 else None
+        if record is None or not self._has_all(record):
+            return done
+        if not self._names:
+            first_record = min(filter(self._has_all, records_in(self._directory)), key=lambda one: one.index)
+            self._names = list(first_record.objectives)
+        names, numbers = self._names, record.objectives
+        if list(numbers) == names:
+            return done
+        if numbers.keys() == set(names):
+            done = replace(done, value={name: numbers[name] for name in names})
+        else:
+            error = ObjectiveError(
+                f"the job returned {', '.join(numbers)}, but {_MODE} belongs to {', '.join(names)} of the first job"
+            )
+            done = replace(done, value=None, error=error)
+            record.fail(f"ObjectiveError: {error}")
+        record.rate(done)
+        record.write(self._directory / str(done.index))
+        return done
+
+    def _has_all(self, record: JobRecord) -> bool:
+        return record.state == "completed" and len(record.objectives) == self._num
 
 
 def _shown(done: Done) -> str:

@@ -21,7 +21,7 @@ from trieye.process.terminal import Terminal
 from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord, have_objectives
-from trieye.sweeps.objectives import ObjectiveError
+from trieye.sweeps.objectives import ObjectiveError, ObjectiveNames
 from trieye.sweeps.report import importance_table
 from trieye.sweeps.space import SearchSpace, drawn
 from trieye.sweeps.status import JobStatus
@@ -244,23 +244,30 @@ class JobQueue:
     Args:
         jobs: The jobs.
         directory: Directory of the sweep.
+        num_objectives: Number of objectives.
     """
 
-    def __init__(self, jobs: Iterable[Job], directory: Path) -> None:
+    def __init__(self, jobs: Iterable[Job], directory: Path, num_objectives: int = 1) -> None:
         self._jobs, self._directory = iter(jobs), directory
+        self._names = ObjectiveNames(directory, num_objectives)
 
     def next(self) -> Job | None:
         """Return the next job; None if there is none, or none until another job has ended."""
         return next(self._jobs, None)
 
-    def ended(self, job: Job, done: Done) -> None:
+    def ended(self, job: Job, done: Done) -> Done:
         """Receive the outcome of a job, including jobs that ended before this start of the sweep.
+
+        Returns:
+            The outcome, with several objectives in the order of the first job.
 
         Raises:
             ObjectiveError: The job lacks the objectives of the sweep, and no job before has any.
         """
+        done = self._names.applied(done)
         if isinstance(done.error, ObjectiveError) and not have_objectives(self._directory):
             raise ObjectiveError(f"job {job.index}: {done.error}") from done.error
+        return done
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return the running jobs to prune, as they will have ended."""
@@ -284,6 +291,7 @@ class SearchQueue(JobQueue):
         objective: Metric whose points decide on pruning; None: no pruning.
         mode: `max` or `min`, whether a higher or a lower value of it is better.
         metric_key: Which of its values is the objective of a pruned job: `max`, `min` or `last`.
+        num_objectives: Number of objectives.
     """
 
     def __init__(
@@ -295,11 +303,13 @@ class SearchQueue(JobQueue):
         objective: str | None,
         mode: str = "max",
         metric_key: str = "last",
+        num_objectives: int = 1,
     ) -> None:
         new_indices = (index for index in range(num_trials) if index not in records)
         super().__init__(
             (Job(index, self._begun.get(index) or search.ask(index)) for index in (*sorted(records), *new_indices)),
             directory,
+            num_objectives,
         )
         self._search = search
         self._objective, self._mode, self._metric_key = objective, mode, metric_key
@@ -313,17 +323,18 @@ class SearchQueue(JobQueue):
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
 
-    def ended(self, job: Job, done: Done) -> None:
+    def ended(self, job: Job, done: Done) -> Done:
         """Report the objectives of a job to the search; see `JobQueue.ended`."""
-        super().ended(job, done)
+        done = super().ended(job, done)
         if job.index in self._reported:
-            return
+            return done
         values = list(done.numbers.values()) or ([] if done.number is None else [done.number])
         record = None if values or done.error is not None else JobRecord.read(self._directory / str(job.index))
         if record is not None and record.state == "completed":  # killed after the job, before it returned the result
             values = _objectives(record)
         self._report_curve(job.index)
         self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
+        return done
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
         """Return the running jobs that the search prunes, as they will have ended, and tell them why."""

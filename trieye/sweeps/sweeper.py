@@ -31,7 +31,7 @@ from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare, values_of
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs, have_objectives
 from trieye.sweeps.launcher import LauncherBody, SweepExecution
-from trieye.sweeps.objectives import Objectives
+from trieye.sweeps.objectives import ObjectiveNames, Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
 from trieye.sweeps.report import failure_message, failure_table, final_table, plan_table
@@ -250,7 +250,8 @@ class SweeperBody:
             assert execution is not None  # noqa: S101 - see `_space`
             self._begin(record, (Job(index, space.resumed(index, records[index].overrides)) for index in records))
             metric_key = record.mode if self.options.objective in ("return", "best") else "last"
-            queue = SearchQueue(search, num, self._begun(num), self._directory, metric, record.mode, metric_key)
+            pruning, num_objectives = (metric, record.mode, metric_key), len(record.modes)
+            queue = SearchQueue(search, num, self._begun(num), self._directory, *pruning, num_objectives)
             return execution.run(queue, num)
 
     def _pruning_metric(self) -> str | None:
@@ -344,14 +345,17 @@ class SweeperBody:
         )
 
     def _run(self, grid: Grid, execution: SweepExecution | None, num_jobs: int) -> list[Done]:
+        num_objectives = len(self._objectives.modes)
         if execution is not None:
-            return execution.run(JobQueue((Job(index, grid[index]) for index in grid), self._directory), num_jobs)
+            queue = JobQueue((Job(index, grid[index]) for index in grid), self._directory, num_objectives)
+            return execution.run(queue, num_jobs)
         outcomes: list[Done] = []
+        names = ObjectiveNames(self._directory, num_objectives)
         indices = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
             batch = [Job(index, grid[index]) for _, index in run]
             job_returns = self._launcher.launch([job.overrides for job in batch], initial_job_idx=batch[0].index)
-            outcomes += map(self._recorded, batch, job_returns)
+            outcomes += map(names.applied, map(self._recorded, batch, job_returns))
         return outcomes
 
     def _is_completed(self, index: int) -> bool:
