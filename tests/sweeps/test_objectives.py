@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.results import load
 from trieye.sweeps.jobs import RUN, Done
 from trieye.sweeps.objectives import Objectives, pareto_optimal
-from trieye.sweeps.record import LOCK, SweepRecord
+from trieye.sweeps.record import LOCK, SWEEP, SweepRecord
 from trieye.sweeps.search import OptunaSearch
 from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import status_of
@@ -91,6 +91,17 @@ def test_a_directory_with_jobs_of_another_launcher_is_rejected_and_unchanged(swe
     sweep.launch(lambda _: 1, ["+x=1"], "hydra.launcher.isolate=none")  # of a sweeper that records no sweep
     sweep.search(lambda cfg: cfg.x, "+x=1,2,3")
     assert sweep.states(3) == ["completed"] * 3
+
+
+@pytest.mark.parametrize("options", [[], ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=2"]])
+def test_a_rejected_command_does_not_replace_a_lost_record_of_a_sweep(sweep, options):
+    sweep.search(lambda cfg: cfg.x, "+x=1,2", "+y=1", *options)
+    (sweep.directory / SWEEP).write_bytes(b"")  # as after a power failure
+    with pytest.raises(ConfigurationError, match=r"job \d was '\+x=\d \+y=1' and would be '\+x=\d \+y=2'"):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2", "+y=2", *options)
+    assert SweepRecord.read(sweep.directory) is None
+    sweep.search(lambda cfg: cfg.x, "+x=1,2", "+y=1", *options)
+    assert [job.how for job in status_of(sweep.directory)] == ["completed"] * 2
 
 
 def test_a_rejected_sweep_creates_no_directory_and_deletes_no_files(sweep):

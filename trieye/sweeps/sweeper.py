@@ -29,7 +29,7 @@ from trieye.process.progress import say
 from trieye.process.text import command_text
 from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare, values_of
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs, have_objectives
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs, have_objectives, records_in
 from trieye.sweeps.launcher import LauncherBody, SweepExecution
 from trieye.sweeps.objectives import ObjectiveNames, Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
@@ -179,7 +179,9 @@ class SweeperBody:
         record.varying = [bare(key) for key in grid.varying]
         samples = [Job(index, grid[index]) for index in grid.samples()]
         with self._execution(record, samples) as execution:
-            self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
+            recorded_indices = (one.index for one in records_in(self._directory) if one.index < grid.size)
+            indices = recorded_indices if before is None else iter(grid)
+            self._begin(record, (Job(index, grid[index]) for index in indices), execution if before is None else None)
             return self._run(grid, execution, (len(selected_jobs) or grid.num_jobs) - len(left_out_jobs))
 
     def _selected_jobs(self, size: int) -> list[int]:
@@ -248,7 +250,8 @@ class SweeperBody:
         samples = [Job(index, random_search.ask(index)) for index in range(min(num, 2))]
         with self._execution(record, samples) as execution:
             assert execution is not None  # noqa: S101 - see `_space`
-            self._begin(record, (Job(index, space.resumed(index, records[index].overrides)) for index in records))
+            jobs = (Job(index, space.resumed(index, records[index].overrides)) for index in records)
+            self._begin(record, jobs, execution if before is None else None)
             metric_key = record.mode if self.options.objective in ("return", "best") else "last"
             pruning, num_objectives = (metric, record.mode, metric_key), len(record.modes)
             queue = SearchQueue(search, num, self._begun(num), self._directory, *pruning, num_objectives)
@@ -270,12 +273,19 @@ class SweeperBody:
         records = (JobRecord.read(self._directory / str(index)) for index in range(num))
         return {record.index: record for record in records if record is not None}
 
-    def _begin(self, record: SweepRecord, jobs: Iterable[Job]) -> None:
+    def _begin(self, record: SweepRecord, jobs: Iterable[Job], checker: SweepExecution | None) -> None:
         """Record the sweep, and let completed jobs run further with a larger budget.
 
+        Args:
+            record: The record of the sweep.
+            jobs: The jobs that may have started before.
+            checker: Compares them with their own records, if the record of the sweep was lost.
+
         Raises:
-            ConfigurationError: The budget is smaller than in an earlier start, or a run is a copy.
+            ConfigurationError: The budget is smaller than in an earlier start, a run is a copy, or a job differs.
         """
+        if checker is not None:
+            jobs = [job for job in jobs if checker.record_before(job) is not None]
         indices = None if self._ours is None else self._ours.options.only
         selected_jobs: Iterable[Job] = (job for job in jobs if indices is None or job.index in indices)
         selected_jobs = list(selected_jobs) if self._is_elsewhere else selected_jobs  # a grid may have millions of jobs
