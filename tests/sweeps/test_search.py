@@ -50,6 +50,8 @@ def test_dimensions_are_parsed_with_hydras_grammar():
         ("x=interval(-1e308,1e308)", "finite"),
         ("x=tag(int,interval(0.5,2))", "integers as its ends"),
         ("x=tag(lgo,interval(1,2))", "unknown tag 'lgo'"),
+        ("x=tag(log,range(0,4))", r"range\(a,b\) needs 0 < a < b"),
+        ("x=tag(lgo,range(1,4))", "unknown tag 'lgo'"),
     ],
 )
 def test_an_invalid_interval_is_rejected(word, message):

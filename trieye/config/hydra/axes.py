@@ -178,28 +178,26 @@ def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None =
         (item,) = parsed([word], config_loader)
         sweep = item.value() if item.is_sweep_override() else None
         if isinstance(sweep, IntervalSweep):
-            dimensions.append(_interval(item, sweep))
+            dimensions.append(_numeric(item, sweep, float(sweep.start or 0.0), float(sweep.end or 0.0)))
         elif isinstance(sweep, RangeSweep) and isinstance(sweep.start, int) and sweep.step == 1 and not sweep.shuffle:
-            numbers, key = sweep.range(), item.get_key_element()
+            numbers = sweep.range()
             if not numbers:
                 raise ConfigurationError(f"{word}: the range is empty")
-            dimensions.append(
-                Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in sweep.tags)
-            )
+            dimensions.append(_numeric(item, sweep, min(numbers), max(numbers)))
         else:
             ((key, values),) = axes_of([word], config_loader)
             dimensions.append(Dimension(key, values))
     return list({dimension.key: dimension for dimension in dimensions}.values())
 
 
-def _interval(item: Override, interval: IntervalSweep) -> Dimension:
-    low, high, tags = float(interval.start or 0.0), float(interval.end or 0.0), interval.tags
-    is_int, is_log = "int" in tags or isinstance(interval.start, int), "log" in tags
+def _numeric(item: Override, sweep: IntervalSweep | RangeSweep, low: float, high: float) -> Dimension:
+    name, tags = "range" if isinstance(sweep, RangeSweep) else "interval", sweep.tags
+    is_int, is_log = "int" in tags or isinstance(sweep.start, int), "log" in tags
     if unknown := sorted(tags - {"int", "log"}):
         raise ConfigurationError(f"{item.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
-    if not low < high or (is_log and low <= 0) or math.isinf(high - low):
+    if not (low < high or name == "range") or (is_log and low <= 0) or high - low == math.inf:
         condition = f"{'0 < ' if is_log else ''}a < b, and finite ends"
-        raise ConfigurationError(f"{item.input_line}: interval(a,b) needs {condition}")
-    if is_int and not (low.is_integer() and high.is_integer()):
+        raise ConfigurationError(f"{item.input_line}: {name}(a,b) needs {condition}")
+    if is_int and not (float(low).is_integer() and float(high).is_integer()):
         raise ConfigurationError(f"{item.input_line}: an interval of integers needs integers as its ends")
     return Dimension(item.get_key_element(), low=low, high=high, is_int=is_int, is_log=is_log)
