@@ -83,7 +83,9 @@ class Search:
 
 
 class RandomSearch(Search):
-    """Draws random values, which depend only on the seed and the index of the job.
+    """Draws random values, which depend only on the seed, the index of the job and the keys of the space in order.
+
+    Constant keys are drawn, too: leaving them out would change what recorded searches propose next.
 
     Args:
         space: The search space.
