@@ -151,6 +151,11 @@ def test_find_selects_jobs_by_some_of_their_values():
         list(ours.find({"lr": "3"}))
 
 
+def test_find_selects_jobs_by_a_text_that_a_shell_has_unquoted():
+    assert list(grid("x='Zürich','a b','a,b'").find({"x": "Zürich"})) == [0]
+    assert list(grid("x='Zürich','a b','a,b'").find({"x": "a,b"})) == [2]
+
+
 def test_seeds_are_the_slowest_axis():
     ours = grid("lr=1,2", seeds=3)
     assert [ours[index] for index in ours][:3] == [("seed=0", "lr=1"), ("seed=0", "lr=2"), ("seed=1", "lr=1")]
@@ -207,6 +212,7 @@ def test_the_number_of_an_excluded_job_stays_unused():
         ("+x={a: 1},{a: 2}", {"a": 1}),
         ('x=true,"true"', True),
         ("x='true',true", "true"),
+        ("x='Zürich',c", "Zürich"),
     ],
 )
 def test_exclusions_and_conditions_compare_values_with_their_types(word, value):

@@ -47,7 +47,7 @@ def test_a_grid_has_all_combinations(space_of):
 
 
 def test_listed_values_keep_their_types(space_of):
-    texts = ["a,b", "1e3", "x=1 ü", "null"]
+    texts = ["a,b", "1e3", "x=1 ü", "Genève", "null"]
     grid = space_of("grid", **{"walk.gait": texts}).grid
     assert [value_of(grid[index][0].partition("=")[2]) for index in grid] == texts
     values = [*texts, None, 2.5, True, [1, "2"]]

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
-_PLAIN = re.compile(r"[A-Za-z][\w./-]*")
+_PLAIN = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _SPECIAL = {"true", "false", "null", "nan", "inf"}
 """Words that Hydra's grammar reads as values other than text."""
 
@@ -113,11 +113,11 @@ def _is_plain(text: str) -> bool:
 
 
 def normalized(text: str) -> str:
-    """Return a value in Hydra's grammar as `typed` writes it; a text that is no value is returned unchanged."""
+    """Return a value in Hydra's grammar as `typed` writes it; a text that is no value is quoted."""
     try:
         return text if _is_plain(text) else typed(value_of(text))
     except ConfigurationError:
-        return text
+        return quoted(text)
 
 
 def value_of(text: str) -> Any:
