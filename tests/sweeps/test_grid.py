@@ -213,6 +213,10 @@ def test_the_number_of_an_excluded_job_stays_unused():
         ('x=true,"true"', True),
         ("x='true',true", "true"),
         ("x='Zürich',c", "Zürich"),
+        ("x='64_64','6464'", "64_64"),
+        ("x=6_4,'6_4'", 64),
+        ("x=9007199254740993,9007199254740992", 9007199254740993),
+        ("x=1.0,2", 1),
     ],
 )
 def test_exclusions_and_conditions_compare_values_with_their_types(word, value):

@@ -1,6 +1,7 @@
 """Conditions: keys of a sweep that exist only with certain values of other keys."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -122,9 +123,10 @@ def same_value(one: str, other: str) -> bool:
 
 @lru_cache(maxsize=65_536)
 def _comparable(text: str) -> float | str:
-    try:
-        return float(text.strip("'\""))  # YAML files quote some numbers
-    except ValueError:
-        from trieye.config.hydra.axes import normalized
+    for number_type in (int, float) if "_" not in text else ():  # '1_0' is a text, and 1_0 the number 10
+        with suppress(ValueError):
+            return number_type(text.strip("'\""))  # YAML files quote some numbers
+    from trieye.config.hydra.axes import normalized
 
-        return normalized(text)
+    value = normalized(text)
+    return value if value == text else _comparable(value)
