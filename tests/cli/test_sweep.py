@@ -200,7 +200,11 @@ def test_a_pyexputils_description_is_planned(sweep, tmp_path):
     assert sweep("plan", *arguments, "--when", "lr:agent=true", "-o", "conditional")[0] == 0
     assert (tmp_path / "conditional/save_paths.jsonl").read_text().splitlines()[1] == '"r/agent-True_lr-0.1"'
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
-    assert "would share a path; it lacks {run}" in sweep.error("plan", *arguments, "--seeds", "2")
+    assert "would share the path r/car/lr-0.1; use" in sweep.error("plan", *arguments, "--seeds", "2")
+    for words in (["lr=0.5"], ["lr=0.5,0.7"], ["n=1,2", "--zip", "lr,n"]):
+        out = sweep.output("plan", *arguments, *words, "-o", words[0])
+        assert ("save_path is ignored" in out) is (words != ["lr=0.5"])
+        assert (tmp_path / words[0] / "save_paths.jsonl").exists() is (words == ["lr=0.5"])
 
 
 def test_jobs_run_one_after_another_in_one_child_process(planned, tmp_path):

@@ -166,17 +166,43 @@ def test_no_two_jobs_share_a_path(described):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "runs", "message"),
+    ("pattern", "swept", "message"),
     [
-        ("{name}/{params}", 2, r"would share a path; it lacks \{run\}$"),
-        ("{name}/{alpha}", 1, r"would share a path; it lacks \{lambda\}, or \{params\} for all keys"),
-        ("{name}", 2, r"it lacks \{run\}, \{alpha\}, \{lambda\}, or"),
-        ("{param}/{run}", 1, r"\{param\} is undefined in .*; did you mean 'params'\?"),
+        (
+            "{name}/{params}",
+            {"x": 1},
+            r"jobs 0 \(seed=0 x=1\) and 1 \(seed=1 x=1\) of .* would share the path n/x-1; use",
+        ),
+        ("{x}/{run}", {"x": 1, "y": [2, 3]}, r"jobs 0 \(seed=0 x=1 y=2\) and 1 .*share the path 1/0"),
+        ("{x}{y}/{run}", {"x": [1, 11], "y": [1, 11]}, r"jobs 1 \(seed=0 x=1 y=11\) and 2 .*share the path 111/0"),
+        ("{param}/{run}", {"x": 1}, r"\{param\} is undefined in .*; did you mean 'params'\?"),
     ],
 )
-def test_a_path_that_jobs_would_share_is_rejected(described, pattern, runs, message):
+def test_a_path_that_jobs_would_share_is_rejected(described, pattern, swept, message):
+    description = described({"name": "n", "save_path": pattern, "metaParameters": swept}, runs=2)
     with pytest.raises(ConfigurationError, match=message):
-        described({**SARSA, "save_path": pattern}, runs=runs).save_path(0)
+        description.save_paths(grid(description, seeds=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "paths"),
+    [
+        (["x=1.0"], {}, ["x-1.0_y-a", "x-1.0_y-64_64", "x-1.0_y-6464"]),
+        (["y=6464,a"], {"zip": [["x", "y"]]}, []),  # the number 6464 is not described
+        (["y='6464',a"], {"zip": [["x", "y"]]}, ["x-1_y-6464", "x-1.0_y-a"]),
+        (["x=1,2"], {}, []),
+        (["x=2"], {}, []),
+        (["y=a,'6464'", "z=1,2"], {"zip": [["x", "y", "z"]]}, []),
+        (
+            ["z=1"],
+            {"seeds": 1, "zip": [["x", "x"]]},
+            [f"x-{x}_y-{y}" for x in (1, 1.0) for y in ("a", "64_64", "6464")],
+        ),
+    ],
+)
+def test_jobs_have_the_paths_of_their_values_if_all_are_described(described, words, options, paths):
+    description = described({"save_path": "{params}", "metaParameters": {"x": [1, 1.0], "y": ["a", "64_64", "6464"]}})
+    assert description.save_paths(grid_of([*description.words, *words], SweeperConfig(**options))) == paths
 
 
 def test_without_a_path_nothing_is_saved(described):

@@ -48,7 +48,6 @@ from trieye.process.text import command_text, counted
 
 if TYPE_CHECKING:
     from trieye.sweeps.descriptions import Description
-    from trieye.sweeps.grid import Grid
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import JobStatus
 
@@ -131,6 +130,7 @@ def _plan(options: argparse.Namespace) -> int:
     from trieye.config.hydra.axes import typed
     from trieye.config.redaction import redacted_text
     from trieye.config.sweeper import SweeperConfig
+    from trieye.sweeps.descriptions import write_save_paths
     from trieye.sweeps.record import SweepRecord, lock_in
     from trieye.sweeps.report import plan_table
     from trieye.sweeps.spec import grid_of
@@ -154,10 +154,11 @@ def _plan(options: argparse.Namespace) -> int:
             record.extend(old_record, options.output)
             grid = old_record.going_on(grid, words, options.output)
         record.set_grid(grid)
-        saving_description = _saving(descriptions, grid)
+        is_saving = len(descriptions) == 1 and descriptions[0].save_pattern is not None
+        save_paths = descriptions[0].save_paths(grid) if is_saving else []
         if options.output is not None:
-            if saving_description is not None:
-                saving_description.write_save_paths(options.output, grid)
+            if save_paths:
+                write_save_paths(options.output, save_paths)
             record.write(options.output)
     if options.json:
         experiments = [{"path": description.path, "name": description.name} for description in descriptions]
@@ -168,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     plan_table(grid)
     for description in descriptions:
-        print(f"{description.path}: experiment {description.name}{_saved_to(description, saving_description)}")
+        print(f"{description.path}: experiment {description.name}{_saved_to(description, save_paths)}")
     if options.output is not None:
         command = f"run it: {command_text('sweep', 'relaunch', options.output)}"
         print(f"written to {options.output}; {command if program else 'to run it, pass the program first'}")
@@ -187,19 +188,12 @@ def _sweeper_options(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _saved_to(description: "Description", saving_description: "Description | None") -> str:
-    if saving_description is not None:
-        return f"; Hydra's output directory of job 0 is {description.save_path(0)}"
-    is_ignored = description.save_pattern is not None
-    return "; save_path is ignored, because the sweep has keys that are not in this description" if is_ignored else ""
-
-
-def _saving(descriptions: "Sequence[Description]", grid: "Grid") -> "Description | None":
-    """Return the description that sets the result directories of all jobs, or None."""
-    if len(descriptions) != 1 or descriptions[0].save_pattern is None:
-        return None
-    description = descriptions[0]
-    return description if description.num_combinations * description.runs == grid.size else None
+def _saved_to(description: "Description", save_paths: Sequence[str]) -> str:
+    if save_paths:
+        return f"; Hydra's output directory of job 0 is {save_paths[0]}"
+    if description.save_pattern is None:
+        return ""
+    return "; save_path is ignored, because the sweep has keys or values that are not in this description"
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:

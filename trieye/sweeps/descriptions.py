@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra.axes import typed
+from trieye.config.hydra.axes import axes_of, typed
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
-from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import Grid, bare
 
 SWEPT = "metaParameters"
@@ -129,7 +128,7 @@ class Description:
         The pattern may contain `{name}`, `{run}`, `{params}`, swept keys and other fields of the file.
 
         Raises:
-            ConfigurationError: There is no `save_path`, or two jobs would share a path.
+            ConfigurationError: There is no `save_path`, or it contains an unknown placeholder.
             IndexError: The index is out of range.
         """
         pattern = self.save_pattern
@@ -143,46 +142,44 @@ class Description:
         field_texts = {key: str(value) for key, value in self.fields.items() if isinstance(value, str | int | float)}
         params = "_".join(f"{key}-{values[key]}" for key in sorted(values))
         fields = {**field_texts, **values, "name": self.name, "run": str(run), "params": params}
-        self._check_pattern(pattern, fields)
-        return _PLACEHOLDER.sub(lambda match: fields[match[1]], pattern)
-
-    def _check_pattern(self, pattern: str, fields: Mapping[str, str]) -> None:
-        names = set(_PLACEHOLDER.findall(pattern))
-        for name in sorted(names - fields.keys()):
+        for name in sorted(set(_PLACEHOLDER.findall(pattern)) - fields.keys()):
             raise ConfigurationError(
                 f"save_path={pattern}: {{{name}}} is undefined in {self.path}{did_you_mean(name, fields)} "
                 f"(choose from: {', '.join(fields)})"
             )
-        keys = ["run"] if self.runs > 1 and "run" not in names else []
-        if "params" not in names:
-            keys += [bare(key) for key, values in self.axes.items() if len(values) > 1 and bare(key) not in names]
-        if keys:
-            raise ConfigurationError(
-                f"save_path={pattern}: jobs of {self.path} would share a path; it lacks {{{'}, {'.join(keys)}}}"
-                + (", or {params} for all keys" if keys != ["run"] else "")
-            )
+        return _PLACEHOLDER.sub(lambda match: fields[match[1]], pattern)
 
-    def write_save_paths(self, sweep: Path, grid: Grid) -> None:
-        """Record the result directory of each job of a sweep, which becomes Hydra's output directory of the job.
+    def save_paths(self, grid: Grid) -> list[str]:
+        """Return the result directory of each job of a sweep; empty if another value or key than described varies.
 
         Args:
-            sweep: Directory of the sweep.
-            grid: The jobs; a grid that has grown has other indices than the description.
+            grid: The jobs, which may have other indices than in the description.
 
         Raises:
-            ConfigurationError: See `save_path`.
+            ConfigurationError: See `save_path`; or two jobs would share a path.
         """
-        texts = {bare(key): list(map(typed, values)) for key, values in self.axes.items()}
-        paths = (self.save_path(self._index_of(grid.all_values(index), texts)) for index in range(grid.size))
-        write_atomic(sweep / SAVE_PATHS, "".join(f"{json.dumps(path)}\n" for path in paths).encode())
-
-    def _index_of(self, values: Mapping[str, str], texts: Mapping[str, Sequence[str]]) -> int:
-        """Return the index of the job with these values in the description."""
-        combination_index = 0
-        for key, choices in texts.items():
-            position = next(at for at, choice in enumerate(choices) if same_value(choice, values[key]))
-            combination_index = combination_index * len(choices) + position
-        return combination_index + self.num_combinations * (int(values["seed"]) if self.runs > 1 else 0)
+        choices = {bare(key): values for key, values in axes_of(self.words)}
+        if self.runs > 1:
+            choices = {"seed": tuple(map(str, range(self.runs))), **choices}
+        columns = {
+            bare(key): values for axis in grid.axes for key, *values in zip(axis.keys, *axis.places, strict=True)
+        }
+        is_described = all(set(columns[key]) <= set(values) for key, values in choices.items())
+        if not (is_described and choices.keys() >= set(map(bare, grid.varying))):
+            return []
+        indices: dict[str, int] = {}
+        for index in range(grid.size):
+            own_index, values = 0, grid.all_values(index)
+            for key, texts in choices.items():
+                own_index = own_index * len(texts) + texts.index(values[key])
+            path = self.save_path(own_index)
+            if (other := indices.setdefault(path, index)) != index:
+                raise ConfigurationError(
+                    f"save_path={self.save_pattern}: jobs {other} ({' '.join(grid[other])}) and {index} "
+                    f"({' '.join(grid[index])}) of {self.path} would share the path {path}; use {{params}} for all "
+                    "keys, and {run} for the seed"
+                )
+        return list(indices)
 
     def save_context(self, index: int, base: Path | str = ".") -> "SaveContext":
         """Return the result directory of a job as a `SaveContext`.
@@ -196,6 +193,16 @@ class Description:
             IndexError: The index is out of range.
         """
         return SaveContext(Path(base) / self.save_path(index))
+
+
+def write_save_paths(sweep: Path, paths: Sequence[str]) -> None:
+    """Record the result directory of each job of a sweep, which becomes Hydra's output directory of the job.
+
+    Args:
+        sweep: Directory of the sweep.
+        paths: The result directories, by index of the job.
+    """
+    write_atomic(sweep / SAVE_PATHS, "".join(f"{json.dumps(path)}\n" for path in paths).encode())
 
 
 def save_path_in(sweep: Path, index: int) -> str | None:
