@@ -173,9 +173,10 @@ def test_zipped_axes_and_exclusions_are_planned(sweep):
 
 
 def test_options_of_a_plan_are_overrides_that_hydra_can_parse(sweep, tmp_path):
-    arguments = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2", "n=3,4"]
-    options = ["--zip", "lr,n", "--exclude", "agent=dqn,lr=1", "--when", "clip:agent=ppo|a2c", "--seeds", "2"]
-    assert sweep("plan", "train.py", *arguments, *options, "-o", "s")[1].startswith("10 jobs, ")
+    arguments = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2", "n=3,4", "+new='a|b,]',[3,4]", "db@x=1"]
+    options = ["--zip", "lr,n", "--exclude", "agent=dqn,lr=1", "--when", "clip:agent=ppo|a2c,+new='a|b,]'|[3,4]"]
+    options += ["--exclude", "+new=[3,4],db@x=1", "--exclude", "agent=ppo,lr=1,new='a|b,]'", "--seeds", "2"]
+    assert sweep("plan", "train.py", *arguments, *options, "-o", "s")[1].startswith("6 jobs, ")
     record = SweepRecord.of(tmp_path / "s")
     read = OverridesParser.create().parse_overrides(record.own)
     values = {item.key_or_group.removeprefix("hydra.sweeper."): item.value() for item in read[2:]}
@@ -498,6 +499,8 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
         (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is already an axis of the sweep"),
         (["plan", "lr=1,2", "--exclude", "lr"], "lr: expected KEY=VALUE"),
+        (["plan", "lr=1,2", "--exclude", "lr=[1"], "--exclude lr=[1: not a valid key=value override"),
+        (["plan", "lr=1,2", "--when", "clip:agent=ppo,lr"], "--when lr: expected KEY=VALUE"),
         (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan does not accept this key"),
         (["plan", "missing.json"], "missing.json does not exist"),
         (["relaunch", "hydra.sweeper.mode=min"], "hydra.sweeper.mode=min: expected one sweep directory"),

@@ -3,7 +3,8 @@
 import argparse
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -250,6 +251,19 @@ def sweep_directory(directory: Path | None) -> Path:
     return newest.parent
 
 
+def exclusion(text: str) -> dict[str, Any]:
+    """Return the values of an excluded combination by key, such as `agent=ppo,agent.lr=1e-4`.
+
+    Raises:
+        ConfigurationError: The text has another form.
+    """
+    from trieye.config.hydra.axes import value_of
+    from trieye.sweeps.grid import bare
+
+    with _option_named("--exclude"):
+        return {bare(key): value_of(value, bare(key)) for key, value in map(pair, _parts(text, ","))}
+
+
 def condition(text: str) -> tuple[str, dict[str, list[Any]]]:
     """Split a conditional key from the allowed values of other keys, such as `agent.clip_range:agent=ppo|a2c`.
 
@@ -257,8 +271,32 @@ def condition(text: str) -> tuple[str, dict[str, list[Any]]]:
         ConfigurationError: The text has another form.
     """
     from trieye.config.hydra.axes import value_of
+    from trieye.sweeps.grid import bare
 
     key, _, values = text.partition(":")
-    if not (key and values):
-        raise ConfigurationError(f"--when {text}: expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo")
-    return key, {other: list(map(value_of, value.split("|"))) for other, value in map(pair, values.split(","))}
+    with _option_named("--when"):
+        if not (key and values):
+            raise ConfigurationError(f"{text}: expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo")
+        terms = [(bare(other), _parts(value, "|")) for other, value in map(pair, _parts(values, ","))]
+        return bare(key), {other: [value_of(value, other) for value in allowed] for other, allowed in terms}
+
+
+@contextmanager
+def _option_named(option: str) -> Iterator[None]:
+    """Let messages of errors begin with an option."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option} {error}") from error
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """Split a text at a separator outside of quotes and brackets."""
+    parts, depth = [""], 0
+    for piece in re.findall(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", text, re.DOTALL):
+        depth += (piece in "([{") - (piece in ")]}")
+        if piece == separator and not depth:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts

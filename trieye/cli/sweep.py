@@ -35,6 +35,7 @@ from trieye.cli.arguments import (
     add_output,
     add_repeatable,
     condition,
+    exclusion,
     listed,
     pair,
     sweep_directory,
@@ -178,12 +179,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _sweeper_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a plan by their keys below `hydra.sweeper`."""
-    from trieye.config.hydra.axes import value_of
-
     return {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
-        "exclude": [{key: value_of(text) for key, text in map(pair, group.split(","))} for group in options.exclude],
+        "exclude": list(map(exclusion, options.exclude)),
         "when": dict(map(condition, options.when)),
     }
 

@@ -19,6 +19,7 @@ from trieye.exceptions import ConfigurationError
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _SPECIAL = {"true", "false", "null", "nan", "inf"}
 """Words that Hydra's grammar reads as values other than text."""
+_SPECIAL_IN_KEYS = re.compile(r"[\\()\[\]{}:=, \t]")
 
 
 def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[tuple[str, tuple[str, ...]]]:
@@ -101,10 +102,15 @@ def typed(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{typed(key)}:{typed(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_typed_key(key)}:{typed(item)}" for key, item in value.items()) + "}"
     if not isinstance(value, str):
         return repr(value)
     return value if _is_plain(value) else quoted(value)
+
+
+def _typed_key(key: Any) -> str:
+    """Return a key of a dict, which Hydra's grammar escapes instead of quoting."""
+    return _SPECIAL_IN_KEYS.sub(r"\\\g<0>", key) if isinstance(key, str) else typed(key)
 
 
 def _is_plain(text: str) -> bool:
@@ -120,15 +126,19 @@ def normalized(text: str) -> str:
         return quoted(text)
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str, key: str = "value") -> Any:
     """Parse a value in Hydra's grammar to a Python value: a number, a string, a list.
+
+    Args:
+        text: The value as typed.
+        key: Its key, for messages.
 
     Raises:
         ConfigurationError: The text is not a valid value, or contains several.
     """
-    (item,) = parsed([f"value={text}"])
+    (item,) = parsed([f"{key}={text}"])
     if item.is_sweep_override():
-        raise ConfigurationError(f"{text}: more than one value")
+        raise ConfigurationError(f"{key}={text}: more than one value")
     return item.value()
 
 
