@@ -66,3 +66,13 @@ def test_the_experiment_contract_detects_incomplete_states_and_resets(tmp_path):
     contract.experiment_class = Lazy
     with pytest.raises(AssertionError):
         contract.test_reset_keeps_no_state_of_the_previous_trial(tmp_path / "two")
+
+
+def test_the_experiment_contract_neither_writes_to_a_mirror_nor_starts_from_other_runs(tmp_path):
+    class Stored(TestWalk):
+        def make_config(self):
+            persistence = {"mirror": f"file://{tmp_path}/mirror", "load_checkpoint_path": "missing:best"}
+            return WalksConfig(loop={"steps": 20, "evaluate_every_steps": 5}, persistence=persistence)
+
+    Stored().test_restoring_a_missing_state_changes_nothing(tmp_path / "root")
+    assert not (tmp_path / "mirror").exists()

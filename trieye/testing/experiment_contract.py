@@ -118,8 +118,9 @@ class ExperimentContract:
 
 
 def config_below(config: ConfigT, root: Path, run_name: str) -> ConfigT:
-    """Return the config of a local run below `root`, without sinks."""
-    paths = {"root_data_dir": str(root), "app_name": "contract"}
+    """Return the config of a local run below `root`, without sinks, mirror and states of other runs."""
+    paths: dict[str, Any] = {"root_data_dir": str(root), "app_name": "contract", "resume_dirs": []}
+    paths |= dict.fromkeys(("mirror", "load_checkpoint_path", "load_buffer_path"))
     return named(
         config.model_copy(update={"persistence": config.persistence.model_copy(update=paths)}),
         run_name,
