@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import ConfigurationError
-from trieye.sweeps.descriptions import Description
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.sweeps.descriptions import SAVE_PATHS, Description, save_path_in, write_save_paths
 from trieye.sweeps.grid import Grid
 from trieye.sweeps.spec import grid_of
 
@@ -119,6 +119,8 @@ def test_several_blocks_vary_together(described):
         ({"metaParameters": [1]}, "metaParameters, an object with the values of each key, is missing"),
         ("[1, 2]", "expected an object"),
         ('{"metaParameters": {', "not valid JSON: .*line 1"),
+        ('{"metaParameters": {"a": ' + "[" * 100_000, "not valid JSON: maximum recursion depth"),
+        ('{"metaParameters": {"a": ' + "9" * 5000 + "}}", "not valid JSON: Exceeds the limit"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(described, description, message):
@@ -203,6 +205,15 @@ def test_a_path_that_jobs_would_share_is_rejected(described, pattern, swept, mes
 def test_jobs_have_the_paths_of_their_values_if_all_are_described(described, words, options, paths):
     description = described({"save_path": "{params}", "metaParameters": {"x": [1, 1.0], "y": ["a", "64_64", "6464"]}})
     assert description.save_paths(grid_of([*description.words, *words], SweeperConfig(**options))) == paths
+
+
+def test_damaged_save_paths_are_named(tmp_path):
+    write_save_paths(tmp_path, ["r/0", "r/1"])
+    path = tmp_path / SAVE_PATHS
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [save_path_in(tmp_path, index) for index in (0, 2)] == ["r/0", None]
+    with pytest.raises(SerializationError, match=r"save_paths\.jsonl is damaged in line 2; repeat the plan"):
+        save_path_in(tmp_path, 1)
 
 
 def test_without_a_path_nothing_is_saved(described):

@@ -442,9 +442,10 @@ def test_a_directory_without_a_sweep_is_an_error(tmp_path):
     recorded(grid("a=1,2")).write(tmp_path / "first")
     with pytest.raises(ConfigurationError, match=r"contains no sweep \(no sweep\.json\); there is one in first"):
         SweepRecord.of(tmp_path)
-    (tmp_path / SWEEP).write_text('{"spec": [')
-    with pytest.raises(SerializationError, match=r"sweep\.json is damaged"):
-        SweepRecord.of(tmp_path)
+    for text in ('{"spec": [', '{"spec": [], "grid": {}}', '{"spec": [], "grid": {"axes": [{"keys": "x"}]}}'):
+        (tmp_path / SWEEP).write_text(text)
+        with pytest.raises(SerializationError, match=r"sweep\.json is damaged"):
+            SweepRecord.of(tmp_path)
     with pytest.raises(ConfigurationError, match="this sweep has no grid"):
         SweepRecord(spec=["a=1,2"]).the_grid()
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import axes_of, typed
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.sweeps.grid import Grid, bare
 
@@ -211,13 +211,19 @@ def save_path_in(sweep: Path, index: int) -> str | None:
     Args:
         sweep: Directory of the sweep.
         index: Index of the job.
+
+    Raises:
+        SerializationError: The file is damaged.
     """
+    path = sweep / SAVE_PATHS
     try:
-        with (sweep / SAVE_PATHS).open() as file:
+        with path.open("rb") as file:
             line = next(itertools.islice(file, index, None), None)
+        return None if line is None else str(json.loads(line))
     except FileNotFoundError:
         return None
-    return None if line is None else str(json.loads(line))
+    except ValueError as error:
+        raise SerializationError(f"{path} is damaged in line {index + 1}; repeat the plan") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +271,9 @@ def _fields(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} does not exist{hint}") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ConfigurationError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ConfigurationError(f"{path}: expected an object, as in {{'{SWEPT}': {{'alpha': [0.1, 0.5]}}}}")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import NotRequired, Self, TypedDict
 
 from trieye.config.base import did_you_mean
 from trieye.config.redaction import redacted
@@ -21,6 +21,22 @@ from trieye.sweeps.numbering import Numbering
 _MOST_SHOWN = 10
 _LONGEST_NUMBER = 8
 _FRACTION = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+
+
+class PlainAxis(TypedDict):
+    """An `Axis` in JSON."""
+
+    keys: Sequence[str]
+    places: Sequence[Sequence[str]]
+
+
+class PlainGrid(TypedDict):
+    """A `Grid` in JSON."""
+
+    axes: Sequence[PlainAxis]
+    without: Sequence[dict[str, str]]
+    when: NotRequired[dict[str, dict[str, Sequence[str]]]]
+    growth: NotRequired[Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +193,7 @@ class Grid:
         for axis, position in ((self.axes[at], positions[at]) for at in self._conditional_axes):
             columns = [at for at, key in enumerate(axis.keys) if bare(key) in active_values]
             if position and len(columns) < len(axis.keys):
-                values = [tuple(place[at] for at in columns) for place in axis.places[: position + 1]]
+                values = [tuple(row[at] for at in columns) for row in axis.places[: position + 1]]
                 if values[-1] in values[:-1]:
                     return True
         return False
@@ -250,9 +266,9 @@ class Grid:
         without = tuple(redacted(dict(combination)) for combination in self.without)
         return replace(self, axes=tuple(axes), without=without)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> PlainGrid:
         """Return a JSON-compatible dict, which `of_plain` converts back."""
-        plain: dict[str, Any] = {
+        plain: PlainGrid = {
             "axes": [{"keys": axis.keys, "places": axis.places} for axis in self.axes],
             "without": [dict(combination) for combination in self.without],
         }
@@ -263,7 +279,7 @@ class Grid:
         return plain
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Self:
+    def of_plain(cls, plain: PlainGrid) -> Self:
         """Return the grid of a dict from `plain`."""
         axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in plain["axes"])
         growth = tuple(map(tuple, plain.get("growth", ())))

@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
 from trieye.snapshot.signing import is_own_command, sign_command
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid, PlainGrid, bare
 
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"
@@ -103,7 +103,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     runs: str = ""
     spec: list[str]
     own: list[str] = []
-    grid: dict[str, Any] | None = None
+    grid: PlainGrid | None = None
     search: dict[str, Any] = {}
     size: int = 0
     varying: list[str] = []
