@@ -139,7 +139,11 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
         ({"id": "VectorOnly-v0", "vector": "own"}, "env.vector=own: VectorOnly-v0 has no single form"),
         (
             {"id": "ThreeAtOnce-v0", "vector": "own"},
-            r"ThreeAtOnce-v0 has the action space Discrete\(3\) in its vector form and Discrete\(2\) in its single",
+            r"ThreeAtOnce-v0 has the action space Discrete\(3\) in training and Discrete\(2\) in evaluations.* single",
+        ),
+        (
+            {"id": "CartPole-v1", "wrappers": {"time": {"name": "TimeAwareObservation", "training_only": True}}},
+            r"env.wrappers.time: .* observation space Box.*\(5,\).* in training and .*\(4,\).*omit.*training_only=true",
         ),
         (
             {"id": "Whole-v0"},

@@ -328,6 +328,7 @@ def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
     config = EnvConfig.model_validate_json(config_json)
     if config.vector in _VECTOR_FORMS:
         _check_vector_form(config)
+    _check_evaluation_form(config)
     with contextlib.closing(make_env(config)) as env:
         is_own = not config.atari and type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
@@ -345,12 +346,28 @@ def _check_vector_form(config: EnvConfig) -> None:
             "entry_point as well"
         )
     with contextlib.closing(make_env(config)) as env:
-        single_spaces = spaces_of(env)
-    for name, one, other in zip(Spaces._fields, vector_spaces, single_spaces, strict=True):
+        remedy = "which use its single form; make them equal, or set env.vector=sync"
+        _check_equal(vector_spaces, spaces_of(env), f"env.vector={config.vector}: {config.id}", remedy)
+
+
+def _check_evaluation_form(config: EnvConfig) -> None:
+    """Reject wrappers with `training_only` that change the spaces."""
+    training_only = [f"env.wrappers.{name}" for name, one in config.wrappers.items() if one and one.training_only]
+    if training_only:
+        with (
+            contextlib.closing(make_env(config)) as env,
+            contextlib.closing(make_env(config.for_evaluation())) as other,
+        ):
+            remedy = "which omit wrappers with training_only=true; set training_only=false"
+            _check_equal(spaces_of(env), spaces_of(other), f"{', '.join(training_only)}: {config.id}", remedy)
+
+
+def _check_equal(spaces: Spaces, eval_spaces: Spaces, subject: str, remedy: str) -> None:
+    for name, one, other in zip(Spaces._fields, spaces, eval_spaces, strict=True):
         if not _are_compatible(one, other):
             raise ConfigurationError(
-                f"env.vector={config.vector}: {config.id} has the {name} space {one} in its vector form and {other} in "
-                "its single form, which evaluations use; make them equal, or set env.vector=sync"
+                f"{subject} has the {name} space {_one_line(one)} in training and {_one_line(other)} in evaluations, "
+                f"{remedy}"
             )
 
 
