@@ -223,6 +223,14 @@ def test_an_agent_trains_and_evaluates_with_float64_actions(compose, agent):
 
 
 @pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
+def test_an_agent_trains_with_scalar_actions(compose, agent):
+    engine = make_engine(compose(agent, "env.id=tests.training.worlds:Scalar-v0"))
+    while engine.updates < 2:
+        engine.advance()
+    engine.cleanup()
+
+
+@pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
 def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
     env = "env.id=tests.training.worlds:Doubles-v0"
     engine, fork = (make_engine(compose(agent, env, f"+env.kwargs.scale={scale}")) for scale in (1, 10))

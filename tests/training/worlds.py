@@ -69,8 +69,16 @@ class Doubles(gym.Env):
         return self.np_random.uniform(-1.0, 1.0, 2), {}
 
     def step(self, action):
-        assert self.action_space.contains(action), action
-        return self.np_random.uniform(-1.0, 1.0, 2), float(-action @ action), False, False, {}
+        assert self.action_space.contains(np.asarray(action)), action
+        return self.np_random.uniform(-1.0, 1.0, 2), -float(np.square(action).sum()), False, False, {}
+
+
+class Scalar(Doubles):
+    """Takes a scalar action."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gym.spaces.Box(-1.0, 1.0, ())
 
 
 class Pickled(gym.Wrapper, gym.utils.EzPickle):
@@ -299,6 +307,7 @@ class Numbered(gym.Env):
 gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Scalar-v0", "tests.training.worlds:Scalar", max_episode_steps=20)
 gym.register("Rooms-v0", "tests.training.worlds:Rooms", vector_entry_point="tests.training.worlds:RoomsOfVector")
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)
 gym.register("Spoiled-v0", "tests.training.worlds:Spoiled")

@@ -64,7 +64,7 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
 
     def unscaled(self, action: torch.Tensor) -> torch.Tensor:
         """Scale the environment's actions to [-1, 1], `[n, size]`; to 0 where the bounds are equal."""
-        return ((action - self.center) / self.scale.clamp(min=1e-8)).flatten(1)
+        return ((action - self.center) / self.scale.clamp(min=1e-8)).reshape(-1, self.size)
 
 
 class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):

@@ -49,7 +49,7 @@ class DeterministicActor(trieye.Policy[TrainConfig, TD3Config]):
 
     def unscaled(self, action: torch.Tensor) -> torch.Tensor:
         """Scale the environment's actions to [-1, 1], `[n, size]`; to 0 where the bounds are equal."""
-        return ((action - self.center) / self.scale.clamp(min=1e-8)).flatten(1)
+        return ((action - self.center) / self.scale.clamp(min=1e-8)).reshape(-1, self.size)
 
 
 def noisy(action: torch.Tensor, std: float, *, generator: torch.Generator, clip: float | None = None) -> torch.Tensor:
