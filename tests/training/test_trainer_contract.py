@@ -60,6 +60,17 @@ class FailingEnvironment(gym.Wrapper):
         return super().step(action)
 
 
+class SpoilsOnce(gym.Wrapper):
+    """Returns NaN as the next reward after `is_armed` was set."""
+
+    is_armed = False
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        is_spoiled, SpoilsOnce.is_armed = SpoilsOnce.is_armed, False
+        return obs, float("nan") if is_spoiled else reward, *rest
+
+
 class Stopping(DQN):
     """Gets Ctrl-C in its tenth step."""
 
@@ -135,6 +146,17 @@ def test_mode_bench_each_checkpoint(config):
         trieye.CheckpointError, match=r"bench.checkpoints=nothing\* matches no checkpoint .* checkpoint_step_2"
     ):
         trieye.train(config(60, mode="bench", bench={"checkpoints": "nothing*", "episodes": 1}))
+
+
+def test_mode_bench_omits_a_return_of_nan_from_the_best_and_writes_it_as_null(config, monkeypatch):
+    env = {"id": "CartPole-v1", "wrappers": {"nan": {"name": f"{__name__}:SpoilsOnce"}}}
+    run_experiment(DQN, config(40, env=env))
+    monkeypatch.setattr(SpoilsOnce, "is_armed", True)
+    best = trieye.train(config(40, mode="bench", env=env, bench={"checkpoints": "each", "episodes": 2}))
+    path = config(40).persistence.get_runs_root_dir() / "run" / "bench.json"
+    spoiled, intact = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert (spoiled["return_mean"], spoiled["returns"][0]) == (None, None)
+    assert best == intact["return_mean"] > 0
 
 
 def test_the_best_checkpoint_follows_the_mode_of_its_run(config):

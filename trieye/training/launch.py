@@ -1,12 +1,14 @@
 """train, evaluate and bench: entry points of a project's commands; engines are imported only when needed."""
 
-import json
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
 
 from trieye.checkpoints.store import CheckpointStore, Which, load_checkpoint
 from trieye.config.locations import checkpoint_reference
@@ -140,7 +142,7 @@ def bench(config: TrainingConfig) -> float:
     """Evaluate checkpoints of the run named by `config.run_name`, and write the results to its `bench.json`.
 
     Returns:
-        The best mean return.
+        The best mean return; NaN if no checkpoint has one.
 
     Raises:
         CheckpointError: The run has no checkpoint, or none matches `bench.checkpoints`.
@@ -154,9 +156,10 @@ def bench(config: TrainingConfig) -> float:
         spread = f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})"
         say(f"{run_dir.name}, step {report['step']} ({index} of {len(selected_checkpoints)}): return {spread}")
     path = run_dir / "bench.json"
-    write_atomic(path, json.dumps(reports, indent=1).encode())
+    write_atomic(path, to_json(reports, indent=1, inf_nan_mode="null"))
     say(f"wrote {path}: {len(reports)} checkpoints, {config.bench.episodes} episodes each")
-    return max(float(report["return_mean"]) for report in reports)
+    means = (float(report["return_mean"]) for report in reports)
+    return max((mean for mean in means if not math.isnan(mean)), default=math.nan)
 
 
 def _selected_checkpoints(run_dir: Path, which: str) -> list[Which]:
