@@ -244,13 +244,13 @@ PAIRS = {"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 4))}
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"state": np.zeros(2)}, r"data=.*rows.npz has no column obs; columns: .*state"),
+        ({"state": np.zeros(2)}, r"no column obs; columns: .*state"),
         ({"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 5))}, r"next_obs has the shape \[5\]"),
-        ({"obs": np.zeros((2, 5))}, r"data=.*rows.npz: obs has the shape \[5\], and in the environment \[4\]$"),
+        ({"obs": np.zeros((2, 5))}, r"obs has the shape \[5\], and in the environment \[4\]$"),
         ({"obs": np.zeros((2, 1), int)}, r"obs has the shape \[1\], .*; discrete observations must be one-hot vectors"),
         ({"obs": np.zeros((2, 4)), "action": np.zeros((2, 3))}, r"an action has 3 numbers, .* the shape \[\]"),
-        ({"obs": np.zeros((2, 4))}, r"has no column next_obs; columns: "),
-        (PAIRS, r"has no column terminated, without which .*; columns: .*Rename the column, such as terminals"),
+        ({"obs": np.zeros((2, 4))}, r"no column next_obs; columns: "),
+        (PAIRS, r"no column terminated, without which .*; columns: .*Rename the column, such as terminals"),
         (
             PAIRS | ENDS | {"action": np.array([0, 2])},
             r"1 of 2 actions are not in the action space, such as 2; .* 0 to 1$",
@@ -262,8 +262,15 @@ def test_external_rows_of_another_environment_are_rejected(tmp_path, config, col
     buffer = ReplayBuffer(10)
     buffer.extend({"action": np.zeros(2), "reward": np.zeros(2)} | columns)
     export_npz(buffer, tmp_path / "rows.npz")
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=rf"^data=.*rows.npz: .*{message}"):
         data_of(str(tmp_path / "rows.npz"), SPACES, config().replay, seed=0)
+
+
+def test_external_columns_of_different_lengths_are_rejected_with_the_name_of_the_file(tmp_path, config):
+    path = tmp_path / "rows.npz"
+    np.savez(path, **PAIRS, **ENDS, action=np.zeros(2), reward=np.zeros(3))
+    with pytest.raises(ConfigurationError, match=r"^data=.*rows.npz: .*same number of rows.* reward \[3\]"):
+        data_of(str(path), SPACES, config().replay, seed=0)
 
 
 def test_no_sampled_row_exceeds_the_staleness_bound(config):

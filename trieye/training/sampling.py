@@ -167,14 +167,14 @@ class _ExternalExperience(Experience):
                     columns[name] = columns.pop(bare)
         spaces = {f"obs/{key}": part for key, part in inner.items()} or {"obs": self.spaces.observation}
         if missing := [name for name in (*spaces, "action", "reward") if name not in columns]:
-            raise ConfigurationError(f"data={self.name} has no column {missing[0]}; columns: {', '.join(columns)}")
+            raise ConfigurationError(f"no column {missing[0]}; columns: {', '.join(columns)}")
         for name, space in spaces.items():
             for column in [column for column in (name, f"next_{name}") if column in columns]:
                 columns[column] = as_column(columns[column])
                 self._check_obs(column, columns[column].shape[1:], space.shape)
         if (size := math.prod(columns["action"].shape[1:])) != math.prod(action.shape):
             raise ConfigurationError(
-                f"data={self.name}: an action has {size} numbers, and in the environment the shape {list(action.shape)}"
+                f"an action has {size} numbers, and in the environment the shape {list(action.shape)}"
             )
         self._check_transitions(columns, spaces)
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
@@ -186,10 +186,10 @@ class _ExternalExperience(Experience):
     def _check_transitions(self, rows: Mapping[str, Any], observations: Collection[str]) -> None:
         for name in (f"next_{name}" for name in observations):
             if name not in rows:
-                raise ConfigurationError(f"data={self.name} has no column {name}; columns: {', '.join(rows)}")
+                raise ConfigurationError(f"no column {name}; columns: {', '.join(rows)}")
         if not rows.keys() & {"terminated", "done"}:
             raise ConfigurationError(
-                f"data={self.name} has no column terminated, without which values continue after the end of an episode"
+                "no column terminated, without which values continue after the end of an episode"
                 f"{did_you_mean('terminated', rows)}; columns: {', '.join(rows)}. Rename the column, such as terminals "
                 "or dones, to terminated, and timeouts to truncated"
             )
@@ -198,8 +198,8 @@ class _ExternalExperience(Experience):
             wrong = actions[(actions != np.floor(actions)) | (actions < 0) | (actions >= space.n)]
             if len(wrong):
                 raise ConfigurationError(
-                    f"data={self.name}: {len(wrong)} of {len(actions)} actions are not in the action space, such as "
-                    f"{wrong[0]}; it has the integers 0 to {space.n - 1}"
+                    f"{len(wrong)} of {len(actions)} actions are not in the action space, such as {wrong[0]}; it has "
+                    f"the integers 0 to {space.n - 1}"
                 )
 
     def _check_obs(self, column: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
@@ -210,7 +210,7 @@ class _ExternalExperience(Experience):
         if shape != expected:
             hint = "; discrete observations must be one-hot vectors" if shape in {(), (1,)} else ""
             raise ConfigurationError(
-                f"data={self.name}: {column} has the shape {list(shape)}, and in the environment {list(expected)}{hint}"
+                f"{column} has the shape {list(shape)}, and in the environment {list(expected)}{hint}"
             )
 
 
@@ -241,18 +241,8 @@ def data_of(
     buffer = _ExternalExperience.from_config(unbounded_config, seed=seed)
     buffer.name, buffer.spaces, buffer.stacks = name, spaces, replay.frame_stack
     buffer.clip_rewards, buffer.on_nonfinite = clip_rewards, on_nonfinite or OnNonfinite()
-    kind, colon, dataset_name = name.partition(":")
     try:
-        if colon and kind == "minari":
-            count = import_minari(buffer, dataset_name, download=True)
-        elif colon and kind == "sb3":
-            count = import_sb3(buffer, dataset_name, allow_pickle=True)  # the import restricts the pickle to arrays
-        elif name.endswith(".npz"):
-            count = import_npz(buffer, Path(name))
-        elif name.endswith(".parquet"):
-            count = import_parquet(buffer, Path(name))
-        else:
-            raise ConfigurationError(f"data={name}: unknown format; choose from {_FORMATS}")
+        count = _import(buffer, name)
         path = Path(name.removeprefix("sb3:")).resolve()
         buffer.crc32 = sums_of(path)[1] if path.is_file() else None
     except _WholeStacksError:
@@ -260,7 +250,7 @@ def data_of(
         return data_of(name, spaces, unstacked_config, seed=seed, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
     except OSError as error:
         raise ConfigurationError(f"data={name} cannot be read: {error}") from error
-    except NonFiniteError as error:
+    except (ConfigurationError, NonFiniteError) as error:
         raise ConfigurationError(f"data={name}: {error}") from error
     if count > len(buffer):
         raise ConfigurationError(
@@ -269,3 +259,16 @@ def data_of(
     if not count:
         raise ConfigurationError(f"data={name} has no rows")
     return buffer
+
+
+def _import(buffer: _ExternalExperience, name: str) -> int:
+    kind, colon, dataset_name = name.partition(":")
+    if colon and kind == "minari":
+        return import_minari(buffer, dataset_name, download=True)
+    if colon and kind == "sb3":
+        return import_sb3(buffer, dataset_name, allow_pickle=True)  # the import restricts the pickle to arrays
+    if name.endswith(".npz"):
+        return import_npz(buffer, Path(name))
+    if name.endswith(".parquet"):
+        return import_parquet(buffer, Path(name))
+    raise ConfigurationError(f"unknown format; choose from {_FORMATS}")
