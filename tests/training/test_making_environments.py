@@ -64,6 +64,11 @@ class Double(Own):
     action_space = gym.spaces.Box(np.array([-0.1, 0.0]), np.array([0.1, 1e300]), dtype=np.float64)
 
 
+class Halved(gym.ObservationWrapper):
+    def observation(self, observation):
+        return observation[:2]
+
+
 class AtOnce(gym.vector.VectorEnv):
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
 
@@ -128,6 +133,10 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
         (
             {"id": "CartPole-v1", "wrappers": {"p": {"name": "tests.training.worlds:Particular"}}},
             "env.wrappers.p: cannot wrap this environment: AssertionError in `assert env is None`",
+        ),
+        (
+            {"id": "CartPole-v1", "wrappers": {"half": {"name": f"{__name__}:Halved"}}},
+            r"env.wrappers.half: reset\(\) returned the shape \[2\], and observation_space has \[4\]",
         ),
         ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 has autoreset mode SameStep"),
         ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form; set env.vector=sync"),

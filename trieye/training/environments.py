@@ -332,7 +332,19 @@ def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
     with contextlib.closing(make_env(config)) as env:
         is_own = not config.atari and type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
+        _check_wrappers_of_project(config, env)
         return spaces_of(env), has_pictures, _rule_violation(env.unwrapped) if is_own else None
+
+
+def _check_wrappers_of_project(config: EnvConfig, env: Any) -> None:
+    """Reject a wrapper that changes the shape of observations but not the space; other values need not fit it."""
+    names = [f"env.wrappers.{name}" for name, one in config.wrappers.items() if one and ":" in one.name]
+    space = env.observation_space
+    if names and isinstance(space, gym.spaces.Box) and (shape := np.shape(env.reset(seed=0)[0])) != space.shape:
+        raise ConfigurationError(
+            f"{', '.join(names)}: reset() returned the shape {list(shape)}, and observation_space has "
+            f"{list(space.shape)}; set it in __init__"
+        )
 
 
 def _check_vector_form(config: EnvConfig) -> None:
