@@ -12,10 +12,10 @@ from trieye.config.hydra.axes import dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import load
-from trieye.sweeps.jobs import RUN, Done
+from trieye.sweeps.jobs import RUN, Done, JobRecord
 from trieye.sweeps.objectives import Objectives, pareto_optimal
 from trieye.sweeps.record import LOCK, SWEEP, SweepRecord
-from trieye.sweeps.search import OptunaSearch
+from trieye.sweeps.search import OptunaSearch, SearchQueue
 from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import status_of
 from trieye.sweeps.sweeper import SweepError
@@ -245,6 +245,25 @@ def test_several_objectives_are_compared_by_name(sweep, words):
     assert sweep.states(3) == ["completed", "completed", "failed"]
     assert list(sweep.record(1).objectives.items()) == [("acc", 3.0), ("time", 2.0)]
     assert SweepRecord.of(sweep.directory).summary["pareto_optimal"] == [1]
+
+
+def test_a_search_resumes_with_the_objectives_of_earlier_jobs_in_one_order(tmp_path):
+    class Recorder(OptunaSearch):
+        def tell(self, index, overrides, values, *, is_pruned):
+            told.append((index, values))
+            super().tell(index, overrides, values, is_pruned=is_pruned)
+
+    told, records = [], {}
+    for index, objectives in enumerate([{"acc": 1.0, "time": 2.0}, {"time": 20.0, "acc": 10.0}]):
+        record = JobRecord(index=index, overrides=[f"x={index}"], state="completed")
+        record.rate(Done(index, objectives))
+        record.write(tmp_path / str(index))
+        records[index] = record
+    search = Recorder(
+        SearchSpace.of(dimensions_of(["x=0,1"])), SweeperConfig(kind="optuna", mode=["max", "min"]), "max", "min"
+    )
+    SearchQueue(search, 2, records, tmp_path, None, num_objectives=2)
+    assert told == [(0, [1.0, 2.0]), (1, [10.0, 20.0])]
 
 
 def test_an_item_without_a_number_shifts_no_objectives(sweep):

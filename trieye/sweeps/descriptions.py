@@ -97,7 +97,7 @@ class Description:
             raise IndexError(f"job {index}: {self.path} has jobs 0 to {self.num_combinations * self.runs - 1}")
         return divmod(index, self.num_combinations)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The `name` field, else the path of its directory below the experiment directory, else `unnamed`."""
         if isinstance(self.fields.get("name"), str):

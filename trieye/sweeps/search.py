@@ -321,7 +321,9 @@ class SearchQueue(JobQueue):
             self._begun[index] = search.resume(index, record.overrides)
             if index in self._reported:
                 self._report_curve(index)
-                search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
+                done = self._names.applied(Done(index))  # an interrupted sweep may not have ordered them
+                values = list(done.numbers.values()) or (_objectives(record) if done.error is None else [])
+                search.tell(index, self._begun[index], values, is_pruned=record.state == "pruned")
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
 
