@@ -262,16 +262,18 @@ def test_step_columns_of_csv_files_are_not_metrics_and_partial_rows_are_skipped(
 
 
 def test_cells_that_are_not_numbers_are_skipped_and_counted(tmp_path):
-    rows = "step,loss,note,tag\n0,0.5,x,2026_1\n1,N/A,,b\n2,-,y,b\nstep,loss,note,tag\n3,nan,x,b\n4,,x,b\n"
+    rows = "step,loss,note,tag\n0,0.5,x,2026_1\n1,N/A,,b\n2,-,y,b\nstep,loss,note,tag\n3,nan,x,b\n4,,9,b\n"
+    rows += "".join(f"{step},{step / 10},x,b\n" for step in (5, 6, 7, 8))
     (hydra_job(tmp_path / "job") / "metrics.csv").write_text(rows)
     results = load(tmp_path / "job")
     assert results.metrics() == ["loss"]
     (series,) = results.series("loss")
-    assert series.steps.tolist() == [0, 3]
-    np.testing.assert_array_equal(series.values, [0.5, np.nan])
+    assert series.steps.tolist() == [0, 3, 5, 6, 7, 8]
+    np.testing.assert_array_equal(series.values, [0.5, np.nan, 0.5, 0.6, 0.7, 0.8])
     assert [text.partition("metrics.csv: ")[2].partition(" are skipped")[0] for text in results.problems] == [
-        "1 of 6 cells of its column 'step'",
-        "3 of 6 cells of its column 'loss'",
+        "1 of 10 cells of its column 'step'",
+        "3 of 10 cells of its column 'loss'",
+        "its column 'note' is left out: it has more distinct texts than numbers",
     ]
 
 

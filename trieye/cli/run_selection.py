@@ -71,7 +71,7 @@ class RunSelection:
         if self.options.mode is not None:
             return cast("Mode", self.options.mode)
         name = self.scoring.name
-        source_by_mode = {run.mode(name): run.sweep or run.place for run in self.results if run.mode(name) is not None}
+        source_by_mode = {mode: run.sweep or run.place for run in self.results if (mode := run.mode(name)) is not None}
         if len(source_by_mode) > 1:
             sources = (f"{mode} in {path.removeprefix(f'{Path.cwd()}/')}" for mode, path in source_by_mode.items())
             raise ConfigurationError(

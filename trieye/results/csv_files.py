@@ -1,6 +1,7 @@
 """Metrics in CSV files: a column of steps, and a column for each metric."""
 
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,17 @@ def _step_column(names: Sequence[str]) -> int | None:
 
 
 def _numbers(column: Any, path: Path, name: str, problems: Problems) -> Any:
-    """Return a column as float64, null in cells that are not numbers; None if it contains no number."""
+    """Return a column as float64, null in cells that are not numbers; None if it is a column of texts."""
     num_empty = column.null_count
     if pa.types.is_string(column.type):
-        column = pa.chunked_array([[_number(text or "") for text in column.to_pylist()]], pa.float64())
+        texts = column.combine_chunks().dictionary_encode()
+        numbers = [_number(text) for text in texts.dictionary.to_pylist()]
+        num_finite = sum(number is not None and math.isfinite(number) for number in numbers)
+        if num_finite <= numbers.count(None):
+            if num_finite:
+                problems.note(path, f"its column {name!r} is left out: it has more distinct texts than numbers")
+            return None
+        column = pa.chunked_array([pa.array(numbers, pa.float64()).take(texts.indices)])
     is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if not is_number or column.null_count == len(column):
         return None

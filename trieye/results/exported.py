@@ -4,9 +4,9 @@ import hashlib
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ class _PathNames:
     def __init__(self, values: Iterable[Any]) -> None:
         texts = {text for value in values for text in _texts_in(value)}
         self._names = {text: text for text in texts if _without_paths(text) == text}
-        self._used = set(self._names)
+        self._used, self._numbers = set(self._names), Counter[str]()
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -165,10 +165,12 @@ class _PathNames:
 
     def _name_of(self, text: str) -> str:
         if text not in self._names:
-            name = _without_paths(text)
-            names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-            self._names[text] = next(name for name in names if name not in self._used)
-            self._used.add(self._names[text])
+            unique_name = name = _without_paths(text)
+            while unique_name in self._used:
+                self._numbers[name] += 1
+                unique_name = f"{name}-{self._numbers[name] + 1}"
+            self._names[text] = unique_name
+            self._used.add(unique_name)
         return self._names[text]
 
 
