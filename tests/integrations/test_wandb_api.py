@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.integrations import wandb
 from trieye.integrations.tensorboard import SummaryWriter
+from trieye.run.run import Run
 from trieye.stats.operations import Medium
 
 
@@ -285,10 +287,10 @@ def test_versions_of_an_artifact_continue_when_a_run_starts_again():
     ("arguments", "message"),
     [
         ({"config": "nofile.yaml"}, r"config='nofile.yaml'\): .*No such file"),
-        ({"config": "list.yaml"}, r"config='list.yaml'\): expected a dict"),
+        ({"config": "list.yaml"}, r"config='list.yaml'\): not a YAML file with a dict"),
         ({"config": "broken.yaml"}, r"config='broken.yaml'\): .*line 1"),
-        ({"config": [1]}, r"config=\[1\]\): expected a dict"),
-        ({"config": 5}, r"config=5\): expected a dict"),
+        ({"config": ["secret"]}, r"config=\.\.\.\): expected a dict, .*, not list"),
+        ({"config": 5}, r"config=\.\.\.\): expected a dict, .*, not int"),
         ({"id": 5}, r"id=5\): .*string"),
         ({"project": 5}, r"project=5\): .*string"),
     ],
@@ -336,7 +338,8 @@ def test_equal_values_may_be_recorded_again_and_other_objects_are_stored_as_text
     with wandb.init(project="p", id="one") as run:
         sparse = torch.eye(2).to_sparse()
         for sizes, number in (((1, 2), 1), ([1, 2], 1.0)):
-            values = {"array": np.arange(3), "nan": math.nan, "sparse": sparse.clone()}
+            names = {8, 0} if isinstance(number, int) else {0, 8}  # equal, with different texts
+            values = {"array": np.arange(3), "nan": math.nan, "sparse": sparse.clone(), "names": names}
             run.config.update(values, sizes=sizes, number=number)
         with pytest.raises(ConfigurationError, match="allow_val_change"):
             run.config.update({"array": np.arange(4)})
@@ -370,3 +373,13 @@ def test_an_id_names_its_run_although_a_copy_exists():
             wandb.log({"a": float(start)})
         shutil.copytree(run.dir, Path(run.dir).parent / f"backup{start}-one")
     assert points("one") == [("a", 0, 0.0), ("a", 1, 1.0)]
+
+
+def test_an_id_in_a_record_precedes_a_run_that_is_only_named_like_it():
+    for start in range(2):
+        with wandb.init(project="p", id="one", name="tagged", resume="allow") as run:
+            wandb.log({"a": float(start)})
+        with Run(TrieyeConfig(app_name="p", run_name="one", runtime={"kind": "local"})) as other:
+            other.log("b", 1.0, step=start)
+    assert Path(run.dir).name == "tagged-one"
+    assert points("one") == [("b", 0, 1.0), ("b", 1, 1.0)]

@@ -220,7 +220,7 @@ def absolute(config_path: str, file: str | None) -> str:
 
 
 class _Repository(ConfigRepository):
-    """Shares its sources with its copies, which replace them; copies of the config store would take 15 ms a start."""
+    """A copy shares the sources until Hydra replaces its own; copying the config store would take 15 ms a start."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return copy(self)

@@ -153,8 +153,8 @@ class Preflight(Generic[Config]):
 
     def _not_composed(self, items: Sequence[Override], error: Exception) -> str:
         if isinstance(error, UnicodeDecodeError):  # which does not name the file
-            files = [file for file in self._loader.files() if error.object in file.read_bytes()]
-            return f"{', '.join(map(str, files))}: not saved as UTF-8: {error}"
+            files = [str(file) for file in self._loader.files() if file.is_file() and error.object in file.read_bytes()]
+            return f"{', '.join(files) or 'a config file'}: not saved as UTF-8: {error}"
         try:
             choices = [item for item in items if self._loader.is_choice(item)]
             return Diagnosis(self._loader, self._config_type).of_choices(choices, error)

@@ -89,9 +89,9 @@ def init(project: str | None = None, name: str | None = None, *, settings: Any =
     """
     global _current
     arguments = _merged({"project": project, "name": name, **options}, settings)
-    params = _parsed(arguments["config"], arguments["config_include_keys"], arguments["config_exclude_keys"])
     if arguments["reinit"] != "create_new" and (earlier_run := _previous(arguments)) is not None:
         return earlier_run
+    params = _parsed(arguments["config"], arguments["config_include_keys"], arguments["config_exclude_keys"])
     made = _made(arguments)
     made.on_finish = _finished
     _active.append(made)
@@ -192,12 +192,17 @@ def _is_in_ipython() -> bool:
 
 def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[Path, bool]:
     """Return the directory of the run with an id, and whether the run exists."""
-    exists = False
-    for directory in [runs / safe_name(run_id), *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]:
-        implied_id = run_id if directory.name == safe_name(run_id) else None  # by a run that has no id in its record
-        record = RunRecord.read(directory / RUN_RECORD)
-        if exists := record is not None and record.tags.get("wandb.id", implied_id) == run_id:
-            break
+    own_dir = runs / safe_name(run_id)
+    directories = [own_dir, *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]
+    id_by_dir = {
+        directory: record.tags.get("wandb.id")
+        for directory in directories
+        if (record := RunRecord.read(directory / RUN_RECORD)) is not None
+    }
+    if exists := run_id in id_by_dir.values():
+        directory = next(directory for directory, tag in id_by_dir.items() if tag == run_id)
+    elif exists := own_dir in id_by_dir and id_by_dir[own_dir] is None:  # a run without an id in its record
+        directory = own_dir
     else:
         directory = runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
     if resume == "must" and not exists:
@@ -234,16 +239,17 @@ def _parsed(config: Any, include: Sequence[str] | None, exclude: Sequence[str] |
     Raises:
         ConfigurationError: The config has another type, or the file cannot be read.
     """
-    try:
-        if isinstance(config, str):
+    if isinstance(config, str):
+        try:
             entries = (yaml.safe_load(Path(config).read_text("utf-8")) or {}).items()
-            config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in entries}
-        items = {} if config is None else dict(config if isinstance(config, Mapping) else vars(config))
-    except (AttributeError, OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            f"wandb.init(config={config!r}): expected a dict, a namespace or the name of a YAML file with a dict: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        except (AttributeError, OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigurationError(f"wandb.init(config={config!r}): not a YAML file with a dict: {reason}") from error
+        config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in entries}
+    if not (config is None or isinstance(config, Mapping) or hasattr(config, "__dict__")):
+        expected = "a dict, a namespace or the name of a YAML file"
+        raise ConfigurationError(f"wandb.init(config=...): expected {expected}, not {type(config).__name__}")
+    items = {} if config is None else dict(config if isinstance(config, Mapping) else vars(config))
     return {key: items[key] for key in items if key not in (exclude or ()) and (not include or key in include)}
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from trieye.config.base import did_you_mean
@@ -78,8 +79,7 @@ class WandbConfig(Summary):
         is_namespace = hasattr(params, "__dict__") and not isinstance(params, Mapping)
         items = {**dict(vars(params) if is_namespace else params), **more}
         for key in () if allow_val_change else [key for key in items if key in self._recorded]:
-            old_value, new_value = plain(self[key]), plain(items[key])
-            if old_value != new_value and json.dumps(old_value) != json.dumps(new_value):  # NaN is not equal to NaN
+            if not _are_equal(self[key], items[key]):
                 raise ConfigurationError(
                     f"config.{key} is already recorded as {self[key]!r} and cannot become {items[key]!r}; "
                     "config.update(..., allow_val_change=True) allows the change"
@@ -103,6 +103,15 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _are_equal(old_value: Any, new_value: Any) -> bool:
+    """Return whether values, or what is stored of them, are equal; NaN equals NaN."""
+    with suppress(Exception):  # an array has no truth value, and objects may raise any error
+        if old_value == new_value:
+            return True
+    one, other = plain(old_value), plain(new_value)
+    return bool(one == other) or json.dumps(one) == json.dumps(other)
 
 
 def plain(value: Any) -> Any:
