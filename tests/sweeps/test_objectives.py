@@ -13,7 +13,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import load
 from trieye.sweeps.jobs import RUN, Done, JobRecord
-from trieye.sweeps.objectives import Objectives, pareto_optimal
+from trieye.sweeps.objectives import ObjectiveNames, Objectives, pareto_optimal
 from trieye.sweeps.record import LOCK, SWEEP, SweepRecord
 from trieye.sweeps.search import OptunaSearch, SearchQueue
 from trieye.sweeps.space import SearchSpace
@@ -264,6 +264,17 @@ def test_a_search_resumes_with_the_objectives_of_earlier_jobs_in_one_order(tmp_p
     )
     SearchQueue(search, 2, records, tmp_path, None, num_objectives=2)
     assert told == [(0, [1.0, 2.0]), (1, [10.0, 20.0])]
+
+
+def test_objectives_of_an_earlier_start_with_other_names_are_reported_and_stay_recorded(tmp_path):
+    for index, objectives in enumerate([{"acc": 1.0, "time": 2.0}, {"acc": 1.0, "loss": 3.0}]):
+        record = JobRecord(index=index, overrides=[], state="completed")
+        record.rate(Done(index, objectives))
+        record.write(tmp_path / str(index))
+    done = ObjectiveNames(tmp_path, 2).applied(Done(1))
+    assert "belongs to acc, time of the first job" in str(done.error)
+    record = JobRecord.read(tmp_path / "1")
+    assert (record.state, list(record.objectives)) == ("completed", ["acc", "loss"])
 
 
 def test_an_item_without_a_number_shifts_no_objectives(sweep):

@@ -122,7 +122,7 @@ class ObjectiveNames:
     def applied(self, done: Done) -> Done:
         """Return the outcome of a recorded job with its objectives in this order; other names are an `ObjectiveError`.
 
-        Its record has the same order or error, because the tables and the search pair objectives and modes by position.
+        The record gets the same order or error: the tables and the search pair objectives with modes by position.
         """
         record = JobRecord.read(self._directory / str(done.index)) if self._num > 1 else None
         if record is None or not self._has_all(record):
@@ -139,7 +139,10 @@ class ObjectiveNames:
             error = ObjectiveError(
                 f"the job returned {', '.join(numbers)}, but {_MODE} belongs to {', '.join(names)} of the first job"
             )
+            is_new = bool(done.numbers)
             done = replace(done, value=None, error=error)
+            if not is_new:  # an earlier start accepted the recorded objectives
+                return done
             record.fail(f"ObjectiveError: {error}")
         record.rate(done)
         record.write(self._directory / str(done.index))
