@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from tests.forked import in_a_child
 from trieye.exceptions import RunInterrupted
 from trieye.process.signals import (
+    CTRL_C_ONCE_WITHIN_S,
     SAME_WITHIN_S,
     STOP_SIGNALS,
     LeaveOnSignal,
@@ -89,14 +91,26 @@ def test_signals_in_quick_succession_are_one_request_unless_the_first_is_ctrl_c(
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_ctrl_c_after_any_signal_interrupts(first):
+def test_ctrl_c_after_any_signal_interrupts(first, monkeypatch):
     """Even if the program inherited an ignored SIGINT, as from a shell that starts `program &`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN if first == signal.SIGINT else signal.default_int_handler)
+    monkeypatch.setattr("trieye.process.signals.CTRL_C_ONCE_WITHIN_S", -1.0)
     stops, exit_codes = stopping()
     with pytest.raises(KeyboardInterrupt), stops:
         signal.raise_signal(first)
         signal.raise_signal(signal.SIGINT)
     assert exit_codes == [128 + first]
+
+
+def test_a_ctrl_c_that_a_launcher_forwards_to_its_process_group_is_one_request():
+    stops, exit_codes = stopping()
+    with stops:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        assert exit_codes == [130]
+        time.sleep(2 * CTRL_C_ONCE_WITHIN_S)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
@@ -105,6 +119,7 @@ def handled(monkeypatch):
     calls = []
     signal.signal(signal.SIGTERM, lambda *_: calls.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
+    monkeypatch.setattr("trieye.process.signals.CTRL_C_ONCE_WITHIN_S", -1.0)
     return calls
 
 
@@ -315,11 +330,13 @@ def test_an_exit_by_rays_handler_during_the_start_becomes_run_interrupted():
     assert raised.value.exit_code == 75
 
 
-def test_ctrl_c_is_deferred_to_the_end_of_the_block_and_a_second_one_interrupts_it(capsys):
+def test_ctrl_c_is_deferred_to_the_end_of_the_block_and_a_second_one_interrupts_it(capsys, monkeypatch):
     before, reached = signal.getsignal(signal.SIGINT), []
     with pytest.raises(KeyboardInterrupt), interrupt_deferred("waiting ..."):
         signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # forwarded: the same request
         reached.append("end of the block")
+    monkeypatch.setattr("trieye.process.signals.CTRL_C_ONCE_WITHIN_S", -1.0)
     with pytest.raises(KeyboardInterrupt), interrupt_deferred("waiting ..."):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

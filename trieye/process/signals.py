@@ -26,6 +26,9 @@ STOP_SIGNALS = (signal.SIGINT, *FROM_OUTSIDE)
 SAME_WITHIN_S = 3.0
 """`timeout`, Slurm and systemd signal a process and its group: equal signals within this time are one request."""
 
+CTRL_C_ONCE_WITHIN_S = 0.1
+"""A launcher or `timeout -s INT` forwards a Ctrl-C to a process that has received it; too short for two keystrokes."""
+
 _ALWAYS = frozenset({signal.SIGINT, signal.SIGTERM})
 _OF_A_GROUP = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
 _AT_MOST_ONCE = frozenset({signal.SIGXCPU, signal.SIGHUP})
@@ -110,6 +113,7 @@ class StopSignals:
         self._received_signals = set(received)
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._asked_at = -math.inf
+        self._ctrl_c_at = time.monotonic() if signal.SIGINT in received else -math.inf
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -129,7 +133,7 @@ class StopSignals:
         if signum in _AT_MOST_ONCE:
             self._old_handlers.pop(signal.Signals(signum), None)
             _ignore_from_now_on(signum)
-        if signum != signal.SIGINT and _is_same(self._asked_at):
+        if _is_once(self._ctrl_c_at) if signum == signal.SIGINT else _is_same(self._asked_at):
             return
         if self._received_signals and (signum == signal.SIGINT or signum in self._received_signals):
             self._give_back()
@@ -139,7 +143,9 @@ class StopSignals:
             return
         is_request = self._received_signals <= {signal.SIGINT}
         self._received_signals.add(signum)
-        if signum != signal.SIGINT:
+        if signum == signal.SIGINT:
+            self._ctrl_c_at = time.monotonic()
+        else:
             self._asked_at = time.monotonic()
         if is_request:
             self.exit_code = exit_code_of(signum, self._requeue_exit_code)
@@ -323,6 +329,10 @@ def _is_same(asked_at: float) -> bool:
     return time.monotonic() - asked_at <= SAME_WITHIN_S
 
 
+def _is_once(ctrl_c_at: float) -> bool:
+    return time.monotonic() - ctrl_c_at <= CTRL_C_ONCE_WITHIN_S
+
+
 def _is_free(signum: signal.Signals) -> bool:
     """Return whether a signal has no handler, except those of a closed run and of Ray, which exits silently."""
     handler = signal.getsignal(signum)
@@ -370,14 +380,14 @@ def interrupt_deferred(message: str) -> Iterator[None]:
     Args:
         message: What is awaited, printed at the first Ctrl-C.
     """
-    old_handler, received_signals = signal.getsignal(signal.SIGINT), list[int]()
+    old_handler, received_at = signal.getsignal(signal.SIGINT), list[float]()
 
     def receive(signum: int, frame: FrameType | None) -> None:
-        if received_signals and callable(old_handler):
-            old_handler(signum, frame)
-        elif not received_signals:
-            received_signals.append(signum)
+        if not received_at:
+            received_at.append(time.monotonic())
             say(f"SIGINT: {message}")
+        elif callable(old_handler) and not _is_once(received_at[0]):
+            old_handler(signum, frame)
 
     if threading.current_thread() is not threading.main_thread() or not callable(old_handler):
         yield
@@ -388,7 +398,7 @@ def interrupt_deferred(message: str) -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is receive:
             signal.signal(signal.SIGINT, old_handler)
-    if received_signals:
+    if received_at:
         old_handler(signal.SIGINT, None)
 
 
