@@ -3,7 +3,7 @@ import json
 import pytest
 
 from trieye.exceptions import SerializationError
-from trieye.files.run_record import RunRecord, open_run_record
+from trieye.files.run_record import MAX_EARLIER_FORKS, ForkPoint, RunRecord, open_run_record
 
 
 def test_a_restart_keeps_the_identity_and_counts_the_attempt(tmp_path):
@@ -57,3 +57,13 @@ def test_a_record_that_cannot_be_written_is_reported_by_path(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SerializationError, match="file"):
         RunRecord(app_name="a", run_name="r").save(tmp_path / "file" / "run.json")
+
+
+def test_a_record_stays_readable_after_any_number_of_forks(tmp_path):
+    path, num = tmp_path / "run.json", 250
+    fork = None
+    for step in range(num):
+        fork = ForkPoint(app_name="a", run_name="r", step=step, checkpoint="c", before=fork)
+    RunRecord(app_name="a", run_name="r", forked_from=fork).save(path)
+    names = RunRecord.read(path).forked_from.line.split(", which was forked from ")
+    assert names == [f"a/r@{step}" for step in range(num - 1, num - 2 - MAX_EARLIER_FORKS, -1)]

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from typing_extensions import TypedDict  # required by pydantic before Python 3.12
 
 from trieye.config.names import Name
@@ -21,6 +21,9 @@ from trieye.files.run_files import RUN_RECORD, RunFiles
 logger = logging.getLogger(__name__)
 
 _DATE_IN_NAME = re.compile(r"\d{8}_\d{6}")
+
+MAX_EARLIER_FORKS = 20
+"""Maximum number of earlier fork points in a record: pydantic cannot read JSON of more than 199 nested objects."""
 
 
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -46,7 +49,7 @@ class ForkPoint(BaseModel):
         step: Global step of the checkpoint; None for a 0.1.5 file that records it only in its content.
         objective: Objective of the checkpoint.
         checkpoint: Path of the checkpoint at the time of the fork.
-        before: The checkpoint that the other run was forked from.
+        before: The checkpoint that the other run was forked from, with at most `MAX_EARLIER_FORKS` fork points in all.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -59,6 +62,16 @@ class ForkPoint(BaseModel):
     objective: float | None = None
     checkpoint: str
     before: "ForkPoint | None" = None
+
+    @field_validator("before")
+    @classmethod
+    def _shorten(cls, before: "ForkPoint | None") -> "ForkPoint | None":
+        return None if before is None else before._newest(MAX_EARLIER_FORKS)  # noqa: SLF001 - its own class
+
+    def _newest(self, num: int) -> "ForkPoint":
+        """Return a copy with at most `num` fork points, this one included."""
+        before = None if self.before is None or num == 1 else self.before._newest(num - 1)  # noqa: SLF001 - its own class
+        return self.model_copy(update={"before": before})
 
     @property
     def name(self) -> str:
