@@ -220,6 +220,27 @@ def test_the_mirrors_of_all_names_of_a_run_are_deleted_but_none_of_another_run(m
     assert RunRecord.read(make_run("first", **mirrored) / "run.json").attempt == 1  # nothing was left to restore
 
 
+def test_files_that_trieye_did_not_write_stay_in_the_mirror(make_run, tmp_path, trieye_command):
+    mirrored = {"persistence": {"mirror": f"file://{tmp_path}/mirror", "keep_last": 1}}
+    foreign = (
+        "thesis.txt",
+        "checkpoints/notes.txt",
+        "checkpoints/mine/weights",
+        "parts/mine.txt",
+        "states/mine/COMMIT",
+    )
+    for name in foreign:
+        path = tmp_path / "mirror" / "agents" / "first" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for _ in range(2):  # the second checkpoint replaces the first one
+        run_dir = make_run("first", **mirrored)
+    output = trieye_command.output("rm", "first", "--yes")
+    assert "5 files below" in output
+    assert not run_dir.exists()
+    assert set(contents(tmp_path / "mirror")) == {f"agents/first/{name}" for name in foreign}
+
+
 def test_an_mlflow_run_of_another_directory_is_not_deleted(make_run, trieye_command):
     mlflow = {"sinks": {"mlflow": {"enabled": True}}}
     first, second = make_run("first", **mlflow), make_run("second", **mlflow)

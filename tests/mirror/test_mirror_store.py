@@ -40,6 +40,12 @@ def test_delete_removes_exactly_the_key_and_ignores_missing_keys(store, file):
     assert store.list() == {"a/x": 3}
 
 
+def test_deleting_the_last_object_leaves_no_directories_of_the_run(store, file, tmp_path):
+    store.put(file, "a/b/c")
+    store.delete("a/b/c")
+    assert [path.name for path in tmp_path.glob("backup/**/*")] == ["app"]
+
+
 def test_reading_a_missing_key_raises_file_not_found(store, tmp_path):
     with pytest.raises(FileNotFoundError):
         store.read("nothing")

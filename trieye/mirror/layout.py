@@ -33,6 +33,10 @@ _KEY = re.compile(r"[a-z]+(/[A-Za-z0-9][A-Za-z0-9_.-]*){1,3}")
 _SAVE = re.compile(r"(?:checkpoints/checkpoint|buffers/buffer)_step_\d{1,19}-[0-9a-f]{8}")
 _FILE = re.compile(r"run\.json|journal\.db|configs\.json|config\.yaml|history/points-\d+-\d+\.parquet")
 _STATE = re.compile(r"states/(\d{12})-[0-9a-f]{8}")
+_OBJECT = re.compile(  # a killed upload to a directory leaves a .part file
+    rf"(?:{_STATE.pattern}|{_SAVE.pattern})/[^/]+"
+    rf"|(?:history/points-\d+-\d+\.parquet-[0-9a-f]{{8}}|{PARTS}/[^/]+\.safetensors)(?:\.part)?"
+)
 
 
 def _matching(pattern: re.Pattern[str]) -> AfterValidator:
@@ -162,6 +166,11 @@ def _unsealed(data: bytes) -> str:
 def state_directory(generation: int, owner: str) -> str:
     """Return the directory of a state's objects."""
     return f"{STATES}/{generation:012d}-{owner[:8]}"
+
+
+def objects_of_run(index: Mapping[str, int]) -> dict[str, int]:
+    """Return the objects of a listing that match this layout; the run never deletes others below its prefix."""
+    return {key: size_bytes for key, size_bytes in index.items() if _OBJECT.fullmatch(key)}
 
 
 def states_in(keys: Iterable[str]) -> dict[str, int]:

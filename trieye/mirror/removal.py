@@ -1,14 +1,27 @@
 """Finds and deletes the objects of a mirror that belong to one run directory."""
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
-from trieye.mirror.layout import COMMIT, StateMark, whole_states
+from trieye.mirror.layout import COMMIT, StateMark, objects_of_run, whole_states
 from trieye.mirror.store import MirrorStore
 
 
-def owned_objects(store: MirrorStore, *, run_id: str, owners: Collection[str]) -> dict[str, int] | None:
-    """Return keys and sizes of all objects, {} if there are none; None if the mirror has another owner or none.
+class MirrorObjects(NamedTuple):
+    """The objects below the prefix of a run.
+
+    Attributes:
+        sizes: Keys and bytes of the run's objects.
+        foreign: Keys of all others, which are never deleted.
+    """
+
+    sizes: dict[str, int]
+    foreign: list[str]
+
+
+def owned_objects(store: MirrorStore, *, run_id: str, owners: Collection[str]) -> MirrorObjects | None:
+    """Return the objects of a mirror; None if it has another owner or none.
 
     Args:
         store: The store of the run's mirror.
@@ -21,15 +34,17 @@ def owned_objects(store: MirrorStore, *, run_id: str, owners: Collection[str]) -
     try:
         index = store.list()
     except FileNotFoundError:  # the bucket was deleted
-        return {}
-    if not index:
-        return {}
-    for _, key in whole_states(index)[:1]:
+        index = {}
+    sizes = objects_of_run(index)
+    objects = MirrorObjects(sizes, sorted(index.keys() - sizes.keys()))
+    if not sizes:
+        return objects
+    for _, key in whole_states(sizes)[:1]:
         try:
             state = StateMark.from_bytes(store.read(key))
         except (SerializationError, FileNotFoundError):
             return None
-        return index if state.run_id == run_id and state.owner in owners else None
+        return objects if state.run_id == run_id and state.owner in owners else None
     return None
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import posixpath
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trieye.config.locations import require_packages
@@ -87,13 +87,14 @@ class MirrorStore:
             return bytes(self._fs.cat_file(source, start=0, end=MAX_READ_BYTES))
 
     def delete(self, key: str) -> None:
-        """Delete an object; a missing one is ignored."""
+        """Delete an object, and directories that become empty; a missing object is ignored."""
         target = self._path(key)
         with self._explained("delete", target), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(target)
         if self._is_local:
-            with contextlib.suppress(OSError):  # the directory is not empty
-                self._fs.rmdir(posixpath.dirname(target))
+            with contextlib.suppress(OSError):  # a directory is not empty
+                for parent in PurePosixPath(target).parents[: key.count("/") + 1]:  # up to the directory of the run
+                    self._fs.rmdir(str(parent))
 
     def _path(self, key: str) -> str:
         return posixpath.join(self._root, key)

@@ -21,6 +21,7 @@ from trieye.mirror.layout import (
     history_key,
     manifest_key,
     object_key,
+    objects_of_run,
     part_keys,
     state_directory,
     states_in,
@@ -82,7 +83,7 @@ class MirrorUpload:
         if self._is_connected:
             return
         try:
-            self._index = self._store.list()
+            self._index = objects_of_run(self._store.list())
         except FileNotFoundError as error:
             raise ConnectionError(f"the mirror {self._store.url} does not exist: {error}") from error
         self._states = self._read_states(self._index)

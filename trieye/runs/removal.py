@@ -15,7 +15,7 @@ from trieye.files.atomic import recover, remove_directory
 from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.files.run_record import claim as record_owner
-from trieye.mirror.removal import delete_objects, owned_objects
+from trieye.mirror.removal import MirrorObjects, delete_objects, owned_objects
 from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock, is_alive
 from trieye.runs.config import config_of
@@ -202,8 +202,8 @@ class Removal:
         return is_owned_by(record.owner.token, uri, record.mlflow_run_id, record.run_id)
 
     @cached_property
-    def mirrors(self) -> list[tuple[MirrorStore, dict[str, int] | None]]:
-        """Its mirror under its current and all earlier names, and keys and bytes of the objects; None: not its own.
+    def mirrors(self) -> list[tuple[MirrorStore, MirrorObjects | None]]:
+        """Its mirror under its current and all earlier names, and the objects; None: not its own.
 
         Raises:
             ConfigurationError: The mirror cannot be used.
@@ -224,7 +224,7 @@ class Removal:
     @property
     def mirrored_bytes(self) -> int:
         """Bytes of its objects in the mirror."""
-        return sum(sum(objects.values()) for _, objects in self.mirrors if objects)
+        return sum(sum(objects.sizes.values()) for _, objects in self.mirrors if objects)
 
     def notes(self) -> Iterator[str]:
         """Yield the remains of the run, with the reason."""
@@ -238,6 +238,9 @@ class Removal:
         for store, objects in self.mirrors:
             if objects is None:
                 yield f"{self.name}: the mirror {store.address} is not deleted: {why}"
+            elif objects.foreign:
+                others = f"{len(objects.foreign)} files below {store.address}, such as {objects.foreign[0]}"
+                yield f"{self.name}: files that trieye did not write are not deleted: {others}"
 
     def delete(self) -> None:
         """Delete the MLflow run, the mirror and the directory in this order, so that a retry completes it.
@@ -256,7 +259,7 @@ class Removal:
             if self.owns_mlflow_run and self.record is not None and self.config is not None:
                 delete_run(self.config.persistence.MLFLOW_TRACKING_URI, str(self.record.mlflow_run_id))
             for store, objects in self.mirrors:
-                delete_objects(store, objects or {})
+                delete_objects(store, objects.sizes if objects else {})
             remove_directory(self.run_dir)
         recover(self.run_dir.parent, self.run_dir.name)
         remainder = next(self.run_dir.parent.glob(f".tmp-{self.run_dir.name}~*"), None)
