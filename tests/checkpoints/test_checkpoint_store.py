@@ -101,6 +101,22 @@ def test_best_ranks_by_objective_and_falls_back_to_is_best(store):
     assert store.best().step == 11
 
 
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_a_reader_lists_again_if_all_listed_checkpoints_were_deleted(which, store):
+    reader, read_paths = CheckpointStore(store.directory, read_only=True), []
+    store.save(1, encode(state(1)), metadata={"objective": 1.0})
+
+    def read(path):
+        if not read_paths:  # the run saves and deletes between the listing and the read
+            store.save(2, encode(state(2)), metadata={"objective": 2.0})
+            store.prune(Retention(keep_last=1, keep_best=0))
+        read_paths.append(path)
+        return reader.read(path)
+
+    assert reader.find(which, read=read).step == 2
+    assert read_paths == [store.path(1), store.path(2)]
+
+
 def test_a_later_objective_can_make_a_checkpoint_the_best(store):
     for step in (1, 2, 3):
         store.save(step, encode(state(step)), metadata={"objective": None, "is_awaited": step == 1, "mode": "max"})

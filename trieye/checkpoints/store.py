@@ -4,8 +4,9 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -263,10 +264,13 @@ class CheckpointStore:
         Raises:
             CheckpointError: States exist, and all are damaged.
         """
-        entries = self.entries()
-        if max_step is not None:
-            entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
-        intact_entry = self._first_intact(reversed(entries), read)
+
+        def newest_first(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
+            if max_step is not None:
+                entries = sorted((entry for entry in entries if entry.step <= max_step), key=lambda entry: entry.step)
+            return entries[::-1]
+
+        intact_entry = self._first_intact(newest_first, read)
         named = self._named(max_step)
         for link in (links := [path for path in named if path.is_symlink()]):
             logger.warning("%s is a link and is not used", link)
@@ -284,7 +288,7 @@ class CheckpointStore:
 
     def best(self, mode: Mode | None = None, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best intact state: by `objective`, otherwise the newest one saved with `is_best`."""
-        return self._first_intact(self.ranked(mode), read)
+        return self._first_intact(partial(ranked, mode=mode), read)
 
     def ranked(self, mode: Mode | None = None) -> list[CheckpointEntry]:
         """Return the states with a rating, the best first, according to their manifests; files are not checked.
@@ -394,12 +398,16 @@ class CheckpointStore:
             self._cache[directory] = fingerprint, entry
         return entry
 
-    def _first_intact(self, entries: Iterable[CheckpointEntry], read: Read) -> CheckpointEntry | None:
-        for entry in entries:
-            try:
-                return replace(entry, state=read(entry.path))
-            except CheckpointError as error:
-                self._skip_damaged(entry.path, error)
+    def _first_intact(self, choose: Callable[..., list[CheckpointEntry]], read: Read) -> CheckpointEntry | None:
+        for _ in range(10):  # another process may delete all listed states before they are read
+            names = self._named(None)
+            for entry in choose(self.entries()):
+                try:
+                    return replace(entry, state=read(entry.path))
+                except CheckpointError as error:
+                    self._skip_damaged(entry.path, error)
+            if self._named(None) == names:
+                break
         return None
 
     def _skip_damaged(self, path: Path, error: CheckpointError) -> None:
