@@ -806,6 +806,14 @@ def test_save_accepts_an_earlier_step_but_no_negative_or_fractional_one(make_con
         assert (run.step, run.restored["x"]) == (10, 10)
 
 
+def test_a_text_as_objective_is_refused_unless_it_is_later(make_config):
+    with trieye.Run(make_config()) as run:
+        with pytest.raises(ConfigurationError, match=r"objective='0.5'\): objective must be a number, 'later' or None"):
+            run.save(objective="0.5", x=1)
+        assert not list(run.dir.glob("checkpoints/checkpoint_step_*"))
+        assert run.save(objective="later", x=1).wait().exists()
+
+
 def test_a_checkpoint_with_a_nan_objective_is_saved(make_config):
     with trieye.Run(make_config()) as run:
         for run.step, objective in enumerate((1.0, float("nan")), start=1):

@@ -29,7 +29,7 @@ from trieye.run.attempt import OpenAttempt, naming_changes
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import FORKED, Recorder, RunClient
 from trieye.run.rehearsal import exit_if_dry_run, refuse_if_dry_run
-from trieye.run.saves import SaveHandle, step_to_save
+from trieye.run.saves import SaveHandle, objective_to_save, step_to_save
 from trieye.run.steps import is_save_due, key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
@@ -327,13 +327,13 @@ class Run(Recorder):
         Raises:
             CheckpointError: An earlier save failed; this one was started nevertheless.
             ProcessingError: A sink of `sinks.required` fails; this save was started nevertheless.
-            ConfigurationError: `objects` has another `replay` while `run.replay` is in use, or the step is negative.
+            ConfigurationError: `objects` has a `replay` other than `run.replay`, or step or objective is invalid.
             TypeError: The step is not an integer.
         """
         refuse_if_dry_run("run.save()")
         attempt = self._begun_attempt()
         saves, step, is_rated = attempt.saves, step_to_save(self._step(step)), objective is not None
-        quality = None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
+        quality = objective_to_save(objective)
         saves.make_room(rated=is_rated)
         replay = self._replay if self.config.persistence.save_buffer else None
         if replay is not None and objects.setdefault("replay", replay) is not replay:

@@ -98,6 +98,17 @@ def step_to_save(step: Any) -> int:
     return step_index
 
 
+def objective_to_save(objective: Any) -> float | None:
+    """Return the objective of a checkpoint as a float; None if it is absent or still being measured.
+
+    Raises:
+        ConfigurationError: It is a text other than `later`.
+    """
+    if isinstance(objective, str) and objective != "later":
+        raise ConfigurationError(f"save(objective={objective!r}): objective must be a number, 'later' or None")
+    return None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
+
+
 class PendingSaves:
     """The saves of a run that are in progress or not yet reported; for use by a single thread.
 
