@@ -218,6 +218,17 @@ def test_a_missing_explicit_path_is_an_error_or_a_drop_in_warning(app, caplog):
     assert "/nowhere/x" in caplog.text
 
 
+@pytest.mark.parametrize("path", ["~no_such_user/x", "a\0b", "x" * 300, "loop", "loop/x"])
+def test_a_path_that_cannot_exist_is_reported_like_a_missing_one(app, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigurationError, match=r"load_checkpoint_path=.* does not exist"):
+        app.choose(load_checkpoint_path=path)
+    config = app.config(load_checkpoint_path=path).anchored(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"load_checkpoint_path=.* does not exist"):
+        choose(RunFiles(config), config)
+
+
 @pytest.mark.parametrize("choose", [App.choose, App.drop_in])
 def test_an_explicit_path_to_a_damaged_or_foreign_file_is_an_error(app, tmp_path, choose):
     damaged = app.run("source", 3, 7).get_checkpoint_path(7)

@@ -373,7 +373,12 @@ class Choice:
         if not (value := getattr(self._config, key)):
             return None
         made_in = self._config._made_in  # noqa: SLF001 - as root_data_dir is resolved
-        path = Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
+        # unlike the methods of Path, these keep links and accept an unknown user
+        path = Path(os.path.abspath(made_in / os.path.expanduser(value)))  # noqa: PTH100, PTH111
+        try:
+            path.resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):  # missing, a loop of links, a name that is too long or has a NUL
+            return self._missing(key, value, path)
         return self._at(path, prefix, newest) or self._missing(key, value, path)
 
     def _missing(self, key: str, value: str, path: Path) -> ResumeCandidate | None:

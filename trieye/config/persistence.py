@@ -231,7 +231,7 @@ class PersistenceConfig(ModelOf015):
     def anchored(self, working_dir: Path) -> Self:
         """Return a copy whose relative paths refer to `working_dir` in every process."""
         paths = {
-            name: str(working_dir / Path(path).expanduser())
+            name: str(working_dir / os.path.expanduser(path))  # noqa: PTH111 - Path raises for an unknown user
             for name in ("load_checkpoint_path", "load_buffer_path")
             if (path := getattr(self, name)) is not None and not is_reference(name, path)
         }
