@@ -366,6 +366,14 @@ def test_prune_keeps_runs_with_an_unknown_objective(make_run, make_config, tmp_p
     assert "agents/unknown" in output
 
 
+def test_prune_keeps_a_run_with_a_damaged_record_and_reports_it(make_run, tmp_path, trieye_command):
+    make_run("old", age_s=1e6)
+    (make_run("damaged", age_s=1e6) / "run.json").write_text("{")
+    output = trieye_command.output("prune", "agents", "--older-than", "1d", "--yes")
+    assert remaining_runs(tmp_path) == {"damaged"}
+    assert "keeping agents/damaged" in output
+
+
 def test_prune_skips_symbolic_links_and_reports_them(make_run, tmp_path, trieye_command):
     make_run("first", age_s=1e6)
     away = make_run("away", age_s=1e6).rename(tmp_path / "away")

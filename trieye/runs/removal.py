@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
+from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError, TrieyeError
 from trieye.files.atomic import recover, remove_directory
 from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
@@ -76,7 +76,8 @@ def prune(
 ) -> PruneResult:
     """Delete the runs of an app that ended long ago, except the best and the newest ones.
 
-    Runs that are alive and symbolic links are never deleted; with `keep_best`, neither are runs without the metric.
+    Runs that are alive, runs with a damaged run.json, and symbolic links are never deleted; with `keep_best`, neither
+    are runs without the metric.
 
     Args:
         app: Its name below `root`, or its directory.
@@ -305,7 +306,12 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
     links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
     retained = {run_dir: f"{run_dir} is a symbolic link to {run_dir.resolve()}" for run_dir in links}
     retained |= {run_dir: "running" for run_dir in runs if run_dir not in links and is_alive(run_dir)}
-    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in retained]
+    idle = []
+    for run_dir in [run_dir for run_dir in runs if run_dir not in retained]:
+        try:
+            idle.append(Removal.of(run_dir.resolve(), inside))
+        except SerializationError as error:
+            retained[run_dir] = str(error)
     return sorted(idle, key=lambda run: run.last_used), retained
 
 
