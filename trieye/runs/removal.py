@@ -1,6 +1,7 @@
 """Delete stored runs with what they own, their MLflow run and mirror, so that a retry can complete it; claim both."""
 
 import contextlib
+import glob
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -262,8 +263,8 @@ class Removal:
             for store, objects in self.mirrors:
                 delete_objects(store, objects.sizes if objects else {})
             remove_directory(self.run_dir)
-        recover(self.run_dir.parent, self.run_dir.name)
-        remainder = next(self.run_dir.parent.glob(f".tmp-{self.run_dir.name}~*"), None)
+        recover(self.run_dir.parent)  # also what a killed deletion of another run has left
+        remainder = next(self.run_dir.parent.glob(f".tmp-{glob.escape(self.run_dir.name)}~*"), None)
         if remainder is not None:
             raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
 
