@@ -82,17 +82,6 @@ def test_nothing_is_deleted_without_confirmation(make_run, trieye_command, monke
     assert contents(run_dir) == before
 
 
-def test_a_deletion_completes_earlier_ones_that_were_killed(make_run, monkeypatch):
-    first, second, third = (trieye.runs.remove(make_run(name), dry_run=True) for name in ("first", "run [2]", "third"))
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # deletes nothing, as if killed or refused
-        for removal in (first, second):
-            with pytest.raises(TrieyeError, match="is deleted, except files that this user may not delete"):
-                removal.delete()
-    third.delete()
-    assert list(first.run_dir.parent.iterdir()) == []
-
-
 def test_names_of_runs_to_delete_are_never_truncated(make_run, trieye_command):
     make_run("2026112_first", sinks={"mlflow": {"enabled": True}})
     make_run("2026112_second_that_has_quite_a_long_name")

@@ -263,7 +263,7 @@ class Removal:
             for store, objects in self.mirrors:
                 delete_objects(store, objects.sizes if objects else {})
             remove_directory(self.run_dir)
-        recover(self.run_dir.parent)  # also what a killed deletion of another run has left
+        recover(self.run_dir.parent, self.run_dir.name)
         remainder = next(self.run_dir.parent.glob(f".tmp-{glob.escape(self.run_dir.name)}~*"), None)
         if remainder is not None:
             raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
