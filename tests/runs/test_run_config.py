@@ -32,6 +32,13 @@ def test_a_moved_run_uses_its_current_directory_and_only_sinks_with_history(move
     assert sinks_of(config) == ["mlflow", "tensorboard"]
 
 
+def test_a_dollar_sign_in_the_current_directory_of_a_run_is_not_a_variable(moved, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOT", "root")
+    moved()
+    run_dir = (tmp_path / "root").rename(tmp_path / "$ROOT") / "agents" / "runs" / "first"
+    assert config_of(run_dir).persistence.get_run_base_dir() == run_dir
+
+
 def test_a_run_outside_of_the_runs_of_an_app_may_move_to_any_free_name_there(moved, tmp_path):
     elsewhere = moved().rename(tmp_path / "first")
     with pytest.raises(ConfigurationError, match=r"move it to <root>/<app>/runs/first or any free name there"):

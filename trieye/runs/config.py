@@ -43,7 +43,11 @@ def _config_of(run_dir: Path, *, is_here: bool) -> TrieyeConfig:
     try:
         # a project has groups that trieye does not know
         fields = {name: value for name, value in config_in(run_dir).items() if name in TrieyeConfig.model_fields}
-        return TrieyeConfig.model_validate(_moved(fields, run_dir) if is_here else fields)
+        if not is_here:
+            return TrieyeConfig.model_validate(fields)
+        config = TrieyeConfig.model_validate(_moved(fields, run_dir))
+        # a path in `root_data_dir` would have its $ expanded
+        return config.model_copy(update={"persistence": config.persistence.anchored(run_dir.parents[2])})
     except ConfigurationError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -68,7 +72,7 @@ def _persistence(recorded: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
             "name there"
         )
     settings = {key: value for key, value in recorded.items() if key != "MLFLOW_TRACKING_URI"}
-    return {**settings, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": tracking_uri_of(recorded, run_dir)}
+    return {**settings, "root_data_dir": ".", "mlflow_tracking_uri": tracking_uri_of(recorded, run_dir)}
 
 
 def tracking_uri_of(persistence: Mapping[str, Any], run_dir: Path) -> str:
