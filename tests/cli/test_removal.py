@@ -1,4 +1,5 @@
 import re
+import resource
 import shutil
 import time
 
@@ -68,6 +69,19 @@ def test_a_run_whose_mlflow_run_is_in_the_trash_can_be_deleted(make_run, tmp_pat
     client, (run,) = mlflow_runs(run_dir)
     client.delete_run(run.info.run_id)
     trieye_command.output("rm", "first", "--yes")
+    assert remaining_runs(tmp_path) == set()
+
+
+def test_a_full_disk_is_named_if_the_mlflow_run_cannot_be_deleted(make_run, tmp_path):
+    run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(TrieyeError, match=r"mlflow.db cannot be .* if the disk is full, free some space first"):
+            trieye.runs.remove(run_dir)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    trieye.runs.remove(run_dir)
     assert remaining_runs(tmp_path) == set()
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -72,6 +73,18 @@ def test_a_linked_holder_file_is_not_followed(tmp_path):
         assert (tmp_path / "elsewhere").read_text() == "of another user"
         (tmp_path / "run.lock.holder").write_text("[" * 100_000)
         assert lock.holder() is None
+
+
+def test_a_full_disk_does_not_prevent_locking(tmp_path):
+    lock = RunLock(tmp_path / "run.lock")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with lock:
+            assert lock.is_held
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not lock.is_held_elsewhere()
 
 
 def test_a_child_of_a_killed_holder_does_not_keep_the_run_locked(tmp_path, start_holder):

@@ -132,6 +132,8 @@ class RunLock:
                 file.write(json.dumps({**record, "started": time.time()}))
         except FileExistsError:
             return False
+        except OSError:  # the record only informs, and deleting a run must work on a full disk
+            pass
         return True
 
     def release(self) -> None:

@@ -182,7 +182,8 @@ def _explained(failure: str) -> Iterator[None]:
         yield
     except Exception as error:  # the border to MLflow
         reason = redacted_text(str(error)).partition("\n")[0]
-        raise TrieyeError(f"{failure}: {reason}") from error
+        advice = "; if the disk is full, free some space first" if "disk" in reason else ""
+        raise TrieyeError(f"{failure}: {reason}{advice}") from error
 
 
 def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
