@@ -145,6 +145,13 @@ def test_a_run_without_a_mirrored_state_is_not_restored(other, url):
     assert restore_run(other.paths, None) is None
 
 
+def test_a_new_run_under_the_former_name_of_a_renamed_run_is_refused(run, url):
+    renamed = run.paths.run_base_dir.rename(run.paths.run_base_dir.with_name("renamed"))
+    with pytest.raises(ConfigurationError, match=f"has the run in {renamed}; choose another run_name"):
+        restore_run(run.paths, url)
+    assert not run.paths.run_base_dir.exists()
+
+
 @pytest.mark.parametrize(
     "file_name", ["run.json", "journal.db", "checkpoints/checkpoint_step_9/x", "history/points-0-1.parquet"]
 )

@@ -13,7 +13,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.files.atomic import fsync_directory, new_directory, remove
 from trieye.files.checksum import FileEntry, verify_file
 from trieye.files.run_files import BUFFERS, CHECKPOINTS, HISTORY, RUN_RECORD, RunFiles
-from trieye.files.run_record import RunRecord
+from trieye.files.run_record import RunRecord, earlier_runs
 from trieye.journal.journal import Segment
 from trieye.mirror.layout import SaveName, StateMark, history_key, manifest_key, object_key, whole_states
 from trieye.mirror.local import LocalRun, MirrorRecord
@@ -35,7 +35,8 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
         A description of the restored state; None if nothing was restored.
 
     Raises:
-        ConfigurationError: The mirror cannot be used or reached, so that it may or may not have the run.
+        ConfigurationError: The mirror cannot be used or reached, so that it may or may not have the run, or the run
+            exists here under another name.
         CheckpointError: The mirror has the run, but no intact state of it.
         SerializationError: The directory's record of the mirror cannot be read.
     """
@@ -127,6 +128,7 @@ class _Restore:
 
     def whole(self, state: StateMark, newest_generation: int) -> str:
         """Download a state, and its newest intact checkpoint."""
+        self._refuse_renamed(state)
         self._local.store_record(MirrorRecord(restoring=True))
         with self._local.outgoing() as directory:
             for name, mirrored_file in state.files.items():
@@ -147,6 +149,15 @@ class _Restore:
         record.restoring = False
         self._local.store_record(record)
         return description
+
+    def _refuse_renamed(self, state: StateMark) -> None:
+        name = self._local.paths.run_base_dir.name
+        for directory, _, record in earlier_runs(self._local.paths, name):
+            if record is not None and record.run_id == state.run_id:
+                raise ConfigurationError(
+                    f"run_name={name}: under this name, the mirror {self._store.url} has the run in {directory}; "
+                    f"choose another run_name, or resume that run with run_name={directory.name}"
+                )
 
     def _move_history(self, source: Path) -> None:
         target = self._local.paths.history_dir
