@@ -182,6 +182,21 @@ def test_a_rerun_is_planned_from_python_and_a_fork_reported_as_json(command, pro
     assert runs.get("first_fork").forked_from == "agents/first@6"
 
 
+def test_restarts_that_choose_the_same_name_become_two_runs(project):
+    plans = [runs.plan_rerun("first", ["loop.steps=2", f"seed={seed}"]) for seed in (1, 2)]
+    assert [plan.start() for plan in plans] == [0, 0]
+    assert run_names(project) == ["first", "first_rerun", "first_rerun_2"]
+    assert [config_of(project, name)["seed"] for name in run_names(project)[1:]] == [1, 2]
+    assert record_of(project, "first_rerun").attempt == 1
+
+
+def test_a_reserved_name_is_free_again_if_the_program_never_starts(project):
+    plans = [runs.plan_rerun("first", ["run_name=second"]) for _ in range(2)]
+    with plans[0].reserved(), pytest.raises(ConfigurationError, match="run_name=second: this run already exists"):
+        plans[1].start()
+    assert run_names(project) == ["first"]
+
+
 def test_an_unsigned_stored_command_needs_confirmation_from_python(planted):
     _, trace = planted(command=[sys.executable, "stranger.py"])
     with pytest.raises(ConfigurationError, match="has not signed for this directory"):

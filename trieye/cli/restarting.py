@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def restart(plan: RestartPlan, options: argparse.Namespace, schema: str) -> int:
     """
     _show_divergence(plan, options.overrides)
     plan.check_fit()
+    with nullcontext(plan) if options.dry_run else plan.reserved() as reserved_plan:
+        _show_plan(reserved_plan, options, schema)
+        if options.dry_run:
+            return 0
+        return plan.program.start(reserved_plan.overrides, stdout=sys.stderr if options.json else None)
+
+
+def _show_plan(plan: RestartPlan, options: argparse.Namespace, schema: str) -> None:
     checkpoint = plan.checkpoint
     if options.json:
         document = {
@@ -37,13 +46,12 @@ def restart(plan: RestartPlan, options: argparse.Namespace, schema: str) -> int:
             "directory": plan.program.directory, "changes": plan.divergence.parts(), "is_dry_run": options.dry_run,
         }  # fmt: skip
         print_json(schema, document if checkpoint is None else {**document, "checkpoint": checkpoint.path})
-        return 0 if options.dry_run else plan.program.start(plan.overrides, stdout=sys.stderr)
+        return
     if checkpoint is not None:
         rating = "" if checkpoint.objective is None else f", objective {checkpoint.objective:g}"
         step = f"step {checkpoint.step}{rating}"
         print(f"run {plan.run_dir.name!r} starts from {plan.source} at {step}; the command, also to resume it:")
     print(plan.line, flush=True)
-    return 0 if options.dry_run else plan.start()
 
 
 def confirmed(options: argparse.Namespace) -> Confirm:

@@ -1,8 +1,8 @@
 """Start runs like stored ones: `rerun` from the beginning, `fork` from a checkpoint."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class RestartPlan:
         overrides: The overrides of the new run.
         divergence: Differences to the stored run in config, commit and packages.
         checkpoint: The checkpoint that a fork starts from; None for a rerun.
+        typed_overrides: The overrides that replace or extend those of the stored run.
     """
 
     source: StoredRun
@@ -42,6 +43,7 @@ class RestartPlan:
     overrides: list[str]
     divergence: Divergence
     checkpoint: CheckpointEntry | None = None
+    typed_overrides: Sequence[str] = ()
 
     @property
     def line(self) -> str:
@@ -59,9 +61,29 @@ class RestartPlan:
             purpose = f"fork of {self.source} at step {self.checkpoint.step}"
             self.program.dry_run([*self.overrides[:-1], path], "restore", purpose=purpose)
 
+    @contextmanager
+    def reserved(self) -> Iterator["RestartPlan"]:
+        """Create the directory of the new run, so that no other restart uses its name.
+
+        Yields:
+            The plan, with the next free name if another restart took a name that was not typed.
+
+        Raises:
+            ConfigurationError: The typed name is taken, or the directory cannot be created.
+        """
+        plan = self
+        while not _is_created(plan.run_dir):
+            plan = _renamed(plan)
+        try:
+            yield plan
+        finally:
+            with suppress(OSError):  # the program has used it
+                plan.run_dir.rmdir()
+
     def start(self) -> int:
-        """Run the program in the foreground, and return its exit code."""
-        return self.program.start(self.overrides)
+        """Run the program in the foreground, and return its exit code; see `reserved` for the name of the run."""
+        with self.reserved() as plan:
+            return plan.program.start(plan.overrides)
 
 
 def rerun(
@@ -127,7 +149,7 @@ def plan_rerun(
 ) -> RestartPlan:
     """Return what `rerun` would start; its program is started for a dry run only. See `rerun` for the arguments."""
     source = get(run, root=root)
-    value_by_key = {RUN_NAME: _new_name(source, overrides, "rerun")}
+    value_by_key = {RUN_NAME: _new_name(source.run_dir, overrides, "rerun")}
     return _plan(source, overrides, without, value_by_key, confirm, purpose=f"rerun of {source}")
 
 
@@ -146,7 +168,7 @@ def plan_fork(
     if any(word.lstrip("+~").startswith(LOAD) for word in overrides):
         raise ConfigurationError(f"{LOAD}: a fork starts from the checkpoint that --checkpoint names")
     entry = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), checkpoint, option=purpose)
-    value_by_key = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(entry.path)}
+    value_by_key = {RUN_NAME: _new_name(source.run_dir, overrides, "fork"), LOAD: str(entry.path)}
     return _plan(source, overrides, without, value_by_key, confirm, purpose=purpose, checkpoint=entry)
 
 
@@ -166,7 +188,6 @@ def _plan(
     program.require_consent(words, origin=f"run {source}", confirm=confirm)
     report = program.dry_run(words, "config", purpose=purpose)
     run_dir = directory_of(report.config, program.directory)
-    _check_free(run_dir)
     if checkpoint is not None:
         _check_unfinished(report.config, checkpoint, purpose)
         if run_dir.parent.resolve() == source.run_dir.parent:  # a name stays true when both runs are moved
@@ -178,20 +199,41 @@ def _plan(
         sources = sources_in(program.directory, source.provenance.sources) | provenance.sources
         provenance = provenance.model_copy(update={"sources": sources})
     divergence = Divergence.between((old_values, source.provenance), (report.config, provenance), ignored=(LOAD,))
-    return RestartPlan(source, run_dir, program, words, divergence, checkpoint)
+    plan = RestartPlan(source, run_dir, program, words, divergence, checkpoint, overrides)
+    return _renamed(plan) if run_dir.exists() else plan
 
 
-def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:
-    """Return the name of the new run: the typed name, or the stored run's name with a suffix."""
+def _renamed(plan: RestartPlan) -> RestartPlan:
+    """Return a plan with the next free name; a typed name that is taken is refused."""
+    suffix = "rerun" if plan.checkpoint is None else "fork"
+    name = _new_name(plan.run_dir.with_name(plan.source.name), plan.typed_overrides, suffix)
+    words = [override(RUN_NAME, name) if key_of(word) == RUN_NAME else word for word in plan.overrides]
+    return replace(plan, run_dir=plan.run_dir.with_name(name), overrides=words)
+
+
+def _is_created(run_dir: Path) -> bool:
+    """Create a directory, and return False if it exists."""
+    try:
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir()
+    except OSError as error:
+        if run_dir.exists():
+            return False
+        raise ConfigurationError(f"{run_dir} cannot be created: {error.strerror}") from error
+    return True
+
+
+def _new_name(source_dir: Path, overrides: Sequence[str], suffix: str) -> str:
+    """Return the name of a run next to `source_dir`: the typed name, or the name of that directory with a suffix."""
     typed_name = next(
         (word.partition("=")[2].strip("'\"") for word in reversed(overrides) if key_of(word) == RUN_NAME), None
     )
-    runs = source.run_dir.parent
+    runs = source_dir.parent
     if typed_name is not None:
         check_name(RUN_NAME, typed_name)
         _check_free(runs / typed_name)
         return typed_name
-    names = (f"{source.name}_{suffix}{number}" for number in ("", *(f"_{count}" for count in range(2, 10_000))))
+    names = (f"{source_dir.name}_{suffix}{number}" for number in ("", *(f"_{count}" for count in range(2, 10_000))))
     return next(name for name in names if not (runs / name).exists())
 
 
