@@ -152,6 +152,12 @@ def test_invalid_sinks_are_rejected_by_the_constructor(make_config, tmp_path):
             trieye.Run(make_config(), sinks=sinks)
 
 
+def test_sinks_of_a_generator_receive_the_points(make_config, tmp_path):
+    with trieye.Run(make_config(), sinks=(sink for sink in [Lines(tmp_path / "lines.txt")])) as run:
+        run.log("loss", 0.5, step=1)
+    assert (tmp_path / "lines.txt").read_text() == "loss 1 0.5\nFINISHED\n"
+
+
 def test_a_sink_that_cannot_be_pickled_is_a_configuration_error(make_config, tmp_path, ray_cluster):
     sink = Lines(tmp_path / "lines.txt")
     sink.open(None)

@@ -4,7 +4,7 @@ import atexit
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -79,8 +79,8 @@ class Run(Recorder):
         ConfigurationError: A member of `sinks` is not a sink, or its name is already in use.
     """
 
-    def __init__(self, config: TrieyeConfig, *, group: str | None = None, sinks: Sequence[Sink] = ()) -> None:
-        check_own(sinks)
+    def __init__(self, config: TrieyeConfig, *, group: str | None = None, sinks: Iterable[Sink] = ()) -> None:
+        own_sinks = check_own(sinks)
         super().__init__(config.run_name, config.runtime.max_pending_events)
         self.config = config
         self.resumed = self.resumed_from_another = False
@@ -89,7 +89,7 @@ class Run(Recorder):
         self.stop_requested_at: float | None = None
         self.last_step: int | None = None
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
-        self._group, self._sinks = group, sinks
+        self._group, self._sinks = group, own_sinks
         self._attempt: OpenAttempt | None = None
         self._closed_because = "is not open; use `with trieye.Run(config) as run:`"
         self._replay: ReplayBuffer | None = None

@@ -174,8 +174,8 @@ def _built_in(config: SinksConfig, on_run_id: Callable[[str], None] | None) -> I
         yield WandbSink(config.wandb)
 
 
-def check_own(sinks: Sequence[Sink]) -> None:
-    """Check the sinks that the user passed to a run.
+def check_own(sinks: Iterable[Sink]) -> list[Sink]:
+    """Check the sinks that the user passed to a run, and return them.
 
     Raises:
         ConfigurationError: The argument is no list, an element is no sink, or its name is already in use.
@@ -183,8 +183,8 @@ def check_own(sinks: Sequence[Sink]) -> None:
     if not isinstance(sinks, Iterable):
         kind = sinks if isinstance(sinks, type) else type(sinks)
         raise ConfigurationError(f"sinks={sinks!r}: expected a list of sinks, such as sinks=[{kind.__name__}()]")
-    names: list[str] = []
-    for sink in sinks:
+    own_sinks, names = list(sinks), set(OUR_NAMES)
+    for sink in own_sinks:
         argument = f"sinks=[{sink!r}]"
         if isinstance(sink, type):
             raise ConfigurationError(f"{argument}: expected an instance, not a class; pass {sink.__name__}()")
@@ -194,9 +194,10 @@ def check_own(sinks: Sequence[Sink]) -> None:
                 f"{argument}: not a sink, because it has no {' and no '.join(lacking) or 'name'}; a sink has a name "
                 "and the methods open(run), write(points) and close(status): see trieye.sinks.base.Sink"
             )
-        if sink.name in {*OUR_NAMES, *names}:
+        if sink.name in names:
             raise ConfigurationError(f"{argument}: the name {sink.name!r} is already used by another sink; rename it")
-        names.append(sink.name)
+        names.add(sink.name)
+    return own_sinks
 
 
 @lru_cache(maxsize=1)
