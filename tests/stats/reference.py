@@ -33,7 +33,7 @@ class Reference:
         self.windows, self.opened_at, self.late = {}, {}, []
         self.num_events = self.num_late = 0
         self.smoothed = 0.0
-        self.logged_at = 0.0
+        self.logged_at = self.delay = 0.0
 
     def ingest(self, rows, at):
         for step, value, time in rows:
@@ -66,6 +66,12 @@ class Reference:
         return self._points(self._completed(at, step), at)
 
     def flush(self, at, step=None):
+        self.logged_at -= self.delay
+        points = self._flushed(at, step)
+        self.delay = 0.0
+        return points
+
+    def _flushed(self, at, step):
         closed = self._completed(at, self.highest if step is None else step)
         if not self.length and not self.seconds:
             return self._points(closed, at)
@@ -111,6 +117,8 @@ class Reference:
             return []
         events = [event for _, window in closed for event in window]
         rate = math.fsum(event.value for event in events) / (at - self.logged_at)
+        newest = max(event.time for event in events) - STARTED
+        self.delay = at - newest if self.logged_at < newest < at else 0.0
         self.logged_at = at
         return [self._point(max(step for step, _ in closed), events, rate)]
 

@@ -53,6 +53,18 @@ def test_a_pause_logs_no_rate_that_would_replace_the_last_one():
     assert [(point.step, point.value) for point in second.advance(at=70.0)] == [(3, 2.0)]
 
 
+def test_the_rate_of_a_flush_counts_from_the_newest_event_of_the_last_point():
+    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=1000.0)
+    first.ingest(batch(*[("done", 1.0, step, 1000.0 + step / 100) for step in range(481)]), at=4.9)
+    assert [point.value for point in first.advance(at=5.0)] == [481 / 5]
+    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=9000.0)
+    second.restore(first.to_state(), shift_s=100.0)
+    second.ingest(batch(*[("done", 1.0, step, 9100.0 + step / 100) for step in range(481, 501)]), at=105.01)
+    assert [point.value for point in second.flush(at=105.01)] == [pytest.approx(20 / 0.21)]
+    second.ingest(batch(("done", 1.0, 501, 9106.0)), at=107.01)
+    assert [point.value for point in second.flush(at=107.01)] == [pytest.approx(1 / 2)]
+
+
 def smoothed(alpha):
     return Aggregator([metric(aggregation="ema", ema_alpha=alpha, log_frequency_steps=10)])
 

@@ -110,11 +110,15 @@ class RateWindows(MetricWindows):
 
     The interval of the first point starts with the attempt. Without events there are no points: the step does not
     advance, and a 0 would replace the last rate.
+
+    Events arrive with a delay, except at a flush, which comes after the last of them. Its interval therefore starts at
+    the newest event of the last point; otherwise, it could last a few milliseconds and contain the events of 200.
     """
 
     def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
         super().__init__(config, times)
         self._logged_at: float | None = None
+        self._delay_s = 0.0  # from the newest event of the last point to that point
 
     @property
     def _since(self) -> float:
@@ -135,6 +139,14 @@ class RateWindows(MetricWindows):
         del opened_at
         return at - self._since >= self._seconds
 
+    def flush(self, *, at: float, step: int | None = None) -> list[Point]:
+        """Return a point of all windows; see `MetricWindows.flush`."""
+        if self._delay_s:
+            self._logged_at = self._since - self._delay_s
+        points = super().flush(at=at, step=step)
+        self._delay_s = 0.0
+        return points
+
     def _points(self, closed_windows: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         if not closed_windows:
             return []
@@ -146,6 +158,9 @@ class RateWindows(MetricWindows):
             step = max(step, last_step)
             window.merge(events)
         value = window.total / (at - self._since)
+        newest_at = window.time - self._times.started
+        # users can log any time, and clocks of other nodes differ
+        self._delay_s = at - newest_at if self._since < newest_at < at else 0.0
         self._logged_at = at
         return [self._point(step, window, value)]
 
@@ -157,7 +172,7 @@ class RateWindows(MetricWindows):
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `restore`."""
-        return {**super().to_state(), "logged_at": self._since}
+        return {**super().to_state(), "logged_at": self._since, "delay_s": self._delay_s}
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
         """Restore a state of `to_state`.
@@ -170,3 +185,4 @@ class RateWindows(MetricWindows):
         super().restore(state, shift_s=shift_s)
         if logged_at is not None:
             self._logged_at = logged_at + shift_s
+            self._delay_s = state.get("delay_s", 0.0)
