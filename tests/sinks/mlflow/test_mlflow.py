@@ -18,6 +18,7 @@ from trieye.exceptions import ProcessingError, SinkGoneError, TrieyeError
 from trieye.sinks.mlflow.run import RUN_ID_TAG
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
+from trieye.stats.operations import LogArtifact
 from trieye.stats.point import Point
 from trieye.testing import MemoryHistory, SinkContract, make_run_info
 
@@ -262,6 +263,38 @@ def test_a_point_that_mlflow_rejects_drops_only_itself(run, caplog):
     assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 49
     assert sink.refused == 1
     assert "'text'" in caplog.text
+
+
+def test_a_name_that_a_file_store_cannot_hold_drops_only_its_own_points(tmp_path, caplog):
+    run = make_run_info(tmp_path, tracking_uri=(tmp_path / "mlruns").as_uri())
+    source = MemoryHistory([Point(n, 0.5, step, 1.7e9) for step in range(3) for n in ("loss", "loss/actor", "other")])
+    thread = SinkThread(MlflowSink(), run, source, first_delay_s=0.01)
+    assert thread.flush(SOON_S)
+    add(thread, source, [Point(name, 0.5, 3, 1.7e9) for name in ("loss", "loss/actor")])
+    assert thread.close("FINISHED", SOON_S)
+    assert thread.refused == 4
+    assert caplog.text.count("MLflow rejects metrics 'loss/actor'") == 1
+    steps_by_name = {
+        path.name: {int(line.split()[2]) for line in path.read_text().splitlines()}
+        for path in (tmp_path / "mlruns").rglob("metrics/*")
+    }
+    assert steps_by_name == {"loss": {0, 1, 2, 3}, "other": {0, 1, 2}}
+
+
+def test_points_do_not_wait_for_a_broken_artifact_store(run, tmp_path, caplog):
+    uploads = tmp_path / "uploads"
+    uploads.write_text("a file where the artifacts belong")
+    client_of(run).create_experiment("my app", artifact_location=uploads.as_uri())
+    (run.run_dir / "one.txt").write_text("1")
+    source = MemoryHistory([LogArtifact("one.txt", "sub"), Point("loss", 0.5, 1, 1.7e9), LogArtifact("one.txt", None)])
+    thread = SinkThread(sink := MlflowSink(), run, source, first_delay_s=0.01)
+    assert thread.close("FINISHED", SOON_S)
+    assert stored_run(run, sink).data.metrics == {"loss": 0.5}
+    assert thread.refused == 2
+    uri = f"{uploads.as_uri()}/{sink.run_id}/artifacts"
+    assert f"artifact one.txt cannot be uploaded to {uri}/sub: " in caplog.text
+    assert f"artifacts missing in MLflow: 2 (latest: artifact one.txt cannot be uploaded to {uri}" in caplog.text
+    assert f"`trieye rebuild {run.run_dir} --sink mlflow`" in caplog.text
 
 
 def test_the_database_is_in_wal_mode_so_readers_block_no_writes(run):

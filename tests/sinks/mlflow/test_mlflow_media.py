@@ -98,7 +98,7 @@ def test_a_failed_write_can_be_retried(run, sink):
     directory = run.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.write_text("a file where the artifacts belong")
-    with pytest.raises(TrieyeError, match="failed to write"):
+    with pytest.raises(TrieyeError, match=f"step_7.png cannot be uploaded to file://{directory}"):
         sink.log_media(image())
     directory.unlink()
     sink.log_media(image())

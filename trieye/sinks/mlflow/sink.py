@@ -1,6 +1,7 @@
 """MlflowSink: logs points, parameters, tags, files and media of a run to an MLflow store or server."""
 
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -43,6 +44,12 @@ CHANGED_PREFIX = "trieye.changed."
 
 _INT64 = range(-(2**63), 2**63)
 
+_NAME_ERRORS = tuple(f"[Errno {code}]" for code in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
+"""Errors of a file store, which keeps each metric in a file of its name: `loss` and `loss/actor` exclude each other."""
+
+MAX_FAILED_UPLOADS = 3
+"""Consecutive failures after which an upload waits no longer: points must not wait for an artifact store."""
+
 
 class MlflowSink:
     """Logs to one MLflow run, which later attempts continue.
@@ -55,7 +62,7 @@ class MlflowSink:
     Attributes:
         run_id: Id of the MLflow run; None until `open` succeeds.
         is_empty: Whether the MLflow run is new.
-        refused: Number of points and parameters that MLflow rejected.
+        refused: Number of points, parameters and tags that MLflow rejected.
     """
 
     name = "mlflow"
@@ -80,6 +87,9 @@ class MlflowSink:
         self._params: dict[str, str] = {}
         self._changed_params: dict[str, str] = {}
         self._reported_keys: set[tuple[str, ...]] = set()
+        self._impossible_keys: set[tuple[str, str]] = set()
+        self._failed_uploads = 0
+        self._missing_artifacts: list[str] = []
         self._superseded_points = SupersededPoints()
         self._parent_id: str | None = None
         self._sweep: tuple[str, str] | None = None
@@ -173,7 +183,8 @@ class MlflowSink:
         """Copy a file, or a directory under its name, to the artifacts of the run.
 
         Raises:
-            ProcessingError: It does not exist or cannot be read, or `artifact_path` leaves the run's artifacts.
+            ProcessingError: It does not exist or cannot be read, `artifact_path` leaves the run's artifacts, or uploads
+                have failed `MAX_FAILED_UPLOADS` times in a row although MLflow answers.
             TrieyeError: MLflow cannot be reached.
         """
         if artifact_path is not None:
@@ -193,7 +204,7 @@ class MlflowSink:
         """Store an image, video, table or text as an artifact by name and step; ignore histograms.
 
         Raises:
-            ProcessingError: MLflow rejects it.
+            ProcessingError: MLflow rejects it, or uploads fail as in `log_artifact`.
             TrieyeError: MLflow cannot be reached.
         """
         if isinstance(medium, LogImage):
@@ -234,6 +245,15 @@ class MlflowSink:
         if self._system_metrics is not None:
             self._system_metrics.stop()
             self._system_metrics = None
+        if self._missing_artifacts:
+            log.warning(
+                "artifacts missing in MLflow: %d (latest: %s); once uploads work, `trieye rebuild %s --sink mlflow` "
+                "delivers them",
+                len(self._missing_artifacts),
+                self._missing_artifacts[-1],
+                self._run_dir,
+            )
+            self._missing_artifacts.clear()
         if status != "RUNNING":
             with self._explained("close"):
                 self._client.set_terminated(self.run_id, status)
@@ -314,9 +334,15 @@ class MlflowSink:
         try:
             self._client.log_artifact(self.run_id, str(path), artifact_path)
         except Exception as error:
-            if not _is_refusal(error):
-                raise
-            raise ProcessingError(f"artifact {path} to {artifact_path!r}: {_first_line(error)}") from error
+            artifact_uri = self._client.get_run(self.run_id).info.artifact_uri  # raises if the whole store fails
+            directory = redacted_text(posixpath.join(artifact_uri, artifact_path or ""))
+            message = f"artifact {path.name} cannot be uploaded to {directory}: {_first_line(error)}"
+            self._failed_uploads += 1
+            if self._failed_uploads < MAX_FAILED_UPLOADS and not _is_refusal(error):
+                raise TrieyeError(message) from error
+            self._missing_artifacts.append(message)
+            raise ProcessingError(message) from error
+        self._failed_uploads = 0
 
     def _log(self, kind: _Kind, entities: Sequence[Any]) -> None:
         size = _MAX_PER_BATCH[kind]
@@ -324,14 +350,22 @@ class MlflowSink:
             self._log_batch(kind, entities[start : start + size])
 
     def _log_batch(self, kind: _Kind, entities: Sequence[Any]) -> None:
+        num_entities = len(entities)
+        entities = [entity for entity in entities if (kind, entity.key) not in self._impossible_keys]
+        self.refused += num_entities - len(entities)
+        if not entities:
+            return
         try:
             self._client.log_batch(self.run_id, **{kind: entities})
         except Exception as error:
-            if not _is_refusal(error):
+            is_about_name = any(text in str(error) for text in _NAME_ERRORS)
+            if not is_about_name and not _is_refusal(error):
                 raise
             mlflow_run.require_active(self._client, self._client.get_run(self.run_id))
             if len(entities) == 1:
                 self._refuse(f"{kind} {entities[0].key!r}: {_first_line(error)}", kind, entities[0].key)
+                if is_about_name:
+                    self._impossible_keys.add((kind, entities[0].key))
                 return
             # a refused entity must not cost the others of its batch
             half = len(entities) // 2
