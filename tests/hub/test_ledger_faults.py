@@ -56,17 +56,6 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("name", [np.str_("loss"), Text("loss")])
-def test_event_names_may_be_subclasses_of_str(hub, name):
-    hub.start()
-    hub.log(1, name=name)
-    hub.ledger.advance(force=True)
-    assert steps_of(hub.points("windows")) == [1]
-    hub.die()
-    hub.start(attempt=1)
-    assert steps_of(hub.points("windows")) == [1]
-
-
 @pytest.mark.parametrize("value", ["\ud800", np.str_("long"), Text("long")])
 def test_a_text_in_a_context_does_not_affect_other_events(tmp_path, value):
     metric = MetricConfig(name="length", raw_event_name="loss", context_key="length", aggregation="mean")

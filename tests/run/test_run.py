@@ -1,6 +1,8 @@
+import enum
 import io
 import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -493,6 +496,36 @@ def test_numbers_of_other_libraries_can_be_logged(make_config):
         run.step = 3
         best_values = [run.best(name, "max") for name in ("a", "b", "c", "d/e", "d/f/g", "i")]
         assert best_values == [2.0, 1.0, 4.0, 5.0, 6.0, 7.0]
+
+
+class Name(enum.StrEnum):
+    LOSS = "loss"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+def test_the_hub_receives_plain_values_for_enum_members_and_numpy_strings(make_config, monkeypatch):
+    sent = []
+
+    def recording(real, request, *content, **options):
+        sent.append(pickle.dumps(content))
+        return real(request, *content, **options)
+
+    metrics = [{"name": "levels", "raw_event_name": "loss", "context_key": "level", "aggregation": "sum"}]
+    with trieye.Run(make_config(stats={"metrics": metrics})) as run:
+        hub = run._attempt.hub
+        for method in ("ask", "send"):
+            monkeypatch.setattr(hub, method, partial(recording, getattr(hub, method)))
+        run.log({Name.LOSS: 1.0, "a": {Name.LOSS: 2.0}}, step=1, context={"level": Level.HIGH, "of": Name.LOSS})
+        run.log(np.str_("loss"), 3.0, step=1, context={"level": np.float64(4.0)})
+        run.log_params({Name.LOSS: Level.HIGH, "eos_token": 5})
+        run.set_tags({Name.LOSS: Name.LOSS})
+        run.step = 1
+        assert [run.best(name, "max") for name in ("levels", "a/loss")] == [7.0, 2.0]
+    assert not any(__name__.encode() in data for data in sent)  # an actor may be unable to import the classes
+    assert record_of(run.dir).params == {"loss": "3", "eos_token": "5"}
 
 
 def test_a_list_is_logged_as_one_event_per_item_or_not_at_all(make_config):

@@ -89,25 +89,24 @@ class Tracking:
         """
         params = parameters(extra_config) if extra_config else self._files.directory_params()
         if self._shows_config:
-            self._record(LogParams(_texts(params)), key=f"{key}:params")
+            self._record(LogParams(texts_of(params)), key=f"{key}:params")
         if self._files.is_held:
             config = self._files.save_config(extra_config)
             self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")
 
     @request()
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run."""
+    def log_params(self, params: dict[str, str]) -> None:
+        """Record parameters of the run, from `texts_of`."""
         self._check_open()
-        texts = _texts(params)
-        self._files.set_params(texts)
-        self._record(LogParams(texts))
+        self._files.set_params(params)
+        self._record(LogParams(params))
 
     @request()
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
         self._check_open()
         self._files.set_tags(tags)
-        self._record(SetTags(_texts(tags)))
+        self._record(SetTags(texts_of(tags)))
 
     @request()
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
@@ -192,7 +191,8 @@ def _ready_within_s(sent_at: float | None) -> float:
     return sent_at + READY_TIMEOUT_S - time.time()
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return parameters or tags as texts without secrets; another process may not have the classes of the values."""
     return {
         printable(str(name)): printable(redacted_text(str(redacted(value, str(name)))))
         for name, value in values.items()

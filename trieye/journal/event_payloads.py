@@ -95,8 +95,6 @@ def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, 
         context_keys: Keys of contexts that metrics read; all other keys are removed.
     """
     drops: list[Drop] = []
-    if any(type(name) is not str for name in batch.names):  # NumPy strings
-        batch = replace(batch, names=tuple(map(str.__str__, batch.names)))
     refused = {code: reason for code, name in enumerate(batch.names) if (reason := _refusal(name)) is not None}
     if refused:
         for code, reason in refused.items():

@@ -28,11 +28,10 @@ _MAX_HALVES = 2**52
 """Above this value a float cannot represent the midpoint between two integers."""
 _COLOR_SLACK = 1e-3
 """Tolerance for colors outside 0 to 1, as resampling produces them."""
-_PLAIN = (str, int, float, bool, type(None))
 
 
 def name_of(name: Any) -> str:
-    """Return the name of an event, checked.
+    """Return the name of an event as a plain string, checked.
 
     Raises:
         TypeError: The name is not a string.
@@ -42,7 +41,7 @@ def name_of(name: Any) -> str:
         raise TypeError(f"log({name!r}, ...): the name must be a string, got {type(name).__name__}")
     if not name:
         raise ValueError("log('', ...): the name must not be empty")
-    return name
+    return str.__str__(name)  # the hub's process may not have the class of an Enum member
 
 
 def items_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -129,8 +128,15 @@ def context_of(name: str, context: Any) -> dict[str, Any] | None:
 
 
 def _plain(name: str, key: Any, value: Any) -> Any:
-    if isinstance(value, _PLAIN):
-        return value
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+        case str():
+            return str.__str__(value)
     if callable(getattr(value, "item", None)):  # NumPy scalars and tensors
         return _plain(name, key, value.item())
     raise TypeError(

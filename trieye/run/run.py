@@ -22,7 +22,7 @@ from trieye.files.run_record import MetricSummary, RunStatus
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
 from trieye.hub.status import HubStatus
-from trieye.hub.tracking import Tracking
+from trieye.hub.tracking import Tracking, texts_of
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal, is_by_signal
 from trieye.run.attempt import OpenAttempt, naming_changes
@@ -209,7 +209,7 @@ class Run(Recorder):
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters such as hyperparameters; nested dicts become dotted names, secrets become `***`."""
-        self._begun_attempt().hub.ask(Tracking.log_params, dict(leaves(redacted(params))))
+        self._begun_attempt().hub.ask(Tracking.log_params, texts_of(dict(leaves(params))))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run; secrets become `***`."""
