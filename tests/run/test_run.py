@@ -30,6 +30,7 @@ from trieye.history.table import read_history
 from trieye.hub.logic import HubLogic
 from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
+from trieye.testing import MemorySink
 
 
 def train(config, total, *, agent=None, stop_at=None):
@@ -871,6 +872,13 @@ def test_plain_data_named_replay_is_not_confused_with_the_buffer(make_config):
     with trieye.Run(make_config()) as run:
         assert run.restore()
         assert run.restored["replay"] == [1, 2, 3]
+
+
+def test_a_tag_with_undecodable_text_is_escaped_in_the_record_and_in_sinks(make_config):
+    sink = MemorySink()
+    with trieye.Run(make_config(), sinks=[sink]) as run:
+        run.set_tags({"data\udce9": os.fsdecode(b"caf\xe9.csv")})
+    assert sink.tags["data\\udce9"] == record_of(run.dir).tags["data\\udce9"] == "caf\\udce9.csv"
 
 
 def test_tags_set_by_concurrent_threads_are_all_recorded(make_config):

@@ -184,7 +184,7 @@ class HubFiles:
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags."""
         with self._changed_record() as record:
-            record.tags = {**record.tags, **redacted(tags)}
+            record.tags = {**record.tags, **tags}
 
     def set_params(self, params: Mapping[str, str]) -> None:
         """Record parameters that are not in the config."""

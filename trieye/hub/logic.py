@@ -22,7 +22,7 @@ from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import RestoredCheckpoint, SavedCheckpoint
 from trieye.hub.status import HubStatus
 from trieye.hub.supersession import after_restore, with_opening
-from trieye.hub.tracking import Tracking, close_timeout_s
+from trieye.hub.tracking import Tracking, close_timeout_s, texts_of
 from trieye.journal.ranges import Range
 from trieye.process.progress import say
 from trieye.process.worker import Ticker
@@ -246,7 +246,7 @@ class HubLogic:
         else:
             self._rewind({} if checkpoint is None else checkpoint.hub_state, key, step)
         if checkpoint is not None and checkpoint.fork is not None:
-            self.tracking.set_tags(checkpoint.fork.tags())
+            self.tracking.set_tags(texts_of(checkpoint.fork.tags()))
 
     @request("ingest")
     def packed_state(self, complete_step: int) -> bytes:

@@ -102,11 +102,11 @@ class Tracking:
         self._record(LogParams(params))
 
     @request()
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run."""
+    def set_tags(self, tags: dict[str, str]) -> None:
+        """Set tags of the run, from `texts_of`."""
         self._check_open()
         self._files.set_tags(tags)
-        self._record(SetTags(texts_of(tags)))
+        self._record(SetTags(tags))
 
     @request()
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
-from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunStatus
@@ -213,8 +212,7 @@ class Run(Recorder):
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run; secrets become `***`."""
-        texts = {str(key): str(value) for key, value in tags.items()}
-        self._begun_attempt().hub.ask(Tracking.set_tags, redacted(texts))
+        self._begun_attempt().hub.ask(Tracking.set_tags, texts_of(tags))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
         """Store a file or directory with the run; its current content is copied before this returns.
