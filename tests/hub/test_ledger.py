@@ -237,6 +237,20 @@ def test_events_logged_before_a_rewind_are_kept(hub):
     assert steps_of(hub.points("setup")) == [8]
 
 
+def test_a_metric_logged_without_a_step_before_a_rewind_does_not_prevent_it(hub):
+    hub.start()
+    hub.log(*range(1, 11))
+    state = hub.ledger.to_state(10)
+    hub.die()
+    hub.start()
+    hub.ledger.note_stepless("hparam\udce9")
+    hub.log(0, name="hparam")
+    hub.ledger.rewind(state)
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("hparam")) == [0]
+    assert steps_of(hub.points("windows")) == [10]
+
+
 def test_a_restart_from_scratch_supersedes_the_points_of_the_previous_attempt(hub):
     hub.start()
     hub.log(*range(1, 31))

@@ -247,10 +247,11 @@ class EventProcessor:
 def survives_rewind(entry: JournalEntry) -> bool:
     """Return whether a rewind must apply an entry of its attempt again, after the state of the checkpoint.
 
-    Parameters, tags and files need no second application, because a rewind does not undo them.
+    Parameters, tags and files need no second application, because a rewind does not undo them. `stepless` entries have
+    no effect after it: the points of a rewound attempt supersede no others.
     """
     is_medium = entry.kind == "operation" and isinstance(from_bytes(entry.payload), Medium)
-    return is_medium or entry.kind in {"events", "rows", "drops", "stepless"}
+    return is_medium or entry.kind in {"events", "rows", "drops"}
 
 
 def points_payload(points: Sequence[Point]) -> bytes:

@@ -201,7 +201,7 @@ class Ledger:
     def note_stepless(self, metric: str) -> None:
         """Note that this attempt logs a metric without a step, so that its points at step 0 supersede no others."""
         with self._processing:
-            self._append("stepless", metric.encode("utf-8", "surrogatepass"), while_open=True)
+            self._append("stepless", metric.encode("utf-8", "backslashreplace"), while_open=True)
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Append points to the history that do not summarise events."""
