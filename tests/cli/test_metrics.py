@@ -31,6 +31,15 @@ def test_points_match_what_was_logged(logged):
     assert selected["loss/td"].counts.tolist() == [1, 1]
 
 
+def test_points_at_negative_steps_are_included(make_config, command):
+    with trieye.Run(make_config()) as run:
+        for step in (-20, -10, 0):
+            run.log("lead", float(step), step=step)
+    assert points(run.dir)["lead"].steps.tolist() == [-20, -10, 0]
+    rows = csv.DictReader(command.output("metrics", run.dir, "-m", "lead", "--since", "-10", "--csv").splitlines())
+    assert [row["step"] for row in rows] == ["-10", "0"]
+
+
 def test_superseded_points_are_left_out(make_config):
     config = make_config()
     for offset in (0.0, 100.0):

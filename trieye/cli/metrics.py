@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-m", "--metric", action="append", default=[], metavar="NAME",
         help="metric or pattern whose points are printed, such as eval/return or 'loss/*'; repeatable",
     )  # fmt: skip
-    parser.add_argument("--since", type=int, default=0, metavar="STEP", help="print the points from this step on")
+    parser.add_argument("--since", type=int, metavar="STEP", help="print the points from this step on")
     parser.add_argument("--csv", action="store_true", help="print all points as CSV; without -m, of all metrics")
 
 

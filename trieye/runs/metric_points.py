@@ -35,7 +35,7 @@ class MetricPoints:
 
 
 def points(
-    run: RunReference, metrics: Sequence[str] = ("*",), *, since: int = 0, root: Path | None = None
+    run: RunReference, metrics: Sequence[str] = ("*",), *, since: int | None = None, root: Path | None = None
 ) -> dict[str, MetricPoints]:
     """Return the points of metrics of a run, which may be running.
 
@@ -44,7 +44,7 @@ def points(
     Args:
         run: The run, its directory or its name.
         metrics: Names, or patterns such as `loss/*`.
-        since: The first step to return.
+        since: The first step to return; None: all steps.
         root: Directory of all apps; None: the directories of the project around the working directory.
 
     Returns:
@@ -68,6 +68,6 @@ def points(
                 f"(it has: {', '.join(known_names) or 'none yet'})"
             )
         for name in names:
-            rows = (labels == name) & (columns[0] >= since)
+            rows = (labels == name) & (since is None or columns[0] >= since)
             points_by_name[name] = MetricPoints(*(column[rows] for column in columns))
     return points_by_name
