@@ -2,7 +2,10 @@
 
 import csv
 import signal
+import time
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import trieye
@@ -10,7 +13,7 @@ from tests.forked import lines_until_killed
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.hub.status import read_status
-from trieye.runs import points
+from trieye.runs import metric_points, points
 
 
 @pytest.fixture
@@ -40,6 +43,10 @@ def test_points_at_negative_steps_are_included(make_config, command):
     assert [row["step"] for row in rows] == ["-10", "0"]
 
 
+def test_a_run_without_points_has_no_metrics(run):
+    assert points(run.dir) == {}
+
+
 def test_superseded_points_are_left_out(make_config):
     config = make_config()
     for offset in (0.0, 100.0):
@@ -47,6 +54,16 @@ def test_superseded_points_are_left_out(make_config):
             for step in range(3):
                 run.log({"loss": offset + step}, step=step)
     assert points(run.dir, ["loss"])["loss"].values.tolist() == [100.0, 101.0, 102.0]
+
+
+def test_reading_thousands_of_metrics_takes_seconds(run, monkeypatch):
+    names = np.tile([f"layer/{number}" for number in range(4000)], 50)
+    columns = {"metric": names, **dict.fromkeys(["step", "value", "wall_time", "count"], np.arange(len(names)))}
+    monkeypatch.setattr(metric_points, "read_history", lambda _: pa.table(columns))
+    began = time.monotonic()
+    selected = points(run.dir)
+    assert time.monotonic() - began < 3
+    assert selected["layer/7"].steps.tolist() == list(range(7, len(names), 4000))
 
 
 def test_csv_has_every_point_and_full_precision(logged, command):

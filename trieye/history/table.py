@@ -81,6 +81,15 @@ def iter_history(
             lost += store.lost
 
 
+def rows_by_metric(table: "pa.Table") -> dict[str, NDArray[np.int64]]:
+    """Return the rows of each metric in order; a comparison of all names per metric would be quadratic."""
+    encoded_names = table["metric"].dictionary_encode().combine_chunks()
+    codes, names = encoded_names.indices.to_numpy(), encoded_names.dictionary.to_pylist()
+    order = np.argsort(codes, kind="stable")
+    parts = np.split(order, np.searchsorted(codes[order], np.arange(1, len(names))))
+    return dict(zip(names, parts, strict=False))  # without names, the only part is empty
+
+
 def _points(columns: Columns, row_mask: NDArray[np.bool_]) -> "pa.Table":
     import pyarrow as pa
 

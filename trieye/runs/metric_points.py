@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.history.table import read_history
+from trieye.history.table import read_history, rows_by_metric
 from trieye.runs.finding import RunReference, get
+
+_NO_ROWS: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ def points(
     """
     stored_run = get(run, root=root)
     table = read_history(stored_run.run_dir)
-    labels = np.array(table["metric"].to_pylist(), object)
-    known_names = dict.fromkeys([*stored_run.metrics, *labels.tolist()])
     columns = [table[name].to_numpy() for name in ("step", "value", "wall_time", "count")]
+    rows_by_name = rows_by_metric(table)
+    known_names = dict.fromkeys([*stored_run.metrics, *rows_by_name])
     points_by_name: dict[str, MetricPoints] = {}
     for pattern in metrics:
         names = [name for name in known_names if fnmatchcase(name, pattern) or name == pattern]
@@ -68,6 +70,8 @@ def points(
                 f"(it has: {', '.join(known_names) or 'none yet'})"
             )
         for name in names:
-            rows = (labels == name) & (since is None or columns[0] >= since)
+            rows = rows_by_name.get(name, _NO_ROWS)
+            if since is not None:
+                rows = rows[columns[0][rows] >= since]
             points_by_name[name] = MetricPoints(*(column[rows] for column in columns))
     return points_by_name
