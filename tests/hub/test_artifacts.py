@@ -105,10 +105,15 @@ def test_a_path_that_cannot_be_copied_is_named_and_leaves_no_files(tmp_path):
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
-def test_a_copied_directory_may_contain_the_artifacts_directory(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    copy = artifacts(tmp_path, "all").hold(tmp_path)
-    assert [path.name for path in copy.iterdir()] == ["run.json"]
+@pytest.mark.parametrize("path", ["run", "run/artifacts", "project"])
+def test_a_copied_directory_may_contain_the_artifacts_directory(tmp_path, path):
+    for name in ("run", "project"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "project" / "latest").symlink_to(tmp_path / "run")
+    copy = artifacts(tmp_path / "run", "all").hold(tmp_path / path)
+    files = [file.name for file in copy.rglob("*") if file.is_file()]
+    assert files == ([] if path == "run/artifacts" else ["run.json"])
 
 
 def config_of(make_config, uri=None, **persistence):

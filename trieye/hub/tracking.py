@@ -314,7 +314,8 @@ class Artifacts:
             raise
 
     def _not_itself(self, directory: str, names: Iterable[str]) -> set[str]:
-        return {name for name in names if Path(directory, name) == self.directory}
+        # a link to the run may lead here, too
+        return set(names) if os.path.samefile(directory, self.directory) else set()  # noqa: PTH121 - str
 
 
 def _clone(source: str | Path, target: str | Path) -> None:
