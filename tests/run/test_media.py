@@ -1,4 +1,5 @@
 import io
+import re
 import subprocess
 import sys
 
@@ -129,10 +130,17 @@ def test_invalid_histogram_values_are_an_error_that_describes_them(values, probl
         histogram(values)
 
 
-@pytest.mark.parametrize("bins", [0, -1, 10_001])
-def test_an_invalid_number_of_bins_is_an_error(bins):
-    with pytest.raises(ValueError, match=rf"histogram 'h': bins={bins}; must be between 1 and 10000"):
+@pytest.mark.parametrize("bins", [0, -1, 10_001, np.int64(0), 2.5, [1.0], [2.0, 1.0], [0.0, np.nan]])
+def test_invalid_bins_are_an_error(bins):
+    with pytest.raises(ValueError, match=rf"histogram 'h': bins={re.escape(repr(bins))}; must be between 1 and 10000"):
         histogram([1.0, 2.0], bins=bins)
+
+
+def test_bins_are_an_integer_of_any_type_or_edges_but_no_text():
+    assert histogram([1.0, 2.0], bins=np.int64(5)) == histogram([1.0, 2.0], bins=5)
+    assert histogram([1.0, 2.0], bins=torch.tensor([0, 2, 4])).counts == [1.0, 1.0]
+    with pytest.raises(TypeError, match="histogram 'h', bins: a str of dtype <U4"):
+        histogram([1.0, 2.0], bins="auto")
 
 
 COLORS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)

@@ -4,6 +4,7 @@ import io
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,8 @@ _MAX_HALVES = 2**52
 """Above this value a float cannot represent the midpoint between two integers."""
 _COLOR_SLACK = 1e-3
 """Tolerance for colors outside 0 to 1, as resampling produces them."""
+_ARRAYS = (np.ndarray, np.complexfloating)
+"""Types whose `item()` is converted: float() of a complex NumPy scalar only warns."""
 
 
 def name_of(name: Any) -> str:
@@ -61,7 +64,7 @@ def number_of(name: str, value: Any) -> float:
         ValueError: The value is a string that does not represent a number, or an integer beyond the range of a float.
     """
     try:
-        if isinstance(value, np.ndarray) and value.size == 1:
+        if isinstance(value, _ARRAYS) and value.size == 1:
             value = math.nan if np.ma.is_masked(value) else value.item()
         # torch warns when it converts a tensor that requires a gradient to a number
         return float(value.detach() if getattr(value, "requires_grad", False) else value)
@@ -138,7 +141,8 @@ def _plain(name: str, key: Any, value: Any) -> Any:
         case str():
             return str.__str__(value)
     if callable(getattr(value, "item", None)):  # NumPy scalars and tensors
-        return _plain(name, key, value.item())
+        with suppress(ValueError, RuntimeError):  # it has several elements
+            return _plain(name, key, value.item())
     raise TypeError(
         f"log({name!r}, ...): context[{key!r}] is a {type(value).__name__}; "
         "it must be a number, string, boolean or None"
@@ -167,20 +171,20 @@ def histogram(
         time: Unix time in seconds.
 
     Raises:
-        TypeError: `values` are not real numbers.
+        TypeError: `values` or `bins` are not real numbers.
         ValueError: No value is finite, the span of the values exceeds the range of a float, `bins` is out of range, or
             `weights` has another shape or is not finite.
     """
     title, header = f"histogram {name!r}", header_of(name, step, time)
-    num_bins = bins if isinstance(bins, int) else len(bins) - 1
-    if not 1 <= num_bins <= MAX_BINS:
-        raise ValueError(f"{title}: bins={num_bins}; must be between 1 and {MAX_BINS}")
+    edges = array_of(f"{title}, bins", bins)
+    is_number = not edges.ndim and edges.dtype.kind in "iu"
+    num_bins, edges = int(edges) if is_number else edges.size - 1, edges.astype(np.float64)
+    if not 1 <= num_bins <= MAX_BINS or not (np.diff(edges.ravel()) >= 0).all():
+        raise ValueError(f"{title}: bins={_shown(bins)}; must be between 1 and {MAX_BINS}, or ascending edges")
     array = array_of(title, values)
     low, high, total, sum_squares = _moments(title, array)
-    if isinstance(bins, int):
-        edges = _edges(low, high, bins, is_integer=array.dtype.kind in "bui")
-    else:
-        edges = np.asarray(bins, np.float64)
+    if is_number:
+        edges = _edges(low, high, num_bins, is_integer=array.dtype.kind in "bui")
     if not np.isfinite(edges).all():
         raise ValueError(f"{title}: the span of its values, from {low:g} to {high:g}, exceeds the range of a float")
     if weights is not None:
@@ -192,7 +196,7 @@ def histogram(
         return LogHistogram(*header, edges.tolist(), heights.tolist(), *moments)
     counts = np.zeros(len(edges) - 1)
     for block in _blocks(array):
-        bins_and_range = (len(counts), (edges[0], edges[-1])) if isinstance(bins, int) else (edges, None)
+        bins_and_range = (len(counts), (edges[0], edges[-1])) if is_number else (edges, None)
         counts += np.histogram(block, *bins_and_range)[0]
     return LogHistogram(*header, edges.tolist(), counts.tolist(), total, sum_squares)
 
