@@ -43,6 +43,13 @@ def test_points_at_negative_steps_are_included(make_config, command):
     assert [row["step"] for row in rows] == ["-10", "0"]
 
 
+def test_a_name_that_is_also_a_pattern_selects_only_its_metric(run):
+    run.log({"loss[0]": 1.0, "loss0": 2.0}, step=1)
+    run.close()
+    assert list(points(run.dir, ["loss[0]"])) == ["loss[0]"]
+    assert list(points(run.dir, ["loss[01]"])) == ["loss0"]
+
+
 def test_a_run_without_points_has_no_metrics(run):
     assert points(run.dir) == {}
 

@@ -45,7 +45,7 @@ def points(
 
     Args:
         run: The run, its directory or its name.
-        metrics: Names, or patterns such as `loss/*`.
+        metrics: Names, or patterns such as `loss/*`; the name of a metric selects only this metric.
         since: The first step to return; None: all steps.
         root: Directory of all apps; None: the directories of the project around the working directory.
 
@@ -63,7 +63,7 @@ def points(
     known_names = dict.fromkeys([*stored_run.metrics, *rows_by_name])
     points_by_name: dict[str, MetricPoints] = {}
     for pattern in metrics:
-        names = [name for name in known_names if fnmatchcase(name, pattern) or name == pattern]
+        names = [pattern] if pattern in known_names else [name for name in known_names if fnmatchcase(name, pattern)]
         if not names and pattern != "*":
             raise ConfigurationError(
                 f"{stored_run}: it has no metric {pattern!r}{did_you_mean(pattern, known_names)} "
