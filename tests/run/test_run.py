@@ -149,6 +149,7 @@ def test_invalid_sinks_are_rejected_by_the_constructor(make_config, tmp_path):
         ([Lines], "expected an instance, not a class; pass Lines()"),
         ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
         ([sink, sink], "the name 'lines' is already used"),
+        ([MemorySink("\udce9")], "the name '\\udce9' is not valid Unicode"),
         (sink, "expected a list of sinks, such as sinks=[Lines()]"),
         (Lines, "expected a list of sinks, such as sinks=[Lines()]"),
     ]:
@@ -881,6 +882,15 @@ def test_a_tag_with_undecodable_text_is_escaped_in_the_record_and_in_sinks(make_
     with trieye.Run(make_config(), sinks=[sink]) as run:
         run.set_tags({"data\udce9": os.fsdecode(b"caf\xe9.csv")})
     assert sink.tags["data\\udce9"] == record_of(run.dir).tags["data\\udce9"] == "caf\\udce9.csv"
+
+
+def test_parameters_and_tags_must_be_a_dict_which_may_be_nested(make_config):
+    with trieye.Run(make_config()) as run:
+        for method in (run.log_params, run.set_tags):
+            method({"agent": {"lr": 0.1}})
+            with pytest.raises(TypeError, match=r"\['lr'\]: parameters and tags must be a dict"):
+                method(["lr"])
+    assert record_of(run.dir).params == record_of(run.dir).tags == {"agent.lr": "0.1"}
 
 
 def test_tags_set_by_concurrent_threads_are_all_recorded(make_config):

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_manifest, write_manifest
 from trieye.config import TrieyeConfig
-from trieye.config.fingerprint import parameters
+from trieye.config.fingerprint import leaves, parameters
 from trieye.config.names import printable
 from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
@@ -192,10 +192,16 @@ def _ready_within_s(sent_at: float | None) -> float:
 
 
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return parameters or tags as texts without secrets; another process may not have the classes of the values."""
+    """Return parameters or tags as texts without secrets, by dotted name; another process may lack the values' classes.
+
+    Raises:
+        TypeError: The values are not in a dict.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{values!r}: parameters and tags must be a dict {{name: value}}")
     return {
         printable(str(name)): printable(redacted_text(str(redacted(value, str(name)))))
-        for name, value in values.items()
+        for name, value in leaves(values)
     }
 
 

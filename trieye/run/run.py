@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.config.fingerprint import leaves
 from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunStatus
@@ -208,10 +207,10 @@ class Run(Recorder):
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters such as hyperparameters; nested dicts become dotted names, secrets become `***`."""
-        self._begun_attempt().hub.ask(Tracking.log_params, texts_of(dict(leaves(params))))
+        self._begun_attempt().hub.ask(Tracking.log_params, texts_of(params))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run; secrets become `***`."""
+        """Set tags of the run; nested dicts become dotted names, secrets become `***`."""
         self._begun_attempt().hub.ask(Tracking.set_tags, texts_of(tags))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:

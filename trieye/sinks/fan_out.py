@@ -18,6 +18,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from trieye.config.base import did_you_mean
+from trieye.config.names import is_text
 from trieye.config.packages import import_directories
 from trieye.config.sinks import OUR_NAMES, SinksConfig
 from trieye.exceptions import ConfigurationError
@@ -178,7 +179,7 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
     """Check the sinks that the user passed to a run, and return them.
 
     Raises:
-        ConfigurationError: The argument is no list, an element is no sink, or its name is already in use.
+        ConfigurationError: The argument is no list, an element is no sink, or its name is in use or not Unicode.
     """
     if not isinstance(sinks, Iterable):
         kind = sinks if isinstance(sinks, type) else type(sinks)
@@ -194,6 +195,8 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
                 f"{argument}: not a sink, because it has no {' and no '.join(lacking) or 'name'}; a sink has a name "
                 "and the methods open(run), write(points) and close(status): see trieye.sinks.base.Sink"
             )
+        if not is_text(sink.name):
+            raise ConfigurationError(f"{argument}: the name {sink.name!r} is not valid Unicode; rename it")
         if sink.name in names:
             raise ConfigurationError(f"{argument}: the name {sink.name!r} is already used by another sink; rename it")
         names.add(sink.name)
