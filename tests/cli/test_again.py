@@ -626,6 +626,8 @@ def test_overrides_replace_the_same_keys_and_secrets_must_be_passed_again(projec
     program = Program([], project, ["agent=dqn", "+agent.lr=1", "db.password=***", "run_name=x", f"{LOAD}=best"])
     with pytest.raises(ConfigurationError, match=r"db\.password=.*oc\.env:MY_SECRET"):
         program.with_overrides("x", [], [], {})
+    with pytest.raises(ConfigurationError, match=r"as in '\+db={a:1,key:\$\{oc\.env:MY_SECRET\}}'"):
+        Program([], project, ["+db={a:1,key:***}"]).with_overrides("x", [], [], {})
     overrides = ["agent.lr=2", "db.password=${oc.env:P}", "run_name=typed"]
     assert program.with_overrides("x", overrides, ["agent"], {"run_name": "it's 1"}) == [
         "agent.lr=2", "db.password=${oc.env:P}", r"run_name='it\'s 1'",

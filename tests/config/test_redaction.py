@@ -72,6 +72,14 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
         ("agent.dbPassword=abc hfToken=abcd maxtoken=9", "agent.dbPassword=*** hfToken=*** maxtoken=9"),
         ("{'password': 'a b', 'token': 3}", "{'password': ***, 'token': 3}"),
         ("Service(api_key=b'a b') {'token': b'a'}", "Service(api_key=***) {'token': ***}"),
+        ("+db={user: ann, api_key: a b#c}", "+db={user: ann, api_key: ***}"),
+        ("db={a: {b\\ token: 'x, y', lr: 1}}", "db={a: {b\\ token: ***, lr: 1}}"),
+        ("db={passwords: [a,b]},{credentials: {a: {b: c}}}", "db={passwords: ***},{credentials: ***}"),
+        ("{token: 3, pad_token: a, api_key: null, pwd: ''}", "{token: 3, pad_token: a, api_key: null, pwd: ''}"),
+        ("{a: ${oc.env:X}, pwd: ${oc.env:PW,x}, b: 1}", "{a: ${oc.env:X}, pwd: ${oc.env:PW,x}, b: 1}"),
+        ("pwd: abc # d\nlr: 1\ndb:\n  pwd: a b\n  pwd:\n", "pwd: *** # d\nlr: 1\ndb:\n  pwd: ***\n  pwd:\n"),
+        ("@@ -1 +1 @@ pwd: a\n+  token: a b\n-- token: 3", "@@ -1 +1 @@ pwd: ***\n+  token: ***\n-- token: 3"),
+        ("db.pwd: unknown key; did you mean pw?", "db.pwd: unknown key; did you mean pw?"),
         ("http://ann:${oc.env:PW}@host?token=${oc.env:T}", "http://ann:${oc.env:PW}@host?token=${oc.env:T}"),
     ],
 )
@@ -109,7 +117,14 @@ def test_texts_are_redacted_while_another_thread_changes_the_environment(monkeyp
 
 
 def test_values_that_are_not_secret_are_unchanged():
-    values = {"token": 50256, "is_secret": True, "password": None, "api_key": "", "tokens": "a b", "lr": 0.1}
+    values = {
+        "token": 50256,
+        "is_secret": True,
+        "password": None,
+        "api_key": "",
+        "tokens": "a b",
+        "prompt": "\n- token: a b",
+    }
     assert redacted(values) == values
     assert redacted({"passwords": ["a", "b"], "token": ["a"]}) == {"passwords": ["***", "***"], "token": ["***"]}
     assert redacted({"password": 12345678, "api_key": "${oc.env:KEY,none}"}) == {

@@ -49,11 +49,14 @@ def repository(tmp_path):
     path.mkdir()
     (path / "train.py").write_text(PROGRAM)
     (path / "rates.txt").write_text("0.1\n")
+    (path / "conf.yaml").write_text("lr: 1\n")
     git(path, "init", "-q", "-b", "main")
     git(path, "remote", "add", "origin", "https://me:hunter2@example.org/project.git")
     git(path, "add", ".")
     git(path, "commit", "-q", "-m", "first")
     (path / "rates.txt").write_text("0.2\n")
+    (path / "conf.yaml").write_text("lr: 1\napi_key: hunter2\n")
+    (path / "train.py").write_text(f"{PROGRAM}\nclass Login:\n    token: str\n")
     (path / "notes.txt").write_text("not added\n")
     return path
 
@@ -80,7 +83,13 @@ def test_a_resume_names_a_changed_commit(repository):
 
 def test_a_run_records_commit_changes_command_packages_and_machine(repository, tmp_path):
     sha = git(repository, "rev-parse", "HEAD")
-    secrets = ["--tracking=https://me:hunter2@example.org", "+server.api_key=hunter2", "--api-key", "hunter2"]
+    secrets = [
+        "--tracking=https://me:hunter2@example.org",
+        "+server.api_key=hunter2",
+        "--api-key",
+        "hunter2",
+        "+db={pwd: hunter2}",
+    ]
     program_output(repository, "mlflow", *secrets, modules=warm.HEAVY)
     run_dir = tmp_path / "root" / "agents" / "runs" / "first"
     assert json.loads((run_dir / "run.json").read_text())["git_sha"] == sha
@@ -101,6 +110,8 @@ def test_a_run_records_commit_changes_command_packages_and_machine(repository, t
     git(tmp_path, "clone", "-q", str(repository), str(clone))
     git(clone, "apply", str(run_dir / "provenance" / "attempt-1.patch"))
     assert (clone / "rates.txt").read_text() == "0.2\n"
+    assert (clone / "conf.yaml").read_text() == "lr: 1\napi_key: ***\n"
+    assert (clone / "train.py").read_text() == (repository / "train.py").read_text()
 
     tags = mlflow_runs(run_dir)[1][0].data.tags
     assert tags["mlflow.source.git.commit"] == sha

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,14 +21,32 @@ _WORDS = (
 _BEARER = r"(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!start_)(?<!end_)token"
 _NAME = re.compile(rf"(?:^|[^a-z0-9])(?:{_WORDS}(?=$|\.)|{_BEARER}(?=$|\.\d))", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_BEGINNING = r"(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))"
 _ASSIGNED = re.compile(
-    rf"(?P<before>(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
+    rf"(?P<before>{_BEGINNING}(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
     r"(?:=|['\"]:\s*(?=b?['\"])))"
     r"(?P<secret>b?'[^']*'|b?\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,
 )
+_END = r"(?:\s*[,}]|\s+#|\s*$)"
+_KEY = rf"{_BEGINNING}(?:{_WORDS}|{_BEARER}(?!\s*:\s*\d+{_END}))\s*:(?!\s*(?:null|none|true|false|~|''|\"\"){_END})"
+_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
+_NESTED = r"\{(?:[^{}]|\{[^{}]*\})*\}|\[(?:[^\[\]]|\[[^\[\]]*\])*\]"
+# an item of a dict in Hydra's grammar or in YAML
+_ITEM = re.compile(
+    rf"(?P<before>[{{,]\s*(?:\\.|[^\s,{{}}:'\"\\])*?{_KEY}\s*)"
+    rf"(?P<secret>{_QUOTED}|{_NESTED}|(?:\\.|\$\{{[^{{}}]*\}}|[^\\,{{}}\n])+?)(?={_END})",
+    re.IGNORECASE | re.MULTILINE,
+)
+# a line of YAML or of its diff; without indentation, one word, because messages start with a key and a colon
+_LINE = re.compile(
+    rf"(?P<before>^(?P<indented>(?:[ +-]|@@ .* @@)[ +-]*)?[\w.-]*?{_KEY}[ \t]+)"
+    rf"(?P<secret>(?(indented)\S.*|(?:{_QUOTED}|{_NESTED}|\S+)(?=[ \t]*(?:#.*)?$)))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_OF_TEXTS = (_ASSIGNED, _ITEM, _LINE)
 _IN_ASSIGNED = ("pass", "pwd", "secret", "credential", "authorization", "key", "token", "sig")
-"""Every match of `_ASSIGNED` contains one of these."""
+"""Every match of these patterns contains one of these."""
 # the password in a URL, between user and host, which may contain / and @
 _PASSWORD = re.compile(r"(?P<before>\w://[^\s/:@?#]*:)(?P<secret>[^\s/?#]+|(?!\d*[/?#])[^\s@]+)(?=@)")
 # a token as user name, except in Azure URLs, where it is the container
@@ -58,8 +76,13 @@ def redacted(values: Any, key: str = "") -> Any:
 
 
 def redacted_text(text: str) -> str:
-    """Return a message, a log line or a traceback with secrets replaced by `***`."""
-    return _without_parts(text, _environment_secrets())
+    """Return a message, a log line, a traceback or YAML with secrets replaced by `***`."""
+    return _without_parts(text, _environment_secrets(), _OF_TEXTS)
+
+
+def redacted_code(text: str) -> str:
+    """Return source code with secrets replaced by `***`; `name: value` remains, because it is an annotation."""
+    return _without_parts(text, _environment_secrets(), (_ASSIGNED,))
 
 
 def without_secret_variables(text: str) -> str:
@@ -70,7 +93,7 @@ def without_secret_variables(text: str) -> str:
 def redactor() -> Callable[[str], str]:
     """Return a faster `redacted_text` for many texts, with the secrets that are in the environment now."""
     secrets = _environment_secrets()
-    return lambda text: _without_parts(text, secrets)
+    return lambda text: _without_parts(text, secrets, _OF_TEXTS)
 
 
 def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +125,19 @@ def with_references(values: Mapping[str, Any]) -> dict[str, Any]:
 
     complete: dict[str, Any] = _mapped(values, "", reference)
     return complete
+
+
+def in_environment(value: Any, key: str) -> Any:
+    """Return a value with `${oc.env:VARIABLE}` instead of each secret, and set these environment variables."""
+
+    def reference(name: str, leaf: Any) -> Any:
+        if redacted(leaf, name) == leaf:
+            return leaf
+        variable = variable_of(str(leaf)) or own_variable(name)
+        os.environ[variable] = str(leaf)
+        return f"${{oc.env:{variable}}}"
+
+    return _mapped(value, key, reference)
 
 
 def with_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +224,16 @@ def _hidden(key: str, value: Any, secrets: Mapping[str, str]) -> Any:
     return _without_parts(value, secrets)
 
 
-def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
+def _without_parts(
+    text: str, secrets: Mapping[str, str], patterns: Iterable[re.Pattern[str]] = (_ASSIGNED, _ITEM)
+) -> str:
     # most texts contain none of these substrings: 2 instead of 30 microseconds for a printed line
     if "://" in text:
         text = _USER.sub(_covered, _PASSWORD.sub(_covered, text))
     folded_text = text.casefold()
     if any(part in folded_text for part in _IN_ASSIGNED):
-        text = _ASSIGNED.sub(_covered, text)
+        for pattern in patterns:
+            text = pattern.sub(_covered, text)
     return _without_variables(text, secrets)
 
 

@@ -129,7 +129,8 @@ class Program:
         words = [word for word in self.overrides if key_of(word) not in replaced_keys and not _is_own(word, own_name)]
         if hidden := next((word for word in words if HIDDEN in word), None):
             raise ConfigurationError(
-                f"{hidden}: secrets are not recorded; type it again, as in {key_of(hidden)}='${{oc.env:MY_SECRET}}'"
+                f"{hidden}: secrets are not recorded; type it again, as in "
+                f"{shlex.quote(hidden.replace(HIDDEN, '${oc.env:MY_SECRET}'))}"
             )
         free_words = [word for word in new_words if key_of(word) not in value_by_key]
         return [*words, *free_words, *(override(key, value) for key, value in value_by_key.items())]

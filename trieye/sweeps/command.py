@@ -1,6 +1,7 @@
 """The command line that resumes a sweep, or runs some of its jobs."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,8 +43,8 @@ def command_of(record: SweepRecord, directory: Path, *more_words: str, only: Seq
     hidden_word = next((word for word in [*record.own, *record.spec] if HIDDEN in word), None)
     if hidden_word is not None:
         raise ConfigurationError(
-            f"{directory}: {hidden_word}: secrets are not recorded; take the value from the environment, as in "
-            f"{hidden_word.partition('=')[0]}='${{oc.env:MY_SECRET}}', and restart the sweep with this override"
+            f"{directory}: {hidden_word}: secrets are not recorded; take the value from the environment, and restart "
+            f"the sweep with {shlex.quote(hidden_word.replace(HIDDEN, '${oc.env:MY_SECRET}'))}"
         )
     if record.is_study:
         return _command_of_study(record, directory, *more_words)

@@ -1,5 +1,7 @@
 """Secrets on a command line and in YAML files reach the task, and no file of Hydra contains them."""
 
+import json
+
 import pytest
 import yaml
 
@@ -34,6 +36,20 @@ def train(config: TrieyeConfig) -> None:
     assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in expected} == expected
     assert config.persistence.MLFLOW_TRACKING_URI == "http://ann:" + "typed-" + "s3cret@host"
     assert config.tags["other"] == "anonymous"
+"""
+NESTED = """
+import json
+from typing import Any
+import trieye
+
+class Config(trieye.TrieyeConfig):
+    options: dict[str, Any] = {}
+
+@trieye.main(config_path="conf", config_name="train")
+def train(config: Config) -> None:
+    print(json.dumps(config.options))
+
+train()
 """
 TYPED = (
     "+experiment=secret",
@@ -78,6 +94,16 @@ def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     overrides = yaml.safe_load((records / "overrides.yaml").read_text())
     assert "persistence.mlflow_tracking_uri=${oc.env:TRIEYE_SECRET_PERSISTENCE_MLFLOW_TRACKING_URI}" in overrides
     assert yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]["job"]["env_set"] == {"SOME_PASSWORD": "***"}
+    assert files_with_secrets(project) == []
+
+
+@pytest.mark.parametrize("flags", [[], ["-m"]])
+def test_secrets_in_dicts_and_lists_become_references_and_later_overrides_remain(project, flags):
+    (project.directory / "train.py").write_text(NESTED)
+    value = "{kind: a, api_key: typed-s3cret, words: ['pwd=set-s3cret', b], note: '1'}"
+    completed = project.ran(*flags, f"options={value}", "options.kind=b")
+    expected = {"kind": "b", "api_key": "typed-s3cret", "words": ["pwd=set-s3cret", "b"], "note": "1"}
+    assert json.loads(completed.out.splitlines()[-1]) == expected
     assert files_with_secrets(project) == []
 
 

@@ -29,7 +29,7 @@ from trieye.config.hydra.launch import (
 )
 from trieye.config.hydra.loader import ConfigSource, Loader, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
-from trieye.config.hydra.records import RedactingTask, reference_of
+from trieye.config.hydra.records import RedactingTask, reference_of, set_references
 from trieye.config.hydra.registration import RefusedError
 from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
 from trieye.config.hydra.schema import name_runs
@@ -234,8 +234,10 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
     }
     recorded_items = [secrets.get(index, item) for index, item in enumerate(items)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
-        for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets.values()}}.items():
+        for key, value in prepared.names.items():
             OmegaConf.update(composed, key, value)
+        for item in secrets.values():
+            set_references(composed, item.key_or_group)
     loader.record([*own_items, *recorded_items], composed)
 
 

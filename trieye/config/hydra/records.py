@@ -1,7 +1,6 @@
 """Removes secrets from the config files that Hydra writes for each job."""
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
@@ -11,26 +10,25 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from trieye.config.hydra.axes import typed
 from trieye.config.hydra.launch import Launch, launch_info
 from trieye.config.hydra.loader import Loader
-from trieye.config.redaction import own_variable, redacted, variable_of
+from trieye.config.redaction import in_environment, redacted
 
 _FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 
 
 def reference_of(item: Override, loader: Loader) -> str | None:
-    """Return an override whose value is a secret as a reference to an environment variable, which is set; else None.
+    """Return an override with references to environment variables, which are set, for its secrets; None without any.
 
-    Hydra writes overrides to several files and launchers pickle them; the job reads the value from the variable.
-    Secrets in lists, dicts and axes of a sweep are removed by `redact_records`.
+    Hydra writes overrides to several files and launchers pickle them; the job reads the values from the variables.
+    Secrets in axes of a sweep are removed by `redact_records`.
     """
-    value = None if item.is_sweep_override() or item.is_delete() else item.value()
-    is_public = not isinstance(value, str | int | float) or redacted(value, _key(item)) == value
-    if is_public or loader.is_choice(item):
+    value, key = None if item.is_sweep_override() or item.is_delete() else item.value(), str(item.key_or_group)
+    if redacted(value, key) == value or loader.is_choice(item):
         return None
-    variable = variable_of(str(value)) or own_variable(_key(item))
-    os.environ[variable] = str(value)
-    return f"{item.get_key_element()}=${{oc.env:{variable}}}"
+    reference = in_environment(value, key)
+    return f"{item.get_key_element()}={reference if isinstance(reference, str) else typed(reference)}"
 
 
 class RedactingTask:
@@ -73,6 +71,12 @@ def redact_records(composed: DictConfig, launch: Launch) -> None:
             write_redacted(stored_config, path)
 
 
+def set_references(composed: DictConfig, key: str) -> None:
+    """Replace the secrets at a key of a composed config by references to environment variables."""
+    value = OmegaConf.select(composed, key)
+    OmegaConf.update(composed, key, in_environment(_plain(value) if OmegaConf.is_config(value) else value, key))
+
+
 def write_redacted(config: Any, path: Path) -> None:
     """Atomically replace a YAML file by a config without secrets.
 
@@ -91,7 +95,3 @@ def _plain(config: Any) -> Any:
 
 def _has_secrets(values: Any) -> bool:
     return bool(redacted(values) != values)
-
-
-def _key(item: Override) -> str:
-    return str(item.key_or_group)
