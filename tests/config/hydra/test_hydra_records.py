@@ -86,7 +86,7 @@ def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     records = project.directory / ".trieye_data" / "tested" / "runs" / "one" / ".hydra"
     tags = yaml.safe_load((records / "config.yaml").read_text())["tags"]
     assert tags == {
-        "api_key": "***",
+        "api_key": "${oc.env:TRIEYE_SECRET_TAGS_API_KEY}",
         "note": "${oc.env:GAME_TOKEN}",
         "other": "${oc.env:GAME_USER,anonymous}",
         "db_password": "${oc.env:TRIEYE_SECRET_TAGS_DB_PASSWORD}",
@@ -95,6 +95,9 @@ def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     assert "persistence.mlflow_tracking_uri=${oc.env:TRIEYE_SECRET_PERSISTENCE_MLFLOW_TRACKING_URI}" in overrides
     assert yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]["job"]["env_set"] == {"SOME_PASSWORD": "***"}
     assert files_with_secrets(project) == []
+    restarted = project.run("--config-dir", str(records), "--config-name", "config", "run_name=two")
+    assert restarted.code == 2
+    assert "TRIEYE_SECRET_" in restarted.err
 
 
 @pytest.mark.parametrize("flags", [[], ["-m"]])

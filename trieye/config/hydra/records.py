@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from trieye.config.hydra.axes import typed
 from trieye.config.hydra.launch import Launch, launch_info
 from trieye.config.hydra.loader import Loader
-from trieye.config.redaction import in_environment, redacted
+from trieye.config.redaction import in_environment, redacted, with_references
 
-_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
+_CONFIG = "config.yaml"
+_FILES = (_CONFIG, "hydra.yaml", "overrides.yaml")
 
 
 def reference_of(item: Override, loader: Loader) -> str | None:
@@ -80,12 +81,15 @@ def set_references(composed: DictConfig, key: str) -> None:
 def write_redacted(config: Any, path: Path) -> None:
     """Atomically replace a YAML file by a config without secrets.
 
+    A program can start from `config.yaml`, which refers to an environment variable for each secret.
+
     Raises:
         OSError: The file cannot be written.
     """
-    scratch = path.with_name(f".{path.name}-{token_hex(4)}")
+    scratch, values = path.with_name(f".{path.name}-{token_hex(4)}"), _plain(config)
     with scratch.open("x", encoding="utf-8") as file:
-        file.write(OmegaConf.to_yaml(OmegaConf.create(redacted(_plain(config)))))
+        public_values = with_references(values) if path.name == _CONFIG else redacted(values)
+        file.write(OmegaConf.to_yaml(OmegaConf.create(public_values)))
     scratch.replace(path)
 
 
