@@ -103,6 +103,26 @@ def test_a_file_is_converted_in_its_directory_or_elsewhere(tmp_path, capfd):
     assert (out / "checkpoint_step_9").is_dir()
 
 
+def test_a_conversion_of_another_file_is_not_reused(old_run, tmp_path, command):
+    first = old_run / "checkpoints" / "checkpoint_step_9.pkl"
+    (other := tmp_path / first.name).write_bytes(first.read_bytes().replace(b"lr", b"xx"))
+    convert = ("convert", "--allow-pickle", "--output", tmp_path / "out")
+    command.output(*convert, first)
+    before = contents(tmp_path / "out")
+    message = command.error(*convert, other, code=1)
+    assert "checkpoint_step_9 comes from another file" in message
+    assert "--output" in message
+    command.output(*convert, first)
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(("run_name", "code"), [("run_20250102_030405", 0), ("other", 1)])
+def test_a_conversion_without_a_checksum_is_compared_by_the_name_of_its_run(old_run, run_name, code):
+    path = old_run / "checkpoints" / "checkpoint_step_9.pkl"
+    CheckpointStore(path.parent).save(9, encode({"a": 1}), metadata={"run_name": run_name})
+    assert main(["convert", str(path), "--allow-pickle"]) == code
+
+
 def test_unconvertible_files_are_named_and_the_others_are_converted(old_run, capfd):
     (old_run / "checkpoints" / "checkpoint_step_20.pkl").write_bytes(CHECKPOINT.read_bytes()[:-9])
     (old_run / "checkpoints" / "checkpoint_step_30.pkl").write_bytes(pickle.dumps([1, 2]))

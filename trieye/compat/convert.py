@@ -2,6 +2,7 @@
 
 import contextlib
 import filecmp
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,19 +109,26 @@ def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
 
 
 def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: Serializer, directory: Path) -> Path:
-    """Save the content of an old file and return the new directory, or the existing one for its step."""
+    """Save the content of an old file and return the new directory, or the existing one of an earlier conversion."""
     prefix = CHECKPOINT_PREFIX if isinstance(data, CheckpointData) else BUFFER_PREFIX
     store = CheckpointStore(directory, prefix=prefix)
     saved_entries = store.entries()
-    if any(entry.step == step for entry in saved_entries):
-        return store.path(step)
-    if saved_entries and saved_entries[-1].step > step:  # it would count as the newest one
-        raise SerializationError(
-            f"{saved_entries[-1].path.name} has a later step; convert {path.name} to another directory with --output"
-        )
-    metadata: dict[str, Any] = {"converted_from": path.name}
+    with path.open("rb") as file:
+        metadata: dict[str, Any] = {
+            "converted_from": path.name,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
     if isinstance(data, CheckpointData):
         best_path = path.with_name(BEST)  # 0.1.5 copied the best checkpoint to this name
         is_best = best_path.is_file() and filecmp.cmp(path, best_path, shallow=False)
         metadata |= {"run_name": data.run_name, "is_best": is_best}
+    if earlier := next((entry for entry in saved_entries if entry.step == step), None):
+        name = "sha256" if "sha256" in earlier.metadata else "run_name"  # older conversions have no checksum
+        if earlier.metadata.get(name) != metadata.get(name):
+            raise SerializationError(f"{earlier.path} comes from another file; use another --output")
+        return earlier.path
+    if saved_entries and saved_entries[-1].step > step:  # it would count as the newest one
+        raise SerializationError(
+            f"{saved_entries[-1].path.name} has a later step; convert {path.name} to another directory with --output"
+        )
     return store.save(step, serializer.encode(data, copy=False), metadata=metadata)
