@@ -12,6 +12,7 @@ from tests.drop_in import training_state
 from tests.hub.conftest import event
 from tests.waiting import wait_until
 from trieye.compat.actor_logic import ActorLogic
+from trieye.compat.path_manager import PathManager
 from trieye.config import DEFAULT_METRICS
 from trieye.exceptions import RunClosedError
 from trieye.files.run_record import RunRecord
@@ -194,6 +195,14 @@ def test_configs_json_keeps_the_config_when_sections_are_added(open_logic):
     assert (stored["model"], stored["env"]) == ({"layers": 2}, "CartPole-v1")
     assert "processing_interval_seconds" in stored["stats"]
     assert stored["run_config"] == {"stats": {"mine": 1}}
+
+
+def test_another_config_filename_adds_a_copy_of_configs_json(open_logic):
+    paths = open_logic(persistence={"config_filename": "mine.json"}).files.paths
+    copy_path = PathManager(paths.persist_config).get_config_path()
+    assert (paths.config_path.name, copy_path.name) == ("configs.json", "mine.json")
+    assert paths.config_path.read_bytes() == copy_path.read_bytes()
+    assert trieye.TrieyeConfig.of_run(paths.run_base_dir).persistence.config_filename == "mine.json"
 
 
 def test_configs_json_contains_neither_secrets_nor_arrays_of_objects(open_logic):

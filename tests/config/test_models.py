@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from trieye.config import DEFAULT_METRICS, MetricConfig, PersistenceConfig, StatsConfig, TrieyeConfig
+from trieye.files.run_files import RunFiles
 
 TRAINER, WORKER, LOOP = "trainer", "worker", "loop"
 ALL_SINKS = ["mlflow", "tensorboard", "console"]
@@ -90,6 +91,24 @@ def test_names_of_the_whole_config_win_without_changing_the_passed_persistence()
     assert (first.persistence.app_name, first.persistence.run_name) == ("a", "one")
     assert second.persistence.run_name == "two"
     assert (shared.app_name, shared.run_name) == ("mine", "mine")
+
+
+def test_names_in_a_run_differ_from_its_other_files():
+    files = RunFiles(PersistenceConfig())
+    named_by_keys = {files.checkpoint_dir, files.buffer_dir, files.log_dir, files.tb_log_dir, files.profile_dir}
+    fixed_paths = {path for path in vars(files).values() if isinstance(path, Path)} - named_by_keys
+    names = {path.name for path in fixed_paths if path.parent == files.run_base_dir}
+    names |= {"provenance", "mirror", "journal.db-wal", "run.lock.holder", "bench.json"}
+    assert {"run.json", "configs.json", "hub.lock"} <= names
+    for name in names:
+        with pytest.raises(ValidationError, match=r"log_dir_name\n.*each run has a file or directory of this name"):
+            PersistenceConfig(log_dir_name=name)
+    for name in names - {"configs.json"}:
+        with pytest.raises(ValidationError, match=r"config_filename\n.*choose another name"):
+            PersistenceConfig(config_filename=name)
+    with pytest.raises(ValidationError, match=r"config_filename\n.*log_dir_name has the same value"):
+        PersistenceConfig(log_dir_name="mine", config_filename="mine")
+    assert PersistenceConfig(log_dir_name="mine", profile_dir_name="mine", config_filename="configs.json")
 
 
 @pytest.mark.parametrize("uri", [None, "sqlite:////tmp/elsewhere.db", "http://localhost:1"])

@@ -59,8 +59,8 @@ class PathManager(RunFiles):
     """Every file name of a run, and the states to resume; see `TrainingChoice`."""
 
     def get_config_path(self) -> Path:
-        """Return the file of the composed config."""
-        return self.config_path
+        """Return the file of the composed config, under the name that `config_filename` gives it."""
+        return self.config_copy_path
 
     def get_profile_path(self, worker_id: int, episode_seed: int) -> Path:
         """Return the file for the profile of a worker's episode."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, computed_field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, computed_field, field_validator, model_validator
 
 from trieye.config.base import Marker
 from trieye.config.locations import check_mirror_url, check_tracking_uri, expanded, is_reference
@@ -15,6 +15,13 @@ from trieye.config.redaction import is_redacted, redacted, stands_for
 from trieye.config.spellings import ModelOf015
 
 _OWN_STORE = re.compile(r"sqlite:///.*/mlflow\.db", re.DOTALL)
+_FILES_OF_A_RUN = re.compile(
+    r"(run|hub)\.lock.*|journal\W.*|events\.out\..*|(run|configs|bench)\.json|config\.yaml"
+    r"|artifacts|export|history|mirror|provenance|replay_server|weights"
+)
+_DIRECTORIES_IN_A_RUN = (
+    "checkpoint_save_dir_name", "buffer_save_dir_name", "log_dir_name", "tensorboard_dir_name", "profile_dir_name",
+)  # fmt: skip
 
 
 def default_run_name() -> str:
@@ -81,7 +88,10 @@ class PersistenceConfig(ModelOf015):
     latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the latest checkpoint.")
     best_checkpoint_filename: Name = Field(default="best.pkl", description="Link to the best checkpoint.")
     buffer_filename: Name = Field(default="buffer.pkl", description="Link to the latest saved replay buffer.")
-    config_filename: Name = Field(default="configs.json", description="File of the composed config in a run.")
+    config_filename: Name = Field(
+        default="configs.json",
+        description="File of the composed config in a run; another name adds a copy of configs.json.",
+    )
     log_output: bool = Field(
         default=True, description="Copy the program's stdout and stderr to logs/output.log while the run is open."
     )
@@ -174,6 +184,17 @@ class PersistenceConfig(ModelOf015):
     )
     _made_in: Path = PrivateAttr(default_factory=Path.cwd)
     _uri_when_made: str | None = PrivateAttr(default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI"))
+
+    @field_validator(*_DIRECTORIES_IN_A_RUN, "config_filename")
+    @classmethod
+    def _name_is_free(cls, name: str, info: ValidationInfo) -> str:
+        is_file = info.field_name == "config_filename"
+        if _FILES_OF_A_RUN.fullmatch(name) and not (is_file and name == "configs.json"):
+            raise ValueError("each run has a file or directory of this name; choose another name")
+        directories = [key for key in _DIRECTORIES_IN_A_RUN if info.data.get(key) == name]
+        if is_file and directories:  # directories may share a name
+            raise ValueError(f"{directories[0]} has the same value; choose another name")
+        return name
 
     @field_validator("mirror")
     @classmethod

@@ -51,6 +51,7 @@ class RunFiles:
         profile_dir: Profiles of `loop.profile_steps` and of user code.
         weights_dir: The latest weights if `sync.transport` is `checkpoint`.
         config_path: The composed config as JSON.
+        config_copy_path: Copy of it under `persistence.config_filename`; by default the same path.
         composed_config_path: The composed config as YAML.
         latest_checkpoint_path: Link to the newest checkpoint, for users; loading never relies on it.
         best_checkpoint_path: Link to the best checkpoint, for users as well.
@@ -126,7 +127,8 @@ class RunFiles:
         self.tb_log_dir = run_dir if is_run_dir else self._inside("tensorboard_dir_name", config.tensorboard_dir_name)
         self.profile_dir = self._inside("profile_dir_name", config.profile_dir_name)
         self.weights_dir = run_dir / "weights"
-        self.config_path = self._inside("config_filename", config.config_filename)
+        self.config_path = run_dir / CONFIGS
+        self.config_copy_path = self._inside("config_filename", config.config_filename)
         self.composed_config_path = run_dir / "config.yaml"
         self.latest_checkpoint_path = self.checkpoint_dir / config.latest_checkpoint_filename
         self.best_checkpoint_path = self.checkpoint_dir / config.best_checkpoint_filename

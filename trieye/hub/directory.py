@@ -214,7 +214,8 @@ class HubFiles:
         """Write the config, earlier additions and `extra` to configs.json, without secrets; return its path."""
         path = self.paths.config_path
         content = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
-        write_config(content, path, redact=True)
+        for copy_path in dict.fromkeys((path, self.paths.config_copy_path)):
+            write_config(content, copy_path, redact=True)
         return path
 
     def add_to_config(self, extra: Mapping[str, Any]) -> Path:

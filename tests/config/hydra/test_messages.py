@@ -47,6 +47,7 @@ class TrainConfig(TrieyeConfig):
             ("positive=[0]", "a list|an integer >= 1|0"),
             ("persistence.mlflow_tracking_uri=foo", "needs a scheme|sqlite:///|http"),
             ("run_name=../x", "'../x'|letters"),
+            ("persistence.config_filename=journal.db", "persistence.config_filename=journal.db: each run has a file"),
             ("persistence.runs_dir_name=../up", "persistence.runs_dir_name|'../up'"),
         ],
         [
