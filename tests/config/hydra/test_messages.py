@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field, ValidationError
@@ -20,6 +20,7 @@ Mistaken = Callable[..., str]
 class OptimizerConfig(StrictModel):
     lr: float = Field(default=1e-3, gt=0)
     layers: list[int] = Field(default=[64], min_length=1)
+    kwargs: dict[str, Any] = {}
 
 
 class TrainConfig(TrieyeConfig):
@@ -316,6 +317,11 @@ def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken,
     message = mistaken(f"{group}=mine")
     assert f"add `# @package _global_` as the first line of {group}/mine.yaml" in message
     assert "target key" not in message
+
+
+def test_a_key_that_is_not_text_is_named_with_what_to_type(mistaken):
+    message = mistaken("optimizer.kwargs={1: {a: 2}, b: 3}", config_type=TrainConfig)
+    assert message == "optimizer.kwargs.1: expected text as a key, found 1; type +optimizer.kwargs.1=<value>"
 
 
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])

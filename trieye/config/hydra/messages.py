@@ -220,6 +220,8 @@ class _Part:
             return f"{self._as_typed(full_path, value) if is_renamed(text) else key}: {text}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
+        if details["loc"][-1:] == ("[key]",):
+            return f"{key}: expected text as a key, found {_shown(value)}; type +{key}=<value>"
         override, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if cause is not None or details["type"] not in _PYDANTIC_ERRORS:
             text = str(cause or details["msg"])  # the message of a validator may start with the name of the field
@@ -263,7 +265,7 @@ def _path_of(details: ErrorDetails, values: dict[str, Any]) -> list[str]:
     path: list[str] = []
     node: Any = values
     for part in details["loc"]:
-        if isinstance(node, dict) and isinstance(part, int):
+        if isinstance(node, dict) and isinstance(part, int) and part not in node:
             part = [key for key, value in node.items() if value is not None][part]  # noqa: PLW2901 - the name in YAML
         if isinstance(node, dict) and part not in node:
             continue
