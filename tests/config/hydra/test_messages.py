@@ -324,6 +324,13 @@ def test_a_key_that_is_not_text_is_named_with_what_to_type(mistaken):
     assert message == "optimizer.kwargs.1: expected text as a key, found 1; type +optimizer.kwargs.1=<value>"
 
 
+@pytest.mark.parametrize("text", ["defaults: [mine]", f"tags: {'{a: ' * 2000}{'}' * 2000}"])
+def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project, text):
+    project.write("experiment/mine", f"# @package _global_\n{text}")
+    message = mistaken("experiment=mine")
+    assert message.startswith("train.yaml experiment=mine: a config includes itself through its defaults list, or is ")
+
+
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
 def test_metrics_of_another_type_say_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")

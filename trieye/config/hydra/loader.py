@@ -40,7 +40,7 @@ from trieye.exceptions import ConfigurationError
 VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
 """Hydra 1.3 changes its behavior without `version_base`; 1.4 warns about it."""
 
-_UNEXPECTED = (ValueError, TypeError, AttributeError, AssertionError)
+_UNEXPECTED = (ValueError, TypeError, AttributeError, AssertionError, RecursionError)
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, *_UNEXPECTED)
 """Errors of composition; Hydra and OmegaConf raise builtin errors for unexpected lists and keys."""
 

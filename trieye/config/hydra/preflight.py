@@ -155,6 +155,9 @@ class Preflight(Generic[Config]):
         if isinstance(error, UnicodeDecodeError):  # which does not name the file
             files = [str(file) for file in self._loader.files() if file.is_file() and error.object in file.read_bytes()]
             return f"{', '.join(files) or 'a config file'}: not saved as UTF-8: {error}"
+        if isinstance(error, RecursionError):
+            start = " ".join((f"{self._loader.source.name}.yaml", *(str(item.input_line) for item in items)))
+            return f"{start}: a config includes itself through its defaults list, or is nested too deeply"
         try:
             choices = [item for item in items if self._loader.is_choice(item)]
             return Diagnosis(self._loader, self._config_type).of_choices(choices, error)
