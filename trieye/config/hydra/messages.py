@@ -332,8 +332,8 @@ class Diagnosis:
         if override.is_delete() or not options:
             return
         name, choices = override.get_key_element().lstrip("+"), f"(options: {', '.join(options)})"
-        if value is None and isinstance(entries.get(name), list):
-            yield f"{line}: {group} takes a list; type {group}=[] for none {choices}"
+        if value is None:
+            yield f"{line}: unknown option null of {group}; type {override.get_key_element()}=[] for none {choices}"
         for option in value if isinstance(value, list) else [] if value is None else [value]:
             if str(option).removesuffix(".yaml") not in options:
                 hint = did_you_mean(str(option), options)
