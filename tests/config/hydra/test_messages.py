@@ -312,17 +312,15 @@ def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, proje
     assert f"experiment/mine.yaml: {message}" in mistaken("experiment=mine")
 
 
-@pytest.mark.parametrize("group", ["experiment", "debug"])
-def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, group):
-    project.write(f"{group}/mine", "loop: {steps: 3}")
-    message = mistaken(f"{group}=mine")
-    assert f"add `# @package _global_` as the first line of {group}/mine.yaml" in message
+@pytest.mark.parametrize("first_line", ["", "\ufeff# @package _global_\n"])
+@pytest.mark.parametrize("typed", ["experiment=mine", "debug=mine", "+local=mine"])
+def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, typed, first_line):
+    file = f"{typed.strip('+').partition('=')[0]}/mine"
+    project.write(file, f"{first_line}loop: {{steps: 3}}")
+    message = mistaken(typed)
+    assert f"add `# @package _global_` as the first line of {file}.yaml" in message
+    assert "byte order mark" in message
     assert "target key" not in message
-
-
-def test_a_key_that_is_not_text_is_named_with_what_to_type(mistaken):
-    message = mistaken("optimizer.kwargs={1: {a: 2}, b: 3}", config_type=TrainConfig)
-    assert message == "optimizer.kwargs.1: expected text as a key, found 1; type +optimizer.kwargs.1=<value>"
 
 
 @pytest.mark.parametrize("text", ["defaults: [mine]", f"tags: {'{a: ' * 2000}{'}' * 2000}"])

@@ -43,7 +43,6 @@ _BOUNDS = {
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
 _PYDANTIC_ERRORS = frozenset(get_args(core_schema.ErrorType))
 _MAX_LISTED = 4  # alternatives in a message
-_PRESETS = ("experiment", "debug")
 
 
 def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequence[str] = ()) -> str:
@@ -387,10 +386,11 @@ class Diagnosis:
                 lines.append(str(cause).splitlines()[0])
             key = cause.full_key or ""
             holders = models_at(self._config_type, key.split(".")[:-1])
-            file = re.match(r"In '(.+?)': ", lines[0])
-            if key in _PRESETS and file:
-                lines.append(f"add `# @package _global_` as the first line of {file[1]}.yaml")
-            elif key in self._groups and key not in self._config_type.model_fields:
+            file, fields = re.match(r"In '(.+?)': ", lines[0]), self._config_type.model_fields
+            if file and key == file[1].split("/")[0] and self._loader.keys_of(file[1]) & fields.keys():
+                advice = f"add `# @package _global_` as the first line of {file[1]}.yaml"
+                lines.append(f"{advice}, and save it without a byte order mark")
+            elif key in self._groups and key not in fields:
                 lines.append(f"options of {key} need a target key: '+{key}@<key>=<option>' (see --help {key})")
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
                 text = unknown_key(key, holders, self._config_type)
