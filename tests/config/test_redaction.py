@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -86,6 +87,13 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
 def test_secrets_in_a_text_are_redacted(text, shown):
     assert redacted_text(text) == shown
     assert redacted_text(shown) == shown
+
+
+def test_a_long_separator_is_redacted_in_linear_time():
+    text = "-" * 50_000 + " token"  # a quadratic pattern takes a minute
+    started = time.perf_counter()
+    assert redacted_text(text) == text
+    assert time.perf_counter() - started < 5
 
 
 def test_the_value_of_a_secret_variable_is_redacted_under_any_key(monkeypatch, tmp_path):

@@ -40,7 +40,7 @@ _ITEM = re.compile(
 )
 # a line of YAML or of its diff; without indentation, one word, because messages start with a key and a colon
 _LINE = re.compile(
-    rf"(?P<before>^(?P<indented>(?:[ +-]|@@ .* @@)[ +-]*)?[\w.-]*?{_KEY}[ \t]+)"
+    rf"(?P<before>^(?P<indented>(?:[ +-]|@@ .* @@)[ +-]*)?(?:[\w.][\w.-]*?)?{_KEY}[ \t]+)"
     rf"(?P<secret>(?(indented)\S.*|(?:{_QUOTED}|{_NESTED}|\S+)(?=[ \t]*(?:#.*)?$)))",
     re.IGNORECASE | re.MULTILINE,
 )
