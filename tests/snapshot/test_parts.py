@@ -14,7 +14,7 @@ from trieye.checkpoints.directory import (
 )
 from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.store import CheckpointStore, Retention
-from trieye.exceptions import CheckpointError, SerializationError
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.atomic import _HOST
 from trieye.snapshot.encode import decode, encode
 from trieye.snapshot.nodes import StateParts
@@ -245,6 +245,28 @@ def test_save_parts_rewrites_a_deleted_or_truncated_part(tmp_path, damage):
     damage(next((path / "parts").iterdir()))
     save_parts(path, log)
     assert rows_in(path) == list(range(10))
+
+
+def test_save_parts_replaces_nothing_but_an_earlier_save(tmp_path):
+    log, weights, results = Log(), tmp_path / "policy.pt", tmp_path / "results"
+    weights.write_text("w")
+    results.mkdir()
+    (results / "thesis.csv").write_text("x")
+    for path, complaint in ((weights, "policy.pt is a file"), (results, "contains thesis.csv")):
+        with pytest.raises(ConfigurationError, match=complaint):
+            save_parts(path, log)
+    assert weights.read_text() == "w"
+    assert (results / "thesis.csv").read_text() == "x"
+
+
+def test_save_parts_writes_to_the_target_of_a_link(tmp_path):
+    log, link = Log(), tmp_path / "link"
+    link.symlink_to(tmp_path / "disk" / "buffer")
+    for count in (10, 15):
+        log.extend(count - len(log.rows))
+        save_parts(link, log)
+        assert rows_in(link) == rows_in(tmp_path / "disk" / "buffer") == list(range(count))
+    assert link.is_symlink()
 
 
 def test_a_kill_during_the_replacement_of_a_directory_loses_no_rows(tmp_path):

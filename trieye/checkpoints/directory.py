@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from trieye.checkpoints.manifest import (
+    MANIFEST_NAME,
     PARTS_DIRECTORY,
     Manifest,
     check_no_link,
@@ -150,11 +151,16 @@ def damaged_parts(path: Path) -> set[str]:
 def save_parts(path: Path, state: IncrementalState) -> Path:
     """Write an object atomically as the directory `path`; parts that exist there are linked instead of written.
 
+    If `path` is a symbolic link, its target is written.
+
     Raises:
+        ConfigurationError: `path` is a file, or a directory with content other than an earlier save.
         SerializationError: The disk is full, or the directory cannot be written; the previous content is unchanged.
     """
+    path = path.resolve()
     recover(path.parent, path.name)
     linkable, sequence = _linkable_parts(path)
+    _check_replaceable(path)
     return save_state(path, encode(state, copy=False, known_parts=linkable), sequence=sequence + 1)
 
 
@@ -167,6 +173,7 @@ def load_parts(path: Path) -> SavedParts:
         CheckpointError: The directory does not exist, or one of its files is missing or damaged.
         SerializationError: The directory contains another kind of state.
     """
+    path = path.resolve()
     directory = replaced(path.parent).get(path.name, path)
     manifest = verify(directory)  # everything, before the object changes
     encoded = load_state(directory)
@@ -179,6 +186,7 @@ def load_parts(path: Path) -> SavedParts:
 
 def has_parts(path: Path) -> bool:
     """Return whether `path` has content for `load_parts`, possibly moved by an interrupted `save_parts`."""
+    path = path.resolve()
     if path.name in replaced(path.parent):
         return True
     return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
@@ -194,6 +202,15 @@ def _linkable_parts(path: Path) -> tuple[set[str], int]:
     # deleted or truncated parts are written again
     existing = {name for name in manifest.part_names if find_part(name) is not None}
     return existing - damaged_parts(path), manifest.sequence
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.is_file():
+        raise ConfigurationError(f"{path} is a file; choose a directory")
+    names = sorted(child.name for child in path.iterdir()) if path.exists() else []
+    if names and MANIFEST_NAME not in names:  # a damaged save has its manifest, too
+        listing = ", ".join(names[:_MAX_NAMED])
+        raise ConfigurationError(f"{path} is not an earlier save: it contains {listing}; choose another directory")
 
 
 def peek(path: Path, *names: str) -> Any:

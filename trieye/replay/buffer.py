@@ -418,17 +418,17 @@ class ReplayBuffer:
             self._parts = StoredParts()  # ids start from 0 again, so no existing part contains these rows
         self._rng.bit_generator.state = saved_parts.state["rng"]
         self._her_rng.bit_generator.state = saved_parts.state["her_rng"]
-        if self.limiter is not None and saved_parts.state["limiter"] is not None:
-            self.limiter.load_state_dict(saved_parts.state["limiter"])
         self._counts.load_state_dict(saved_parts.state["counts"])
         self._counts.lost += num_lost
         if self.limiter is not None:
+            self.limiter.load_state_dict(saved_parts.state["limiter"] or self.limiter.state_dict())
             self.limiter.removed(num_lost)
 
     def save(self, path: str | Path) -> None:
         """Write the buffer to a directory, replaced atomically; rows that it already contains are not written again.
 
         Raises:
+            ConfigurationError: The path is a file, or a directory with content other than an earlier save.
             SerializationError: The disk is full, or the directory is not writable; its previous content is untouched.
         """
         save_parts(Path(path), self)

@@ -287,6 +287,7 @@ class FragmentBuffer:
         """Write the buffer to a directory, replaced atomically; data that it already contains is not written again.
 
         Raises:
+            ConfigurationError: The path is a file, or a directory with content other than an earlier save.
             SerializationError: The directory is not writable, or the disk is full.
         """
         save_parts(Path(path), self)

@@ -65,7 +65,7 @@ class Server(ABC):
             directory: Target; the server's snapshot directory if None. Writers discard only rows saved in the latter.
 
         Raises:
-            ConfigurationError: The server has no snapshot directory.
+            ConfigurationError: The server has no snapshot directory, or the target is not an earlier save.
             SerializationError: Writing failed; the previous snapshot is untouched.
         """
         target = directory or self._directory
