@@ -391,10 +391,10 @@ class ReplayBuffer:
     def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
         """Restore a saved buffer; the next draw equals the next draw of the saved buffer.
 
-        This buffer's capacity applies: a smaller buffer retains the newest rows. So do its `n_step`, `gamma`, `padding`
-        and sampler options, since they affect draws only. Rows of a buffer that did not track the order of rows are
-        drawn with windows of a single row. Where `state.on_damage` allows it, rows of damaged parts are skipped, logged
-        and counted in `stats()["lost"]`; the rows before them move up, and the next save rewrites all rows.
+        This buffer's capacity applies: a smaller buffer retains the newest rows. So do its bounds, `n_step`, `gamma`,
+        `padding` and sampler options, since they affect draws only. Rows of a buffer that did not track the order of
+        rows are drawn with windows of a single row. Where `state.on_damage` allows it, rows of damaged parts are
+        skipped, logged and counted in `stats()["lost"]`; the rows before them move up, and the next save rewrites all.
 
         Args:
             state: The saved buffer, a `SavedParts`.

@@ -161,3 +161,28 @@ def test_a_smaller_sampler_restores_the_newest_rows():
     assert smaller.state_dict()["uses"].tolist() == original.state_dict()["uses"][-4:].tolist()
     remaining = 16 - int(smaller.state_dict()["uses"].sum())
     assert len(smaller.draw(remaining, 6, 10, np.random.default_rng(0))) == remaining
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize(
+    ("saved_bounds", "bounds", "permitted"),
+    [
+        ({"max_staleness": 5}, {"max_staleness": 1}, {4: 9, 5: 9}),
+        ({"max_staleness": 1}, {"max_staleness": 1}, {4: 9, 5: 9}),
+        ({"max_staleness": 1}, {"max_staleness": 5}, dict.fromkeys(range(6), 9)),
+        ({"max_reuse": 4}, {"max_reuse": 2}, {4: 2, 5: 2}),
+        ({"max_reuse": 2}, {"max_reuse": 2}, {4: 2, 5: 2}),
+        ({"max_reuse": 2}, {"max_reuse": 4}, {0: 2, 1: 2, 2: 2, 3: 2, 4: 4, 5: 4}),
+    ],
+)
+def test_restored_rows_obey_the_bounds_of_their_new_sampler(saved_bounds, bounds, permitted, alpha):
+    original, restored = bounded(8, alpha=0.6, **saved_bounds), bounded(8, alpha=alpha, **bounds)
+    rng = np.random.default_rng(0)
+    original.added(0, 4)
+    original.draw(8, 0, 4, rng)  # each row twice: equal priorities, stratified
+    original.set_version(4)
+    original.added(4, 2)
+    restored.load_state_dict(original.state_dict())
+    assert np.flatnonzero(restored.state_dict()["rows"]["weights"]).tolist() == list(permitted)
+    n = sum(permitted.values())
+    assert Counter(restored.draw(n, 0, 6, rng).ids.tolist()) == permitted

@@ -134,10 +134,11 @@ class EligibleSampler(Sampler):
             "low": max(self._low, self._end - self.capacity),
             "end": self._end,
             "version": self.version,
+            "bounds": self._bounds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, with the newest rows if it has more than the capacity."""
+        """Restore a saved state, with the newest rows if it has more than the capacity; this sampler's bounds apply."""
         self._rows.load_state_dict(state["rows"])
         self._end = self._settled = int(state["end"])
         self._low, self.version = int(state["low"]), int(state["version"])
@@ -145,6 +146,15 @@ class EligibleSampler(Sampler):
         for array, saved_array in ((self._uses, state["uses"]), (self._versions, state["versions"])):
             if array.size:
                 array[ids % self.capacity] = np.asarray(saved_array)[len(saved_array) - len(ids) :]
+        is_eligible = self.eligible(ids)
+        self._retire(ids[~is_eligible])
+        if state.get("bounds", self._bounds) != self._bounds:  # higher bounds may permit rows of chance 0 again
+            revived_ids = ids[is_eligible & (self._rows.chances(ids) == 0)]
+            self._rows.update(revived_ids, np.full(len(revived_ids), self._rows.max_priority))
+
+    @property
+    def _bounds(self) -> list[int | None]:
+        return [self.max_reuse, self.max_staleness]
 
     def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)

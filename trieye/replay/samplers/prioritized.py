@@ -159,7 +159,7 @@ class PrioritizedSampler(RowSampler):
         """Restore a saved state, with the newest rows if it has more than the capacity."""
         weights = np.asarray(state["weights"], np.float32)[-self.capacity :]
         if (alpha := state.get("alpha", self.alpha)) != self.alpha and alpha:
-            weights = weights ** np.float32(self.alpha / alpha)
+            weights = weights ** np.float32(self.alpha / alpha) * (weights > 0)  # 0**0 is 1
         self._end = self._settled = int(state["end"])
         self._low = self._end - len(weights)
         self._tree.load(self._low % self.capacity, weights)
