@@ -201,6 +201,23 @@ def test_priority_updates_reach_the_server_and_late_ones_are_counted(make_replay
             reader.update_priorities(ids, [1.0])
 
 
+@pytest.mark.parametrize("attach", [True, False])
+def test_priorities_of_batches_from_before_a_server_crash_are_ignored_and_counted(make_flaky, attach):
+    replay, channel = make_flaky(sampler="prioritized")
+    add(replay, range(50))
+    replay.snapshot()
+    add(replay, range(50, 100))
+    with replay.reader(ahead=1, attach=attach) as reader:
+        ids = reader.sample(8).ids
+        channel.die()
+        add(replay, range(200, 250))  # reuses the ids of the lost rows
+        new_ids = reader.sample(8).ids
+        assert not set(ids.tolist()) & set(new_ids.tolist())
+        reader.update_priorities(np.concatenate((ids, new_ids)), [9.0] * 8 + [5.0] * 8)
+        reader.flush()
+        assert reader.stats()["late_updates"] == 8
+
+
 def test_lost_priority_updates_are_counted_and_do_not_block(make_flaky):
     replay, channel = make_flaky(sampler="prioritized")
     add(replay, range(100))

@@ -21,6 +21,9 @@ from trieye.replay.rows.store import AttachedReplay
 from trieye.replay.samplers.base import SampledIds, paired, spliced
 
 MAX_UPDATES = 64
+ID_BITS = 48
+"""Bits of a row id; the ids of a reader's batches have the number of the rows' generation above them."""
+
 NO_DRAW = SampledIds(np.empty(0, np.int64), np.empty(0, np.float32))
 """Placeholder for the draw of a prefetcher: the draw happens with the copy, since it may have to be repeated."""
 
@@ -35,6 +38,9 @@ class Reader(ReplayUser[ReplayServer]):
     On the server's machine, the reader copies rows directly from shared memory; the server only chooses them, for
     several batches per call. Rows that were overwritten before they were copied are redrawn and counted. On other
     machines, the server sends whole batches. A pickled reader becomes a new reader in the process that receives it.
+
+    After a restart of the server, which reuses row ids, batches have ids that differ from all earlier ones, so
+    priorities of earlier batches are ignored and counted.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Reader(ReplayUser[ReplayServer]):
         self._rows: RowSource = (NearRows if attach else FarRows)(channel, ahead, timeout_s)
         self._updates = Updates(channel, timeout_s)
         self._num_sampled = 0
+        self._generations: list[str] = []  # of all batches; only grows, so it is read without the lock
         self._on_devices = DeviceBatches()
         self._lock = threading.Lock()  # guards `_rows`, the count, `_on_devices`: `iter_batches` draws in a thread
         self._updates_lock = threading.Lock()  # guards `_updates`; never held together with the other lock
@@ -127,7 +134,7 @@ class Reader(ReplayUser[ReplayServer]):
         """
         self._check_open()
         with self._updates_lock:
-            self._updates.add(self._rows.generation, ids, priorities)
+            self._updates.add(self._generations, ids, priorities)
 
     def flush(self) -> None:
         """Wait until all priorities have arrived; raises what `update_priorities` raises."""
@@ -182,6 +189,10 @@ class Reader(ReplayUser[ReplayServer]):
         if batch is None:
             self._rows = FarRows(self.channel, self._options["ahead"], self.timeout_s)
             batch = self._rows.sample(n, out, keys, deadline)
+        if self._rows.generation not in self._generations:
+            self._generations.append(self._rows.generation)
+        if number := self._generations.index(self._rows.generation):
+            batch.ids[batch.ids >= 0] += number << ID_BITS
         self._num_sampled += n
         return batch
 
@@ -206,18 +217,23 @@ class Updates:
         self._channel, self._timeout_s = channel, timeout_s
         self._calls: deque[tuple[int, Future[None]]] = deque()
 
-    def add(self, generation: str, ids: ArrayLike, priorities: ArrayLike) -> None:
-        """Send priorities, float `[n]`, of rows, int64 `[n]`.
+    def add(self, generations: Sequence[str], ids: ArrayLike, priorities: ArrayLike) -> None:
+        """Send priorities, float `[n]`, of rows, int64 `[n]`, whose upper bits number the generations.
 
         Raises:
             ConfigurationError: The lengths differ, or an earlier update was rejected.
             ReplayTimeoutError: The server does not answer, and too many calls are in flight.
         """
-        row_ids, values = paired(ids, priorities)
-        while self._calls and (self._calls[0][1].done() or len(self._calls) >= MAX_UPDATES):
-            self._finish_oldest()
-        call = self._channel.begin(ReplayServer.update_priorities, generation, row_ids.astype(np.int64), values.copy())
-        self._calls.append((len(row_ids), call))
+        all_ids, values = paired(ids, priorities)
+        row_ids = all_ids.astype(np.int64)
+        numbers = (row_ids >> ID_BITS).clip(0)
+        for number in np.unique(numbers).tolist():
+            while self._calls and (self._calls[0][1].done() or len(self._calls) >= MAX_UPDATES):
+                self._finish_oldest()
+            generation, is_in = "".join(generations[number : number + 1]), numbers == number
+            row_ids_in = row_ids[is_in] - (number << ID_BITS)
+            call = self._channel.begin(ReplayServer.update_priorities, generation, row_ids_in, values[is_in])
+            self._calls.append((len(row_ids_in), call))
 
     def flush(self) -> None:
         """Wait until all priorities have arrived; raises what `add` raises."""
