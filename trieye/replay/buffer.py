@@ -316,7 +316,7 @@ class ReplayBuffer:
 
         Yields:
             Arrays `[n, ...]` by key, and int64 `[n]` episode numbers, equal within one episode. Passed as `env_ids` to
-            another buffer, they keep episodes apart. All 0 if this buffer does not track episodes.
+            another buffer, they keep episodes apart. Without tracked episodes, each row has its own number.
         """
         if (store := self._opened()) is not None:
             yield from store.reader.iter_rows(store.low, store.total, chunk)

@@ -118,6 +118,17 @@ def test_files_with_other_columns_than_the_buffer_are_rejected(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_returns_never_join_rows_that_were_exported_without_their_episodes(tmp_path, name):
+    write, read = FORMATS[name]
+    source, buffer = ReplayBuffer(9), ReplayBuffer(9, n_step=3, gamma=1.0)
+    for env_id in (0, 1, 0, 1):
+        source.add(env_id, reward=1000.0**env_id, done=False)
+    write(source, tmp_path / "rows")
+    read(buffer, tmp_path / "rows")
+    assert by_id(buffer.sample(64), "reward") == {0: 1, 1: 1000, 2: 1, 3: 1000}
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_imported_episodes_are_not_joined_with_neighbouring_rows(tmp_path, name):
     write, read = FORMATS[name]
     row = {"reward": 1.0, "done": False}

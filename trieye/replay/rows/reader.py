@@ -153,7 +153,7 @@ class RowReader:
 
     def _episodes(self, low: int, total: int) -> Ids:
         if self._links is None:
-            return np.zeros(total - low, np.int64)
+            return np.arange(total - low)  # joined rows might belong to different environments
         episode_numbers: list[int] = []
         count = 0
         for previous_index in (self._links.previous_ids(np.arange(low, total), low) - low).tolist():
