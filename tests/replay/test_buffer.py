@@ -283,6 +283,15 @@ def test_invalid_arguments_are_rejected_with_the_reason(build, message):
         build()
 
 
+@pytest.mark.parametrize("env_id", ["left", 0.5, None, [1], 1 << 64], ids=str)
+def test_an_environment_that_could_not_be_saved_is_rejected_when_its_row_is_added(env_id):
+    buffer = ReplayBuffer(9, n_step=2)
+    assert buffer.add(np.int64(1), **row(0)) == 0
+    with pytest.raises(ConfigurationError, match=r"env_ids are .* expected an integer .*, within int64"):
+        buffer.add(env_id, **row(1))
+    assert len(buffer) == 1
+
+
 BAD_PRIORITIES = ([[130], [1.0]], [[-1], [1.0]], [[0.5], [1.0]], [[1], [-1.0]], [[1], [np.nan]], [[1, 2], [1.0]])
 
 

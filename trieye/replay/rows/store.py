@@ -278,6 +278,8 @@ class RowStore:
         return {key: value for key, value in row.items() if key not in paired}, {key: row[key] for key in paired}
 
     def _add_linked(self, row_id: int, row: Mapping[str, Any], env_id: int) -> None:
+        if type(env_id) is not int or not -(1 << 63) <= env_id < 1 << 63:
+            env_id = int(row_integers("env_ids", [env_id], 1)[0])
         own_columns, next_columns = self._split(row)
         links, next_rows, cells, slot = self.links, self.next_rows, self.ring.cells, row_id % self.capacity
         next_values = {} if next_rows is None else next_rows.conform(next_columns, rows=None)
@@ -413,6 +415,6 @@ def row_integers(name: str, values: ArrayLike | None, count: int) -> NDArray[np.
     array = np.asarray(values)
     if array.shape != (count,) or array.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"{name} are {array.dtype}{list(array.shape)}; expected an integer for each of {count} rows"
+            f"{name} are {array.dtype}{list(array.shape)}; expected an integer for each of {count} rows, within int64"
         )
     return array.astype(np.int64, copy=False)
