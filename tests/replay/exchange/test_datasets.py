@@ -172,6 +172,15 @@ def test_nested_observations_become_named_columns():
     assert np.flatnonzero(rows["truncated"]).tolist() == [3, 6]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("door", "TypeError"), ("t/cp", "Malformed"), ("", "Malformed"), ("my door-v0", "Malformed")]
+)
+def test_a_minari_dataset_that_cannot_be_loaded_is_named_with_the_reason(tmp_path, monkeypatch, name, reason):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=f"dataset '{name}' cannot be loaded .*{reason}.*an id such as D4RL"):
+        import_minari(ReplayBuffer(5), name, download=True)
+
+
 def test_a_missing_minari_is_reported_with_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(ConfigurationError, match=r"'D4RL/door/human-v2' needs minari, .*'trieye\[minari\]'"):

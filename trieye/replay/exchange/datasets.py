@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config.packages import load
-from trieye.exceptions import SerializationError, UntrustedPickleError
+from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.exchange.files import separate_episodes
 from trieye.replay.rows.schema import PREFIX
@@ -35,11 +35,17 @@ def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False)
 
     Raises:
         MissingPackageError: minari is not installed.
-        ConfigurationError: The steps do not fit the buffer.
+        ConfigurationError: The dataset cannot be loaded, or its steps do not fit the buffer.
     """
     if isinstance(dataset, str):
         minari = load("minari", f"reading the dataset {dataset!r}")
-        dataset = minari.load_dataset(dataset, download=download)
+        try:
+            dataset = minari.load_dataset(dataset, download=download)
+        except Exception as error:  # a remote call: each storage service raises the errors of its own client
+            raise ConfigurationError(
+                f"the Minari dataset {dataset!r} cannot be loaded ({error!r}); expected an id such as "
+                "D4RL/door/human-v2, of a dataset on this machine or on the server of Minari"
+            ) from error
     count = 0
     with separate_episodes(buffer):
         for episode_index, episode in enumerate(dataset.iterate_episodes()):
