@@ -250,6 +250,7 @@ PAIRS = {"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 4))}
         ({"obs": np.zeros((2, 1), int)}, r"obs has the shape \[1\], .*; discrete observations must be one-hot vectors"),
         ({"obs": np.zeros((2, 4)), "action": np.zeros((2, 3))}, r"an action has 3 numbers, .* the shape \[\]"),
         ({"obs": np.zeros((2, 4))}, r"no column next_obs; columns: "),
+        (PAIRS | ENDS | {"discount": np.ones(2)}, r"a column discount would replace agent.gamma .*; rename the column"),
         (PAIRS, r"no column terminated, without which .*; columns: .*Rename the column, such as terminals"),
         (
             PAIRS | ENDS | {"action": np.array([0, 2])},

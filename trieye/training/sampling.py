@@ -187,6 +187,8 @@ class _ExternalExperience(Experience):
         for name in (f"next_{name}" for name in observations):
             if name not in rows:
                 raise ConfigurationError(f"no column {name}; columns: {', '.join(rows)}")
+        if "discount" in rows:
+            raise ConfigurationError("a column discount would replace agent.gamma and terminations; rename the column")
         if not rows.keys() & {"terminated", "done"}:
             raise ConfigurationError(
                 "no column terminated, without which values continue after the end of an episode"
