@@ -95,5 +95,14 @@ def test_invalid_strategies_keys_and_rewards_are_rejected():
     achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
     with pytest.raises(ConfigurationError, match=r"needs the row key 'achieved_goal'; did you mean"):
         HindsightRelabeler(reward_of, achieved_key="achieved_goal").relabel(data, np.arange(4), links, achieved, 0, rng)
-    with pytest.raises(ConfigurationError, match=r"returned rewards of shape \(3, 2\) for 3 rows; expected \(3,\)"):
+    with pytest.raises(ConfigurationError, match=r"key 'reward': expected shape \(3,\), got \(3, 2\)"):
         HindsightRelabeler(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)
+
+
+@pytest.mark.parametrize("key", ["reward", "desired_goal"])
+def test_fractions_are_rejected_where_the_buffer_has_integers(key):
+    data, links = rows([(0, False)] * 4)
+    achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
+    data[key] = data[key].astype(np.int64)
+    with pytest.raises(ConfigurationError, match=f"key '{key}': expected int64, got float32"):
+        HindsightRelabeler(reward_of).relabel(data, np.arange(4), links, achieved, 0, rng)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.schema import PREFIX, check_known
+from trieye.replay.rows.schema import PREFIX, Column, check_known
 
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
@@ -84,7 +84,7 @@ class HindsightRelabeler:
             bool `[n]`, True where a row was relabelled.
 
         Raises:
-            ConfigurationError: A key is missing, or the rewards have the wrong shape.
+            ConfigurationError: A key is missing, or goals or rewards have another shape or kind than in the buffer.
         """
         required_keys = (self.achieved_key, *self.goal_keys, self.reward_key)
         for key in required_keys:
@@ -100,15 +100,9 @@ class HindsightRelabeler:
         goals = achieved_of(self._sources(ids[indices], links, low, rng))
         for key in (*self.goal_keys, *(PREFIX + key for key in self.goal_keys)):
             if key in data:
-                data[key][indices] = goals
+                _replace(data, key, indices, goals)
         info = {key: array[indices] for key, array in data.items()}
-        rewards = np.asarray(self.reward_fn(info[self.achieved_key], goals, info))
-        if rewards.shape != info[self.reward_key].shape:
-            raise ConfigurationError(
-                f"HER reward_fn returned rewards of shape {rewards.shape} for {indices.size} rows; "
-                f"expected {info[self.reward_key].shape}"
-            )
-        data[self.reward_key][indices] = rewards
+        _replace(data, self.reward_key, indices, self.reward_fn(info[self.achieved_key], goals, info))
         return is_new
 
     def _sources(self, ids: Ids, links: EpisodeLinks, low: int, rng: np.random.Generator) -> Ids:
@@ -122,3 +116,9 @@ class HindsightRelabeler:
             first_ids, num_earlier = links.travel(ids, everything, low=low, backwards=True)
         offset = np.floor(rng.random(len(ids)) * (num_earlier + num_later + 1)).astype(np.int64)
         return links.travel(first_ids, offset, low=low)[0]
+
+
+def _replace(data: Data, key: str, indices: Ids, values: NDArray[Any]) -> None:
+    """Write values into rows of a batch, under the same checks as values of added rows."""
+    column = Column(key, data[key].shape[1:], data[key].dtype)
+    data[key][indices] = column.conform(values, rows=len(indices))
