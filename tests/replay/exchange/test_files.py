@@ -22,6 +22,7 @@ def filled(count=300, capacity=200, **options):
         "reward": rng.normal(size=count),
         "z": rng.normal(size=(count, 2)) + 1j,
         "flags": rng.random((count, 3)) < 0.5,
+        "empty": np.zeros((count, 2, 0), np.float32),
         "terminated": rng.random(count) < 0.1,
     }
     buffer.extend(rows, envs)

@@ -169,6 +169,8 @@ def _as_arrow(array: NDArray[Any]) -> Any:
     if values.ndim == 1:
         return pa.array(values)
     length = int(np.prod(values.shape[1:]))
+    if not length:  # Arrow has no empty lists of a fixed size
+        return pa.ListArray.from_arrays(np.zeros(len(values) + 1, np.int32), pa.array(values.reshape(-1)))
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), length)
 
 
@@ -191,7 +193,7 @@ def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
     if spec is not None:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
         array = array.view(dtype) if dtype.kind == "c" else array.astype(dtype, copy=False)
-    return array.reshape(-1, *shape)
+    return array.reshape(len(column), *shape)
 
 
 @contextmanager
