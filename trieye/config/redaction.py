@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -28,25 +28,29 @@ _ASSIGNED = re.compile(
     r"(?P<secret>b?'[^']*'|b?\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,
 )
-_END = r"(?:\s*[,}]|\s+#|\s*$)"
-_KEY = rf"{_BEGINNING}(?:{_WORDS}|{_BEARER}(?!\s*:\s*\d+{_END}))\s*:(?!\s*(?:null|none|true|false|~|''|\"\"){_END})"
-_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
-_NESTED = r"\{(?:[^{}]|\{[^{}]*\})*\}|\[(?:[^\[\]]|\[[^\[\]]*\])*\]"
-# an item of a dict in Hydra's grammar or in YAML
+_END = r"(?=[ \t]*(?:[,}\]]|$)|[ \t]+#)"
+_KEY = (  # of an item in a dict, or of a line of YAML
+    rf"{_BEGINNING}(?:{_WORDS}|{_BEARER}(?![ \t]*:[ \t]*-?[\d.]+(?:e[+-]?\d+)?{_END}))['\"]?[ \t]*:"
+    rf"(?![ \t]*(?:null|none|true|false|yes|no|~|''|\"\"){_END})"
+)
+_QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
+_NESTED = r"\{(?:[^{}\n]|\{[^{}\n]*\})*\}|\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
+_LETTER = r"(?:\\.|\$\{[^{}\n]*\}|[^\s\\,{}])"
 _ITEM = re.compile(
-    rf"(?P<before>[{{,]\s*(?:\\.|[^\s,{{}}:'\"\\])*?{_KEY}\s*)"
-    rf"(?P<secret>{_QUOTED}|{_NESTED}|(?:\\.|\$\{{[^{{}}]*\}}|[^\\,{{}}\n])+?)(?={_END})",
+    rf"(?P<before>[{{,][ \t]*['\"]?(?:\\.|[^\s,{{}}:'\"\\])*?{_KEY}[ \t]*)"
+    rf"(?P<secret>{_QUOTED}|{_NESTED}|{_LETTER}+(?:[ \t]+{_LETTER}+)*)",
     re.IGNORECASE | re.MULTILINE,
 )
-# a line of YAML or of its diff; without indentation, one word, because messages start with a key and a colon
+_DICT = re.compile(r"(?<=\w=)(?:\w+\()?[\[{].*")
+"""The rest of a line after `name={` or `name=[`: a dict or list in Hydra's grammar, or several."""
+# a line of YAML, or of its diff
 _LINE = re.compile(
-    rf"(?P<before>^(?P<indented>(?:[ +-]|@@ .* @@)[ +-]*)?(?:[\w.][\w.-]*?)?{_KEY}[ \t]+)"
-    rf"(?P<secret>(?(indented)\S.*|(?:{_QUOTED}|{_NESTED}|\S+)(?=[ \t]*(?:#.*)?$)))",
+    rf"(?P<before>^[ @,\d+-]*['\"]?(?:[^\W\d][\w.-]*?)?{_KEY}[ \t]+)"
+    rf"(?P<secret>{_QUOTED}|{_NESTED}|\S+(?:[ \t]+[^\s#]\S*)*)",
     re.IGNORECASE | re.MULTILINE,
 )
-_OF_TEXTS = (_ASSIGNED, _ITEM, _LINE)
 _IN_ASSIGNED = ("pass", "pwd", "secret", "credential", "authorization", "key", "token", "sig")
-"""Every match of these patterns contains one of these."""
+"""Every match of `_ASSIGNED`, `_ITEM` and `_LINE` contains one of these."""
 # the password in a URL, between user and host, which may contain / and @
 _PASSWORD = re.compile(r"(?P<before>\w://[^\s/:@?#]*:)(?P<secret>[^\s/?#]+|(?!\d*[/?#])[^\s@]+)(?=@)")
 # a token as user name, except in Azure URLs, where it is the container
@@ -76,13 +80,13 @@ def redacted(values: Any, key: str = "") -> Any:
 
 
 def redacted_text(text: str) -> str:
-    """Return a message, a log line, a traceback or YAML with secrets replaced by `***`."""
-    return _without_parts(text, _environment_secrets(), _OF_TEXTS)
+    """Return a message, a log line or a traceback with secrets replaced by `***`."""
+    return _without_parts(text, _environment_secrets())
 
 
-def redacted_code(text: str) -> str:
-    """Return source code with secrets replaced by `***`; `name: value` remains, because it is an annotation."""
-    return _without_parts(text, _environment_secrets(), (_ASSIGNED,))
+def redacted_yaml(text: str) -> str:
+    """Return YAML, or a diff of it, with secrets replaced by `***`, which contain no line break."""
+    return redacted_text(_ITEM.sub(_covered, _LINE.sub(_covered, text)))
 
 
 def without_secret_variables(text: str) -> str:
@@ -93,7 +97,7 @@ def without_secret_variables(text: str) -> str:
 def redactor() -> Callable[[str], str]:
     """Return a faster `redacted_text` for many texts, with the secrets that are in the environment now."""
     secrets = _environment_secrets()
-    return lambda text: _without_parts(text, secrets, _OF_TEXTS)
+    return lambda text: _without_parts(text, secrets)
 
 
 def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,14 +134,17 @@ def with_references(values: Mapping[str, Any]) -> dict[str, Any]:
 def in_environment(value: Any, key: str) -> Any:
     """Return a value with `${oc.env:VARIABLE}` instead of each secret, and set these environment variables."""
 
-    def reference(name: str, leaf: Any) -> Any:
+    def referring(name: str, leaf: Any) -> Any:
         if redacted(leaf, name) == leaf:
             return leaf
-        variable = variable_of(str(leaf)) or own_variable(name)
-        os.environ[variable] = str(leaf)
-        return f"${{oc.env:{variable}}}"
+        text, variable = str(leaf), variable_of(str(leaf)) or own_variable(name)
+        while os.environ.get(variable, text) != text:  # `a.b` and `a_b` have the same variable
+            variable = variable.replace("SECRET_", "SECRET__", 1)
+        os.environ[variable] = text
+        reference = f"${{oc.env:{variable}}}"
+        return reference if isinstance(leaf, str) else f"${{oc.decode:{reference}}}"
 
-    return _mapped(value, key, reference)
+    return _mapped(value, key, referring)
 
 
 def with_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,16 +231,13 @@ def _hidden(key: str, value: Any, secrets: Mapping[str, str]) -> Any:
     return _without_parts(value, secrets)
 
 
-def _without_parts(
-    text: str, secrets: Mapping[str, str], patterns: Iterable[re.Pattern[str]] = (_ASSIGNED, _ITEM)
-) -> str:
+def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
     # most texts contain none of these substrings: 2 instead of 30 microseconds for a printed line
     if "://" in text:
         text = _USER.sub(_covered, _PASSWORD.sub(_covered, text))
     folded_text = text.casefold()
     if any(part in folded_text for part in _IN_ASSIGNED):
-        for pattern in patterns:
-            text = pattern.sub(_covered, text)
+        text = _DICT.sub(lambda match: _ITEM.sub(_covered, match[0]), _ASSIGNED.sub(_covered, text))
     return _without_variables(text, secrets)
 
 

@@ -103,9 +103,10 @@ def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
 @pytest.mark.parametrize("flags", [[], ["-m"]])
 def test_secrets_in_dicts_and_lists_become_references_and_later_overrides_remain(project, flags):
     (project.directory / "train.py").write_text(NESTED)
-    value = "{kind: a, api_key: typed-s3cret, words: ['pwd=set-s3cret', b], note: '1'}"
+    value = "{kind: a, db: {pwd: typed-s3cret}, db_pwd: set-s3cret, words: ['pwd=set-s3cret', b], secret: 5, note: '1'}"
     completed = project.ran(*flags, f"options={value}", "options.kind=b")
-    expected = {"kind": "b", "api_key": "typed-s3cret", "words": ["pwd=set-s3cret", "b"], "note": "1"}
+    expected = {"kind": "b", "db": {"pwd": "typed-s3cret"}, "db_pwd": "set-s3cret", "words": ["pwd=set-s3cret", "b"]}
+    expected |= {"secret": 5, "note": "1"}
     assert json.loads(completed.out.splitlines()[-1]) == expected
     assert files_with_secrets(project) == []
 
