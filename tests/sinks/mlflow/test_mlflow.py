@@ -268,17 +268,31 @@ def test_a_point_that_mlflow_rejects_drops_only_itself(run, caplog):
 def test_a_name_that_a_file_store_cannot_hold_drops_only_its_own_points(tmp_path, caplog):
     run = make_run_info(tmp_path, tracking_uri=(tmp_path / "mlruns").as_uri())
     source = MemoryHistory([Point(n, 0.5, step, 1.7e9) for step in range(3) for n in ("loss", "loss/actor", "other")])
-    thread = SinkThread(MlflowSink(), run, source, first_delay_s=0.01)
+    thread = SinkThread(sink := MlflowSink(), run, source, first_delay_s=0.01)
     assert thread.flush(SOON_S)
     add(thread, source, [Point(name, 0.5, 3, 1.7e9) for name in ("loss", "loss/actor")])
     assert thread.close("FINISHED", SOON_S)
     assert thread.refused == 4
     assert caplog.text.count("MLflow rejects metrics 'loss/actor'") == 1
     steps_by_name = {
-        path.name: {int(line.split()[2]) for line in path.read_text().splitlines()}
-        for path in (tmp_path / "mlruns").rglob("metrics/*")
+        name: [point.step for point in client_of(run).get_metric_history(sink.run_id, name)]
+        for name in stored_run(run, sink).data.metrics
     }
-    assert steps_by_name == {"loss": {0, 1, 2, 3}, "other": {0, 1, 2}}
+    assert steps_by_name == {"loss": [0, 1, 2, 3], "other": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(("first", "impossible"), [("loss", "loss/actor"), ("loss/actor", "loss")])
+def test_points_before_a_name_that_a_file_store_cannot_hold_are_stored_once(tmp_path, first, impossible):
+    run = make_run_info(tmp_path, tracking_uri=(tmp_path / "mlruns").as_uri())
+    sink = opened(run)
+    names = ["a", first, impossible, "loss/critic", f"{first}/x"]
+    sink.write([Point(name, 0.5, step, 1.7e9) for step in range(50) for name in names])
+    stored_names = set(stored_run(run, sink).data.metrics)
+    assert {"a", first} <= stored_names < set(names)
+    for name in stored_names:
+        steps = [point.step for point in client_of(run).get_metric_history(sink.run_id, name)]
+        assert steps == list(range(50)), name
+    assert sink.refused == 50 * (len(names) - len(stored_names))
 
 
 def test_points_do_not_wait_for_a_broken_artifact_store(run, tmp_path, caplog):

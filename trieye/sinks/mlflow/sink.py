@@ -361,12 +361,18 @@ class MlflowSink:
             is_about_name = any(text in str(error) for text in _NAME_ERRORS)
             if not is_about_name and not _is_refusal(error):
                 raise
-            mlflow_run.require_active(self._client, self._client.get_run(self.run_id))
-            if len(entities) == 1:
+            run = self._client.get_run(self.run_id)
+            mlflow_run.require_active(self._client, run)
+            if is_about_name:
+                # the entities before the failing one are stored, and would be stored again; its key never is
+                stored_keys = getattr(run.data, kind)
+                entities = list(itertools.dropwhile(lambda entity: entity.key in stored_keys, entities))
+                if not entities:
+                    raise
+                self._impossible_keys.add((kind, entities[0].key))
+            if is_about_name or len(entities) == 1:
                 self._refuse(f"{kind} {entities[0].key!r}: {_first_line(error)}", kind, entities[0].key)
-                if is_about_name:
-                    self._impossible_keys.add((kind, entities[0].key))
-                return
+                entities = entities[1:]
             # a refused entity must not cost the others of its batch
             half = len(entities) // 2
             self._log_batch(kind, entities[:half])
