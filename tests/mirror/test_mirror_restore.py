@@ -16,6 +16,7 @@ from tests.snapshot.growing import Log
 from trieye.checkpoints.directory import read_hub_state
 from trieye.checkpoints.manifest import MANIFEST_NAME
 from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.files.run_files import RunFiles
 from trieye.history.table import read_history
 from trieye.mirror.layout import whole_states
 from trieye.mirror.local import LocalRun
@@ -150,6 +151,19 @@ def test_a_new_run_under_the_former_name_of_a_renamed_run_is_refused(run, url):
     with pytest.raises(ConfigurationError, match=f"has the run in {renamed}; choose another run_name"):
         restore_run(run.paths, url)
     assert not run.paths.run_base_dir.exists()
+
+
+def test_a_run_is_restored_beside_a_copy_of_its_directory(run, url):
+    shutil.copytree(run.paths.run_base_dir, run.paths.run_base_dir.with_name("backup"))
+    shutil.rmtree(run.paths.run_base_dir)
+    assert "checkpoint_step_2" in restore_run(run.paths, url)
+    assert run.run_id() == run.record.run_id
+
+
+def test_a_run_that_another_root_has_as_well_is_restored(run, other, url):
+    config = other.paths.persist_config.model_copy(update={"resume_dirs": [str(run.paths.root_data_dir)]})
+    assert "checkpoint_step_2" in restore_run(RunFiles(config), url)
+    assert other.run_id() == run.record.run_id
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,11 @@ class _Restore:
         return description
 
     def _refuse_renamed(self, state: StateMark) -> None:
-        name = self._local.paths.run_base_dir.name
+        name, root = self._local.paths.run_base_dir.name, self._local.paths.runs_root_dir
         for directory, _, record in earlier_runs(self._local.paths, name):
-            if record is not None and record.run_id == state.run_id:
+            if record is None or record.run_id != state.run_id or directory.parent != root:
+                continue
+            if record.refusal(directory) is None:  # a copy, such as a backup, owns nothing
                 raise ConfigurationError(
                     f"run_name={name}: under this name, the mirror {self._store.url} has the run in {directory}; "
                     f"choose another run_name, or resume that run with run_name={directory.name}"
