@@ -323,6 +323,14 @@ def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken,
     assert "target key" not in message
 
 
+@pytest.mark.parametrize("group", ["experiment", "debug"])
+def test_a_preset_with_an_unknown_key_only_is_named_with_its_package_line(mistaken, project, group):
+    project.write(f"{group}/mine", "lr: 3")
+    message = mistaken(f"{group}=mine")
+    assert f"add `# @package _global_` as the first line of {group}/mine.yaml" in message
+    assert "target key" not in message
+
+
 @pytest.mark.parametrize("text", ["defaults: [mine]", f"tags: {'{a: ' * 2000}{'}' * 2000}"])
 def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project, text):
     project.write("experiment/mine", f"# @package _global_\n{text}")

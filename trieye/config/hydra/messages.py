@@ -42,6 +42,7 @@ _BOUNDS = {
 }  # fmt: skip
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
 _PYDANTIC_ERRORS = frozenset(get_args(core_schema.ErrorType))
+_PRESETS = ("experiment", "debug")
 _MAX_LISTED = 4  # alternatives in a message
 
 
@@ -387,7 +388,8 @@ class Diagnosis:
             key = cause.full_key or ""
             holders = models_at(self._config_type, key.split(".")[:-1])
             file, fields = re.match(r"In '(.+?)': ", lines[0]), self._config_type.model_fields
-            if file and key == file[1].split("/")[0] and self._loader.keys_of(file[1]) & fields.keys():
+            group = file[1].split("/")[0] if file else None
+            if file and key == group and (key in _PRESETS or self._loader.keys_of(file[1]) & fields.keys()):
                 advice = f"add `# @package _global_` as the first line of {file[1]}.yaml"
                 lines.append(f"{advice}, and save it without a byte order mark")
             elif key in self._groups and key not in fields:
