@@ -331,6 +331,11 @@ def test_a_preset_with_an_unknown_key_only_is_named_with_its_package_line(mistak
     assert "target key" not in message
 
 
+def test_an_added_null_of_a_group_in_the_defaults_list_is_one_error(mistaken):
+    (message,) = mistaken("+loop=null").splitlines()
+    assert message.startswith("+loop=null: unknown option null of loop; type loop=[] for none")
+
+
 @pytest.mark.parametrize("text", ["defaults: [mine]", f"tags: {'{a: ' * 2000}{'}' * 2000}"])
 def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project, text):
     project.write("experiment/mine", f"# @package _global_\n{text}")

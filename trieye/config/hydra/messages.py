@@ -333,8 +333,10 @@ class Diagnosis:
             return
         name, choices = override.get_key_element().lstrip("+"), f"(options: {', '.join(options)})"
         if value is None:
-            yield f"{line}: unknown option null of {group}; type {override.get_key_element()}=[] for none {choices}"
-        for option in value if isinstance(value, list) else [] if value is None else [value]:
+            key = name if name in entries else override.get_key_element()
+            yield f"{line}: unknown option null of {group}; type {key}=[] for none {choices}"
+            return
+        for option in value if isinstance(value, list) else [value]:
             if str(option).removesuffix(".yaml") not in options:
                 hint = did_you_mean(str(option), options)
                 yield f"{line}: unknown option {_shown(option)} of {group}{hint} {choices}"
