@@ -336,6 +336,13 @@ def test_an_added_null_of_a_group_in_the_defaults_list_is_one_error(mistaken):
     assert message.startswith("+loop=null: unknown option null of loop; type loop=[] for none")
 
 
+@pytest.mark.parametrize(("values", "keys"), [("{1: {a: 2}, b: 3}", ["1"]), ("{true: 3, 1.5: 2}", ["True", "1.5"])])
+def test_a_key_that_is_not_text_is_named_with_what_to_type(mistaken, values, keys):
+    message = mistaken(f"optimizer.kwargs={values}", config_type=TrainConfig)
+    advice = "quote it in a file, or type +optimizer.kwargs.<key>=<value>"
+    assert message.splitlines() == [f"optimizer.kwargs: expected text as a key, found {key}; {advice}" for key in keys]
+
+
 @pytest.mark.parametrize("text", ["defaults: [mine]", f"tags: {'{a: ' * 2000}{'}' * 2000}"])
 def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project, text):
     project.write("experiment/mine", f"# @package _global_\n{text}")

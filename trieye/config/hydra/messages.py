@@ -221,7 +221,8 @@ class _Part:
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
         if details["loc"][-1:] == ("[key]",):
-            return f"{key}: expected text as a key, found {_shown(value)}; type +{key}=<value>"
+            advice = f"quote it in a file, or type +{key}.<key>=<value>"
+            return f"{key}: expected text as a key, found {_shown(value)}; {advice}"
         override, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if cause is not None or details["type"] not in _PYDANTIC_ERRORS:
             text = str(cause or details["msg"])  # the message of a validator may start with the name of the field
@@ -261,10 +262,13 @@ def _refusal(model: type[BaseModel], values: dict[str, Any]) -> ValidationError 
 
 
 def _path_of(details: ErrorDetails, values: dict[str, Any]) -> list[str]:
-    """Return pydantic's location as keys: indices of metrics become their names, union members are removed."""
+    """Return pydantic's location as keys: indices of metrics become their names, union members are removed.
+
+    The path of an invalid key is that of its dict, because pydantic's location does not distinguish 1 from True.
+    """
     path: list[str] = []
     node: Any = values
-    for part in details["loc"]:
+    for part in details["loc"][: -2 if details["loc"][-1:] == ("[key]",) else None]:
         if isinstance(node, dict) and isinstance(part, int) and part not in node:
             part = [key for key, value in node.items() if value is not None][part]  # noqa: PLW2901 - the name in YAML
         if isinstance(node, dict) and part not in node:
