@@ -15,7 +15,7 @@ from mlflow.entities import ViewType
 
 from tests.sinks.feeding import SOON_S, add, points
 from trieye.exceptions import ProcessingError, SinkGoneError, TrieyeError
-from trieye.sinks.mlflow.run import RUN_ID_TAG
+from trieye.sinks.mlflow.run import RUN_ID_TAG, delete_run
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import LogArtifact
@@ -293,6 +293,13 @@ def test_points_before_a_name_that_a_file_store_cannot_hold_are_stored_once(tmp_
         steps = [point.step for point in client_of(run).get_metric_history(sink.run_id, name)]
         assert steps == list(range(50)), name
     assert sink.refused == 50 * (len(names) - len(stored_names))
+
+
+def test_an_error_about_a_path_with_the_word_disk_does_not_mention_a_full_disk(tmp_path):
+    (tmp_path / "disk1").write_text("a file where the store belongs")
+    with pytest.raises(TrieyeError, match=r"cannot be read: .*disk1") as error_info:
+        delete_run((tmp_path / "disk1" / "mlruns").as_uri(), "0" * 32)
+    assert "free some space" not in str(error_info.value)
 
 
 def test_points_do_not_wait_for_a_broken_artifact_store(run, tmp_path, caplog):

@@ -41,6 +41,9 @@ _NOTE_TAG, _TABLES_TAG = "mlflow.note.content", "mlflow.loggedArtifacts"
 _SWEEP_TABLE = "jobs.json"
 _MAX_SWEEP_PARAM = 500
 
+_FULL_DISK_ERRORS = ("disk is full", "No space left", "disk I/O error")
+"""Parts of the messages of SQLite and the operating system."""
+
 _END_OF_TIME_S = 2.0**53
 """MLflow stores milliseconds in 64 bits."""
 
@@ -182,7 +185,8 @@ def _explained(failure: str) -> Iterator[None]:
         yield
     except Exception as error:  # the border to MLflow
         reason = redacted_text(str(error)).partition("\n")[0]
-        advice = "; if the disk is full, free some space first" if "disk" in reason else ""
+        is_about_space = any(text in reason for text in _FULL_DISK_ERRORS)
+        advice = "; if the disk is full, free some space first" if is_about_space else ""
         raise TrieyeError(f"{failure}: {reason}{advice}") from error
 
 
