@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.permissions import restricted_access
 from trieye.checkpoints.choose import ResumeCandidate, check_reference, choose
 from trieye.checkpoints.store import CheckpointStore
 from trieye.compat.path_manager import TrainingChoice
@@ -227,6 +228,17 @@ def test_a_path_that_cannot_exist_is_reported_like_a_missing_one(app, path, tmp_
     config = app.config(load_checkpoint_path=path).anchored(tmp_path)
     with pytest.raises(ConfigurationError, match=r"load_checkpoint_path=.* does not exist"):
         choose(RunFiles(config), config)
+
+
+def test_a_path_without_access_is_reported_with_the_reason(app, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir(mode=0)
+    with (
+        restricted_access(),
+        pytest.raises(ConfigurationError, match=r"cannot be read: Permission denied: .*private/x"),
+    ):
+        app.choose(load_checkpoint_path=str(private / "x"))
+    private.chmod(0o700)
 
 
 @pytest.mark.parametrize("choose", [App.choose, App.drop_in])

@@ -364,7 +364,7 @@ class Choice:
         A relative path is resolved against the directory where the config was created.
 
         Raises:
-            ConfigurationError: The path does not exist.
+            ConfigurationError: The path does not exist, or a directory of it cannot be read.
             CheckpointError: The path exists, but contains no intact checkpoint.
         """
         return self._given("load_checkpoint_path", CHECKPOINT_PREFIX, self.newest)
@@ -377,6 +377,8 @@ class Choice:
         path = Path(os.path.abspath(made_in / os.path.expanduser(value)))  # noqa: PTH100, PTH111
         try:
             path.resolve(strict=True)
+        except PermissionError as error:
+            raise ConfigurationError(f"{key}={value!r} cannot be read: {error.strerror}: {error.filename}") from error
         except (OSError, RuntimeError, ValueError):  # missing, a loop of links, a name that is too long or has a NUL
             return self._missing(key, value, path)
         return self._at(path, prefix, newest) or self._missing(key, value, path)
