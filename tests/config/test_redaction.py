@@ -78,8 +78,14 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
         ("db={passwords: [a,b]},{credentials: {a: {b: c}}}", "db={passwords: ***},{credentials: ***}"),
         ("{token: 3, pad_token: a, api_key: null, pwd: ''}", "{token: 3, pad_token: a, api_key: null, pwd: ''}"),
         ("{a: ${oc.env:X}, pwd: ${oc.env:PW,x}, b: 1}", "{a: ${oc.env:X}, pwd: ${oc.env:PW,x}, b: 1}"),
-        ("x=[{pwd: a b},{a: 1}]: pwd: no", "x=[{pwd: ***},{a: 1}]: pwd: no"),
+        (
+            "x=shuffle(choice( {pwd: a b},{a: 'x\ny', api_key: s}))",
+            "x=shuffle(choice( {pwd: ***},{a: 'x\ny', api_key: ***}))",
+        ),
         ("x={pwd: },{n_token: -0.5, a: 'token: b'}", "x={pwd: },{n_token: -0.5, a: 'token: b'}"),
+        ("x={api_key: 'x''y z', n: 1}", "x={api_key: ***, n: 1}"),
+        ("def f(a={}, token: str = None, b=[], password: str)", "def f(a={}, token: str = None, b=[], password: str)"),
+        ('post(u, json={"x": 1, "token": t})', 'post(u, json={"x": 1, "token": t})'),
         ("step 3, token: 12.5k, pwd: /home", "step 3, token: 12.5k, pwd: /home"),
         ("{\n  user: a,\n  credentials: {\n    b: c\n  }\n}", "{\n  user: a,\n  credentials: {\n    b: c\n  }\n}"),
         ("db.pwd: unknown key; did you mean pw?", "db.pwd: unknown key; did you mean pw?"),
@@ -100,6 +106,8 @@ def test_secrets_in_a_text_are_redacted(text, shown):
             "+'api_key': a\n+db: {pwd: a, b: 1}\n+use_secret: yes",
             "+'api_key': ***\n+db: {pwd: ***, b: 1}\n+use_secret: yes",
         ),
+        ("#password: 'it''s a b' # c\nid-token: write", "#password: *** # c\nid-token: write"),
+        ('credentials: {user: "}", pin: a}', "credentials: ***"),
         ("+db: {pwd:\n+  a}", "+db: {pwd:\n+  a}"),  # a patch must keep its lines
     ],
 )

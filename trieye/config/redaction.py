@@ -31,22 +31,20 @@ _ASSIGNED = re.compile(
 _END = r"(?=[ \t]*(?:[,}\]]|$)|[ \t]+#)"
 _KEY = (  # of an item in a dict, or of a line of YAML
     rf"{_BEGINNING}(?:{_WORDS}|{_BEARER}(?![ \t]*:[ \t]*-?[\d.]+(?:e[+-]?\d+)?{_END}))['\"]?[ \t]*:"
-    rf"(?![ \t]*(?:null|none|true|false|yes|no|~|''|\"\"){_END})"
+    rf"(?![ \t]*(?:null|none|true|false|yes|no|read|write|~|''|\"\"){_END})"
 )
 _QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 _NESTED = r"\{(?:[^{}\n]|\{[^{}\n]*\})*\}|\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
 _LETTER = r"(?:\\.|\$\{[^{}\n]*\}|[^\s\\,{}])"
 _ITEM = re.compile(
     rf"(?P<before>[{{,][ \t]*['\"]?(?:\\.|[^\s,{{}}:'\"\\])*?{_KEY}[ \t]*)"
-    rf"(?P<secret>{_QUOTED}|{_NESTED}|{_LETTER}+(?:[ \t]+{_LETTER}+)*)",
+    rf"(?P<secret>(?:{_QUOTED}|{_NESTED}){_END}|{_LETTER}+(?:[ \t]+{_LETTER}+)*)",
     re.IGNORECASE | re.MULTILINE,
 )
-_DICT = re.compile(r"(?<=\w=)(?:\w+\()?[\[{].*")
-"""The rest of a line after `name={` or `name=[`: a dict or list in Hydra's grammar, or several."""
 # a line of YAML, or of its diff
 _LINE = re.compile(
-    rf"(?P<before>^[ @,\d+-]*['\"]?(?:[^\W\d][\w.-]*?)?{_KEY}[ \t]+)"
-    rf"(?P<secret>{_QUOTED}|{_NESTED}|\S+(?:[ \t]+[^\s#]\S*)*)",
+    rf"(?P<before>^[ @,\d#+-]*['\"]?(?:[^\W\d][\w.-]*?)?{_KEY}[ \t]+)"
+    rf"(?P<secret>(?:{_QUOTED}|{_NESTED}){_END}|\S+(?:[ \t]+[^\s#]\S*)*)",
     re.IGNORECASE | re.MULTILINE,
 )
 _IN_ASSIGNED = ("pass", "pwd", "secret", "credential", "authorization", "key", "token", "sig")
@@ -86,7 +84,12 @@ def redacted_text(text: str) -> str:
 
 def redacted_yaml(text: str) -> str:
     """Return YAML, or a diff of it, with secrets replaced by `***`, which contain no line break."""
-    return redacted_text(_ITEM.sub(_covered, _LINE.sub(_covered, text)))
+    return redacted_text(redacted_items(_LINE.sub(_covered, text)))
+
+
+def redacted_items(text: str) -> str:
+    """Return dicts in Hydra's grammar or in YAML with `***` as the values of secret keys."""
+    return _ITEM.sub(_covered, text)
 
 
 def without_secret_variables(text: str) -> str:
@@ -228,7 +231,7 @@ def _hidden(key: str, value: Any, secrets: Mapping[str, str]) -> Any:
     override = _OVERRIDE.fullmatch(value)  # the value of a sweep axis may contain commas
     if override and looks_secret(override["name"]) and not _INTERPOLATION.fullmatch(override["value"]):
         return f"{override['name']}={HIDDEN}"
-    return _without_parts(value, secrets)
+    return _without_parts(redacted_items(value) if ".sweeper.params." in f".{key}" else value, secrets)
 
 
 def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
@@ -237,7 +240,9 @@ def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
         text = _USER.sub(_covered, _PASSWORD.sub(_covered, text))
     folded_text = text.casefold()
     if any(part in folded_text for part in _IN_ASSIGNED):
-        text = _DICT.sub(lambda match: _ITEM.sub(_covered, match[0]), _ASSIGNED.sub(_covered, text))
+        if (override := _OVERRIDE.fullmatch(text)) and "{" in override["value"]:
+            text = f"{override['name']}={redacted_items(override['value'])}"
+        text = _ASSIGNED.sub(_covered, text)
     return _without_variables(text, secrets)
 
 

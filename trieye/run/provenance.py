@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trieye.config.hydra.launch import launch_info, program_config
 from trieye.config.packages import import_directories
-from trieye.config.redaction import redacted, redacted_text, redacted_yaml
+from trieye.config.redaction import redacted, redacted_items, redacted_text, redacted_yaml
 from trieye.config.root import TrieyeConfig
 from trieye.files.atomic import write_atomic
 from trieye.process.identity import user_name
@@ -35,7 +35,7 @@ MAX_NAMED = 5
 """Maximum number of modules or packages that a message lists."""
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
-_YAML = re.compile(r'diff --git .*\.ya?ml"?\n')
+_YAML = re.compile(r'diff --git .*\.ya?ml(\.\w+)?"?\n', re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
 TIMEOUT_S = 10.0
 """Time limit for git and nvidia-smi."""
@@ -280,7 +280,7 @@ def _without_secrets(word: str, flag: str = "") -> str:
     """Return a word of a command line with secrets hidden: `key=secret`, `--key=secret`, or the word after `--key`."""
     key, equals, value = word.partition("=")
     if equals:
-        return redacted_text(f"{key}={redacted(value, key.lstrip('-+'))}")
+        return f"{key}={redacted_items(str(redacted(value, key.lstrip('-+'))))}"
     return str(redacted(word, flag.lstrip("-").replace("-", "_"))) if flag.startswith("--") else redacted_text(word)
 
 

@@ -111,6 +111,22 @@ def test_secrets_in_dicts_and_lists_become_references_and_later_overrides_remain
     assert files_with_secrets(project) == []
 
 
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_dicts_on_an_axis_of_a_sweep_leave_no_secrets_in_the_hydra_records(project, is_in_file):
+    (project.directory / "train.py").write_text(NESTED)
+    axis = (
+        "{a: 'x, y', token: 3},{b: {api_key: typed-s3cret}}"
+        if is_in_file
+        else "choice( {a: 1},{api_key: typed-s3cret})"
+    )
+    if is_in_file:
+        text = (project.conf / "train.yaml").read_text()
+        project.write("train", f'{text}\nhydra: {{sweeper: {{params: {{options: "{axis}"}}}}}}\n')
+    completed = project.ran("-m", *([] if is_in_file else [f"options={axis}"]))
+    assert "typed-s3cret" in completed.out
+    assert files_with_secrets(project) == []
+
+
 def test_the_hydra_records_of_a_sweep_contain_no_secrets(project, monkeypatch):
     prepare(project, monkeypatch)
     project.ran("-m", *TYPED[:-1], "+tags.other_token=axis-s3cret,axis-s3cret2")
