@@ -40,7 +40,7 @@ class Reader(ReplayUser[ReplayServer]):
     machines, the server sends whole batches. A pickled reader becomes a new reader in the process that receives it.
 
     After a restart of the server, which reuses row ids, batches have ids that differ from all earlier ones, so
-    priorities of earlier batches are ignored and counted.
+    priorities of earlier batches are ignored and counted. Such ids are valid only for the reader that sampled them.
     """
 
     def __init__(
