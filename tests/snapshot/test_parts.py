@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 from pathlib import Path
 
@@ -247,16 +249,48 @@ def test_save_parts_rewrites_a_deleted_or_truncated_part(tmp_path, damage):
     assert rows_in(path) == list(range(10))
 
 
-def test_save_parts_replaces_nothing_but_an_earlier_save(tmp_path):
-    log, weights, results = Log(), tmp_path / "policy.pt", tmp_path / "results"
+def test_save_parts_replaces_nothing_but_an_earlier_save(store, tmp_path, monkeypatch):
+    log, weights, working = Log(), tmp_path / "policy.pt", tmp_path / "working"
     weights.write_text("w")
-    results.mkdir()
-    (results / "thesis.csv").write_text("x")
-    for path, complaint in ((weights, "policy.pt is a file"), (results, "contains thesis.csv")):
+    results, noted, planted = [tmp_path / name for name in ("results", "noted", "planted")]
+    save_parts(noted, log)
+    for path in (results, noted, planted):
+        path.mkdir(exist_ok=True)
+        (path / "thesis.csv").write_text("x")
+    (planted / "MANIFEST.json").write_text("{}")
+    (working / "below").mkdir(parents=True)
+    monkeypatch.chdir(working / "below")
+    store.save(2, encode({"log": log}))
+    for path, complaint in (
+        (weights, "policy.pt is a file"),
+        (results, "contains thesis.csv"),
+        (noted, "contains thesis.csv;"),
+        (planted, "contains thesis.csv;"),
+        (store.path(2), "checkpoint of a run at step 2"),
+        (Path(), "contains the working directory"),
+        (tmp_path / "working", "contains"),
+    ):
         with pytest.raises(ConfigurationError, match=complaint):
             save_parts(path, log)
+    (working / "below").rmdir()
+    save_parts(working, log)  # whatever was the working directory
     assert weights.read_text() == "w"
-    assert (results / "thesis.csv").read_text() == "x"
+    assert all((path / "thesis.csv").read_text() == "x" for path in (results, noted, planted))
+
+
+def test_paths_that_cannot_be_accessed_are_reported(tmp_path, monkeypatch):
+    (tmp_path / "loop").symlink_to("loop")
+    for function in (lambda path: save_parts(path, Log()), load_parts, has_parts):
+        with pytest.raises(SerializationError, match="loop cannot be accessed: Symlink loop"):
+            function(tmp_path / "loop")
+    monkeypatch.setattr(Path, "iterdir", denied)  # tests of the superuser have access everywhere
+    for function in (lambda path: save_parts(path, Log()), has_parts):
+        with pytest.raises(SerializationError, match=r"cannot be accessed: .*Permission denied"):
+            function(tmp_path)
+
+
+def denied(path):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def test_save_parts_writes_to_the_target_of_a_link(tmp_path):

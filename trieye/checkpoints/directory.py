@@ -1,12 +1,13 @@
 """Encoded states as directories: state.json, state.safetensors, objects.bin, hub.bin, parts/, and MANIFEST.json."""
 
+import contextlib
 import errno
 import json
 import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ VERIFIED_EVERY = 16
 """Number of saves within which each linked part is verified once: a sixteenth of the parts at each save."""
 
 _MAX_NAMED = 5
+_SAVED_PARTS_NAMES = {MANIFEST_NAME, TREE_NAME, TENSORS_NAME, OBJECTS_NAME, PARTS_DIRECTORY}
 _MAGIC = b"trieye-1"
 _LENGTH_BYTES = 8
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
@@ -154,14 +156,16 @@ def save_parts(path: Path, state: IncrementalState) -> Path:
     If `path` is a symbolic link, its target is written.
 
     Raises:
-        ConfigurationError: `path` is a file, or a directory with content other than an earlier save.
-        SerializationError: The disk is full, or the directory cannot be written; the previous content is unchanged.
+        ConfigurationError: `path` is a file, a directory with content other than an earlier save, or contains the
+            working directory.
+        SerializationError: The disk is full, or the directory cannot be read or written; its content is unchanged.
     """
-    path = path.resolve()
-    recover(path.parent, path.name)
-    linkable, sequence = _linkable_parts(path)
-    _check_replaceable(path)
-    return save_state(path, encode(state, copy=False, known_parts=linkable), sequence=sequence + 1)
+    with _reporting_access(path):
+        path = path.resolve()
+        recover(path.parent, path.name)
+        manifest = _earlier_save(path)
+        linkable = _linkable_parts(path, manifest)
+    return save_state(path, encode(state, copy=False, known_parts=linkable), sequence=manifest.sequence + 1)
 
 
 def load_parts(path: Path) -> SavedParts:
@@ -171,10 +175,11 @@ def load_parts(path: Path) -> SavedParts:
 
     Raises:
         CheckpointError: The directory does not exist, or one of its files is missing or damaged.
-        SerializationError: The directory contains another kind of state.
+        SerializationError: The directory contains another kind of state, or cannot be read.
     """
-    path = path.resolve()
-    directory = replaced(path.parent).get(path.name, path)
+    with _reporting_access(path):
+        path = path.resolve()
+        directory = replaced(path.parent).get(path.name, path)
     manifest = verify(directory)  # everything, before the object changes
     encoded = load_state(directory)
     encoded.parts.update({name: PartFile(directory / part_file(name), None) for name in manifest.part_names})
@@ -185,32 +190,53 @@ def load_parts(path: Path) -> SavedParts:
 
 
 def has_parts(path: Path) -> bool:
-    """Return whether `path` has content for `load_parts`, possibly moved by an interrupted `save_parts`."""
-    path = path.resolve()
-    if path.name in replaced(path.parent):
-        return True
-    return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
+    """Return whether `path` has content for `load_parts`, possibly moved by an interrupted `save_parts`.
+
+    Raises:
+        SerializationError: The directory cannot be read.
+    """
+    with _reporting_access(path):
+        path = path.resolve()
+        if path.name in replaced(path.parent):
+            return True
+        return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
 
 
-def _linkable_parts(path: Path) -> tuple[set[str], int]:
-    """Return the names of the intact parts in a directory, and the sequence number of its save."""
+@contextlib.contextmanager
+def _reporting_access(path: Path) -> Iterator[None]:
     try:
-        manifest = read_manifest(path)
-    except CheckpointError:  # no save yet, or a damaged one: everything is written
-        return set(), 0
-    find_part = parts_in([path])
-    # deleted or truncated parts are written again
-    existing = {name for name in manifest.part_names if find_part(name) is not None}
-    return existing - damaged_parts(path), manifest.sequence
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
+        raise SerializationError(f"{path} cannot be accessed: {error}") from error
 
 
-def _check_replaceable(path: Path) -> None:
+def _earlier_save(path: Path) -> Manifest:
+    """Return the manifest of the output of `save_parts`, or an empty one; raise a ConfigurationError for other content.
+
+    A damaged save has its manifest, too.
+    """
     if path.is_file():
         raise ConfigurationError(f"{path} is a file; choose a directory")
-    names = sorted(child.name for child in path.iterdir()) if path.exists() else []
-    if names and MANIFEST_NAME not in names:  # a damaged save has its manifest, too
-        listing = ", ".join(names[:_MAX_NAMED])
+    names = {child.name for child in path.iterdir()} if path.exists() else set()
+    if foreign_names := names if MANIFEST_NAME not in names else names - _SAVED_PARTS_NAMES:
+        listing = ", ".join(sorted(foreign_names)[:_MAX_NAMED])
         raise ConfigurationError(f"{path} is not an earlier save: it contains {listing}; choose another directory")
+    with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
+        if Path.cwd().is_relative_to(path):  # a save replaces the directory
+            raise ConfigurationError(f"{path} is or contains the working directory; choose another directory")
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:  # no save yet, or a damaged one
+        return Manifest()
+    if manifest.step is not None:
+        raise ConfigurationError(f"{path} is the checkpoint of a run at step {manifest.step}; choose another directory")
+    return manifest
+
+
+def _linkable_parts(path: Path, manifest: Manifest) -> set[str]:
+    """Return the names of the intact parts in a directory; deleted or truncated parts are written again."""
+    find_part = parts_in([path])
+    return {name for name in manifest.part_names if find_part(name) is not None} - damaged_parts(path)
 
 
 def peek(path: Path, *names: str) -> Any:
