@@ -186,3 +186,20 @@ def test_restored_rows_obey_the_bounds_of_their_new_sampler(saved_bounds, bounds
     assert np.flatnonzero(restored.state_dict()["rows"]["weights"]).tolist() == list(permitted)
     n = sum(permitted.values())
     assert Counter(restored.draw(n, 0, 6, rng).ids.tolist()) == permitted
+
+
+@pytest.mark.parametrize(
+    ("saved_bounds", "bounds"),
+    [
+        ({"max_reuse": 2}, {"max_reuse": 4}),
+        ({"max_reuse": 4}, {"max_reuse": 2}),
+        ({"max_staleness": 1}, {"max_staleness": 5}),
+    ],
+)
+def test_changed_bounds_revive_only_rows_that_the_saved_bounds_excluded(saved_bounds, bounds):
+    original, restored = [bounded(8, alpha=1.0, epsilon=0.0, **limits) for limits in (saved_bounds, bounds)]
+    original.added(0, 4)
+    original.update(np.arange(4), [0.0, 1.0, 1.0, 1.0])
+    original.discarded(original.draw(3, 0, 4, np.random.default_rng(0)).ids[:1], for_good=True)
+    restored.load_state_dict(original.state_dict())
+    assert restored.state_dict()["rows"]["weights"].tolist() == original.state_dict()["rows"]["weights"].tolist()

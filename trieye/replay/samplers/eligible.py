@@ -75,12 +75,7 @@ class EligibleSampler(Sampler):
     def eligible(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which rows of the buffer are within the bounds."""
         self._settle()
-        slots, is_within = ids % self.capacity, np.ones(len(ids), np.bool_)
-        if self.max_reuse is not None:
-            is_within &= self._uses[slots] < self.max_reuse
-        if self.max_staleness is not None:
-            is_within &= self._versions[slots] >= self.version - self.max_staleness
-        return is_within
+        return self._eligible(ids, *self._bounds)
 
     def staleness(self, ids: Ids) -> Ids:
         """Return how many versions rows lag behind, int64 `[n]`; requires `max_staleness`."""
@@ -148,13 +143,20 @@ class EligibleSampler(Sampler):
                 array[ids % self.capacity] = np.asarray(saved_array)[len(saved_array) - len(ids) :]
         is_eligible = self.eligible(ids)
         self._retire(ids[~is_eligible])
-        if state.get("bounds", self._bounds) != self._bounds:  # higher bounds may permit rows of chance 0 again
-            revived_ids = ids[is_eligible & (self._rows.chances(ids) == 0)]
-            self._rows.update(revived_ids, np.full(len(revived_ids), self._rows.max_priority))
+        revived_ids = ids[is_eligible & ~self._eligible(ids, *state.get("bounds", self._bounds))]  # by higher bounds
+        self._rows.update(revived_ids, np.full(len(revived_ids), self._rows.max_priority))
 
     @property
     def _bounds(self) -> list[int | None]:
         return [self.max_reuse, self.max_staleness]
+
+    def _eligible(self, ids: Ids, max_reuse: int | None, max_staleness: int | None) -> NDArray[np.bool_]:
+        slots, is_within = ids % self.capacity, np.ones(len(ids), np.bool_)
+        if max_reuse is not None:
+            is_within &= self._uses[slots] < max_reuse
+        if max_staleness is not None:
+            is_within &= self._versions[slots] >= self.version - max_staleness
+        return is_within
 
     def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)
