@@ -99,10 +99,22 @@ def test_invalid_strategies_keys_and_rewards_are_rejected():
         HindsightRelabeler(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)
 
 
-@pytest.mark.parametrize("key", ["reward", "desired_goal"])
-def test_fractions_are_rejected_where_the_buffer_has_integers(key):
+@pytest.mark.parametrize(
+    ("key", "source"), [("reward", "reward_fn"), ("desired_goal", "goals of 'next_achieved_goal'")]
+)
+def test_whole_numbers_are_converted_for_integers_and_fractions_are_rejected(key, source):
     data, links = rows([(0, False)] * 4)
-    achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
-    data[key] = data[key].astype(np.int64)
-    with pytest.raises(ConfigurationError, match=f"key '{key}': expected int64, got float32"):
-        HindsightRelabeler(reward_of).relabel(data, np.arange(4), links, achieved, 0, rng)
+    data[key] = data[key].astype(np.int8)
+
+    def relabel(offset):
+        batch, goals = {name: array.copy() for name, array in data.items()}, data["next_achieved_goal"] + offset
+        hindsight = HindsightRelabeler(lambda *args: reward_of(*args) + offset, k=1e9)
+        hindsight.relabel(batch, np.arange(4), links, goals.__getitem__, 0, np.random.default_rng(0))
+        return batch[key]
+
+    converted = relabel(np.float32(0))
+    assert converted.dtype == np.int8
+    assert set(converted.ravel().tolist()) <= ({-1, 0} if key == "reward" else {0, 1, 2, 3})
+    for offset in (0.5, 200.0, np.nan):
+        with pytest.raises(ConfigurationError, match=f"HER {source}: replay key '{key}': expected int8, got float32"):
+            relabel(np.float32(offset))

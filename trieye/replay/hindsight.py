@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.schema import PREFIX, Column, check_known
+from trieye.replay.rows.schema import PREFIX, Column, as_array, check_known
 
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
@@ -84,7 +84,7 @@ class HindsightRelabeler:
             bool `[n]`, True where a row was relabelled.
 
         Raises:
-            ConfigurationError: A key is missing, or goals or rewards have another shape or kind than in the buffer.
+            ConfigurationError: A key is missing, or goals or rewards do not fit the shape or dtype in the buffer.
         """
         required_keys = (self.achieved_key, *self.goal_keys, self.reward_key)
         for key in required_keys:
@@ -100,9 +100,10 @@ class HindsightRelabeler:
         goals = achieved_of(self._sources(ids[indices], links, low, rng))
         for key in (*self.goal_keys, *(PREFIX + key for key in self.goal_keys)):
             if key in data:
-                _replace(data, key, indices, goals)
+                _replace(data, key, indices, goals, f"goals of {self.achieved_key!r}")
         info = {key: array[indices] for key, array in data.items()}
-        _replace(data, self.reward_key, indices, self.reward_fn(info[self.achieved_key], goals, info))
+        rewards = self.reward_fn(info[self.achieved_key], goals, info)
+        _replace(data, self.reward_key, indices, rewards, "reward_fn")
         return is_new
 
     def _sources(self, ids: Ids, links: EpisodeLinks, low: int, rng: np.random.Generator) -> Ids:
@@ -118,7 +119,15 @@ class HindsightRelabeler:
         return links.travel(first_ids, offset, low=low)[0]
 
 
-def _replace(data: Data, key: str, indices: Ids, values: NDArray[Any]) -> None:
-    """Write values into rows of a batch, under the same checks as values of added rows."""
+def _replace(data: Data, key: str, indices: Ids, values: NDArray[Any], source: str) -> None:
+    """Write values into rows of a batch, under the checks of added rows; whole floats may become integers."""
     column = Column(key, data[key].shape[1:], data[key].dtype)
-    data[key][indices] = column.conform(values, rows=len(indices))
+    try:
+        array = as_array(key, values)
+        if array.dtype.kind in "iuf" and column.dtype.kind in "biu":  # such as the -1.0 and 0.0 of gymnasium-robotics
+            with np.errstate(invalid="ignore"):
+                exact = array.astype(column.dtype)
+            array = exact if np.array_equal(exact, array) else array
+        data[key][indices] = column.conform(array, rows=len(indices))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"HER {source}: {error}") from error
