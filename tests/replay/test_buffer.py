@@ -283,12 +283,14 @@ def test_invalid_arguments_are_rejected_with_the_reason(build, message):
         build()
 
 
-@pytest.mark.parametrize("env_id", ["left", 0.5, None, [1], 1 << 64], ids=str)
+@pytest.mark.parametrize("env_id", ["left", 0.5, None, [1], 1 << 63, np.uint64(1 << 63), 1 << 64], ids=str)
 def test_an_environment_that_could_not_be_saved_is_rejected_when_its_row_is_added(env_id):
     buffer = ReplayBuffer(9, n_step=2)
     assert buffer.add(np.int64(1), **row(0)) == 0
     with pytest.raises(ConfigurationError, match=r"env_ids are .* expected an integer .*, within int64"):
         buffer.add(env_id, **row(1))
+    with pytest.raises(ConfigurationError, match=r"env_ids are .* expected an integer .*, within int64"):
+        buffer.extend({key: [value] for key, value in row(1).items()}, [env_id])
     assert len(buffer) == 1
 
 

@@ -413,7 +413,7 @@ def row_integers(name: str, values: ArrayLike | None, count: int) -> NDArray[np.
     if values is None:
         return np.zeros(count, np.int64)
     array = np.asarray(values)
-    if array.shape != (count,) or array.dtype.kind not in "iu":
+    if array.shape != (count,) or array.dtype.kind not in "iu" or (array > np.iinfo(np.int64).max).any():
         raise ConfigurationError(
             f"{name} are {array.dtype}{list(array.shape)}; expected an integer for each of {count} rows, within int64"
         )
