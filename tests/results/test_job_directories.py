@@ -102,7 +102,8 @@ def test_jobs_have_metrics_from_returned_dicts_redacted_params_and_group_choices
     np.testing.assert_allclose(results.values("objective/accuracy"), [[1.0, 1.0], [0.4, 0.4]])
     run = results.runs[0]
     assert (run.name, run.app, run.status, run.job, run.seed) == ("ours/1", "fit", "FINISHED", 1, 0)
-    assert dict(run.params) == {"model.name": "deep", "lr": 0.5, "seed": 0, "password": "***"}
+    shown = "${oc.env:TRIEYE_SECRET_PASSWORD}"
+    assert dict(run.params) == {"model.name": "deep", "lr": 0.5, "seed": 0, "password": shown}
     assert dict(run.varied) == {"model": "deep", "lr": 0.5, "seed": 0}
 
 
