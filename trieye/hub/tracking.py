@@ -89,7 +89,7 @@ class Tracking:
         """
         params = parameters(extra_config) if extra_config else self._files.directory_params()
         if self._shows_config:
-            self._record(LogParams(texts_of(params)), key=f"{key}:params")
+            self._record(LogParams(_texts(params)), key=f"{key}:params")
         if self._files.is_held:
             config = self._files.save_config(extra_config)
             self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")
@@ -199,9 +199,13 @@ def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"{values!r}: parameters and tags must be a dict {{name: value}}")
+    return _texts(dict(leaves(values)))
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         printable(str(name)): printable(redacted_text(str(redacted(value, str(name)))))
-        for name, value in leaves(values)
+        for name, value in values.items()
     }
 
 

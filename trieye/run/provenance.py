@@ -280,7 +280,8 @@ def _without_secrets(word: str, flag: str = "") -> str:
     """Return a word of a command line with secrets hidden: `key=secret`, `--key=secret`, or the word after `--key`."""
     key, equals, value = word.partition("=")
     if equals:
-        return f"{key}={redacted_items(str(redacted(value, key.lstrip('-+'))))}"
+        public_value = str(redacted(value, key.lstrip("-+")))
+        return f"{key}={redacted_items(public_value) if '{' in public_value else public_value}"
     return str(redacted(word, flag.lstrip("-").replace("-", "_"))) if flag.startswith("--") else redacted_text(word)
 
 
