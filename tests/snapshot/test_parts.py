@@ -252,8 +252,11 @@ def test_save_parts_rewrites_a_deleted_or_truncated_part(tmp_path, damage):
 def test_save_parts_replaces_nothing_but_an_earlier_save(store, tmp_path, monkeypatch):
     log, weights, working = Log(), tmp_path / "policy.pt", tmp_path / "working"
     weights.write_text("w")
-    results, noted, planted = [tmp_path / name for name in ("results", "noted", "planted")]
+    results, noted, planted, mixed = [tmp_path / name for name in ("results", "noted", "planted", "mixed")]
     save_parts(noted, log)
+    save_parts(mixed, log)
+    (mixed / "parts").mkdir(exist_ok=True)
+    (mixed / "parts" / "thesis.csv").write_text("x")
     for path in (results, noted, planted):
         path.mkdir(exist_ok=True)
         (path / "thesis.csv").write_text("x")
@@ -266,6 +269,7 @@ def test_save_parts_replaces_nothing_but_an_earlier_save(store, tmp_path, monkey
         (results, "contains thesis.csv"),
         (noted, "contains thesis.csv;"),
         (planted, "contains thesis.csv;"),
+        (mixed, "contains parts/thesis.csv;"),
         (store.path(2), "checkpoint of a run at step 2"),
         (Path(), "contains the working directory"),
         (tmp_path / "working", "contains"),
@@ -273,9 +277,9 @@ def test_save_parts_replaces_nothing_but_an_earlier_save(store, tmp_path, monkey
         with pytest.raises(ConfigurationError, match=complaint):
             save_parts(path, log)
     (working / "below").rmdir()
-    save_parts(working, log)  # whatever was the working directory
+    save_parts(working, log)  # the working directory no longer exists
     assert weights.read_text() == "w"
-    assert all((path / "thesis.csv").read_text() == "x" for path in (results, noted, planted))
+    assert all((path / "thesis.csv").read_text() == "x" for path in (results, noted, planted, mixed / "parts"))
 
 
 def test_paths_that_cannot_be_accessed_are_reported(tmp_path, monkeypatch):

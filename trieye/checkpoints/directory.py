@@ -218,7 +218,11 @@ def _earlier_save(path: Path) -> Manifest:
     if path.is_file():
         raise ConfigurationError(f"{path} is a file; choose a directory")
     names = {child.name for child in path.iterdir()} if path.exists() else set()
-    if foreign_names := names if MANIFEST_NAME not in names else names - _SAVED_PARTS_NAMES:
+    foreign_names = names if MANIFEST_NAME not in names else names - _SAVED_PARTS_NAMES
+    parts = path / PARTS_DIRECTORY
+    if parts.is_dir() and not foreign_names:
+        foreign_names = {f"{PARTS_DIRECTORY}/{file.name}" for file in parts.iterdir() if file.suffix != ".safetensors"}
+    if foreign_names:
         listing = ", ".join(sorted(foreign_names)[:_MAX_NAMED])
         raise ConfigurationError(f"{path} is not an earlier save: it contains {listing}; choose another directory")
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
