@@ -4,7 +4,9 @@ import math
 import re
 import sys
 import textwrap
+from collections import Counter
 
+import optuna
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
@@ -221,6 +223,25 @@ def test_a_restarted_pruner_asha_compares_with_the_rungs_of_recorded_jobs():
     search.ask(9)
     assert search.reason_to_prune(9, 2, 6.0, 6.0) is None  # the others have 5 at the rung of step 1
     assert search.reason_to_prune(9, 5, 6.0, 6.0) == "6 at step 5 is not among the best 2 of 9 jobs there"
+
+
+def test_long_curves_are_thinned_for_pruners(monkeypatch):
+    reported, report = Counter(), optuna.trial.Trial.report
+    monkeypatch.setattr(
+        optuna.trial.Trial,
+        "report",
+        lambda trial, value, step: (reported.update([trial.number]), report(trial, value, step)),
+    )
+    space = SearchSpace.of([Dimension("x", low=0, high=1)])
+    search = OptunaSearch(space, SweeperConfig(kind="optuna", pruner="median"), "max")
+    for index in range(5):
+        overrides = search.ask(index)
+        search.report(index, {step: index + step // 1000 / 100 for step in range(1, 20_001)})
+        search.tell(index, overrides, [index + 0.2], is_pruned=False)
+    search.ask(5)
+    assert max(reported.values()) <= 1001  # with all points, a report takes seconds: its time is quadratic
+    assert search.reason_to_prune(5, 10_500, 2.0, 2.0) == "best 2 < 2.1, the median of 5 jobs up to step 10500"
+    assert search.reason_to_prune(5, 30_000, 2.0, 2.0) == "best 2 < 2.2, the median of 5 jobs up to step 30000"
 
 
 @pytest.mark.parametrize(("counts", "objective"), [("max", 9.0), ("last", 2.0), ("min", 2.0)])

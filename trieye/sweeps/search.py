@@ -31,6 +31,8 @@ _FEWEST_COMPARED = 4
 """Completed jobs with a point at or before the step of a running job, before the median pruner stops it."""
 _ASHA_FACTOR = 4
 """The best quarter of the jobs passes a rung of the pruner `asha`, and the next rung is at four times the steps."""
+_MOST_POINTS = 1000
+"""Points of a job that a pruner receives, evenly spaced: Optuna copies all points of a trial to add one."""
 _OWN_DRAWS, _MOST_DRAWS = 5, 100
 """Draws of the sampler, and in total including random draws, to avoid the values of unfinished jobs."""
 _FEWEST_TIED, _TIED_SHARE = 3, 0.8
@@ -191,13 +193,14 @@ class OptunaSearch(Search):
         self._study.tell(trial, list(values) if state == states.COMPLETE else None, state=state)
 
     def report(self, index: int, points: Mapping[int, float]) -> None:
-        """Report all points of a completed job by step; `tell` follows."""
+        """Report the points of a completed job by step, at most about `_MOST_POINTS`; `tell` follows."""
         trial = self._trials.get(index)
         if trial is not None:
             known_points = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
-            for step, value in sorted(points.items()):
-                if step not in known_points and math.isfinite(value):
-                    trial.report(value, step)
+            steps = sorted(step for step, value in points.items() if math.isfinite(value))
+            for step in sorted({*steps[:: math.ceil(len(steps) / _MOST_POINTS) or 1], *steps[-1:]}):
+                if step not in known_points:
+                    trial.report(points[step], step)
                 while self._options.pruner == "asha" and trial.should_prune():
                     pass  # each call completes a rung that the job has reached
 
