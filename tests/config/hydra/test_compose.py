@@ -1,6 +1,7 @@
 """`trieye.compose` and the decorator `trieye.main`."""
 
 import os
+import pickle
 import traceback
 from pathlib import Path
 
@@ -85,6 +86,14 @@ def test_composing_leaves_the_global_state_of_hydra_unchanged():
     assert not GlobalHydra.instance().is_initialized()
     assert not HydraConfig.initialized()
     assert launch_info() is None
+
+
+def test_configs_without_a_run_name_are_different_runs():
+    configs = [trieye.compose(["runtime=local"]), *(TrieyeConfig() for _ in range(3))]
+    assert len({config.run_name for config in configs}) == len(configs)
+    for config in configs:
+        copies = pickle.loads(pickle.dumps(config)), TrieyeConfig.model_validate(config.model_dump())
+        assert {copy.run_name for copy in copies} == {config.persistence.run_name} == {config.run_name}
 
 
 def test_each_job_of_a_sweep_can_compose_another_config(project):

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -62,10 +62,21 @@ class Launch:
 def new_run_name() -> str:
     """Return the name of a run without `run_name`: in a sweep after the job, which resumes it, else after the time.
 
-    The second config that a job creates has the suffix `_2`.
+    The second config that a job creates, or this process within a second, has the suffix `_2`.
     """
     launch = launch_info()
-    return (None if launch is None else launch.new_run_name()) or default_run_name()
+    return (None if launch is None else launch.new_run_name()) or unused_run_name()
+
+
+_numbers: dict[str, Iterator[int]] = {}
+"""The numbers of the configs that this process named after the same second; `next` of `count` is thread-safe."""
+
+
+def unused_run_name() -> str:
+    """Return `run_<date>_<time>`, with the suffix `_2`, `_3`, ... if this process has already used that name."""
+    name = default_run_name()
+    number = next(_numbers.setdefault(name, count(1)))
+    return name if number == 1 else f"{name}_{number}"
 
 
 def earlier_run_name(launch: Launch) -> str | None:

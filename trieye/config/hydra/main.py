@@ -26,6 +26,7 @@ from trieye.config.hydra.launch import (
     launch_info,
     num_started_runs,
     runs_of_sweep,
+    unused_run_name,
 )
 from trieye.config.hydra.loader import ConfigSource, Loader, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
@@ -35,7 +36,6 @@ from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
 from trieye.config.hydra.schema import name_runs
 from trieye.config.hydra.typed import resolved, typed
 from trieye.config.names import check_name
-from trieye.config.persistence import default_run_name
 from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.config.tune import study_dir
@@ -80,7 +80,7 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
         source = _source(arguments, task, config_path, config_name)
-        default_name, make_job = default_run_name(), functools.partial(_job_of, task, config_type, hooks)
+        default_name, make_job = unused_run_name(), functools.partial(_job_of, task, config_type, hooks)
         _check_flags(arguments)
         is_start = not (arguments.help or arguments.cfg or _is_for_hydra(arguments))
         items = check_keys(arguments.overrides, config_type) if is_start else None

@@ -41,7 +41,7 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
     """
     config_store = ConfigStore.instance()
     if config_type not in _NODES:  # takes 10 times as long as a copy
-        schema = _Derivation(config_type).whole()
+        schema = _Derivation(config_type, {"run_name": run_name}).whole()  # the default of the model takes a name
         config_store.store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
         _NODES[config_type] = config_store.repo[SCHEMA_FILE]
     config_store.repo[SCHEMA_FILE] = deepcopy(_NODES[config_type])
