@@ -1,4 +1,9 @@
+import signal
+
+import pytest
+
 from trieye.config import TrieyeConfig
+from trieye.exceptions import RunInterrupted
 from trieye.run.steps import key_metrics, steps
 
 
@@ -6,7 +11,7 @@ class Run:
     """A run as the step loop uses it."""
 
     config = TrieyeConfig()
-    name, step, saved_step, stop_requested, exit_code = "run", 0, -1, False, 130
+    name, step, saved_step, stop_requested, has_stopped, exit_code = "run", 0, -1, False, False, 130
 
     def key_metrics(self):
         return {}
@@ -20,6 +25,18 @@ def test_steps_count_from_the_last_step_to_the_total():
     run.step = 3
     assert list(steps(run, 6)) == [4, 5, 6]
     assert list(steps(run, 6)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_loop_after_ctrl_c_continues_but_a_scheduler_stops_each_one(number):
+    run, done = Run(), []
+    for _ in range(2):
+        with pytest.raises(RunInterrupted):
+            for step in steps(run, 100):
+                done.append(step)
+                if step % 10 == 5:
+                    signal.raise_signal(number)
+    assert done == ([*range(1, 7), *range(7, 17)] if number == signal.SIGINT else [*range(1, 7), 7])
 
 
 def test_a_loop_left_by_break_counts_its_last_step(capsys):

@@ -71,6 +71,7 @@ class Run(Recorder):
         last_step: The argument of `steps`; None without a limit.
         stop_requested: Whether a signal requested a stop.
         stop_requested_at: Time of the request, as `time.monotonic`; None before it.
+        has_stopped: Whether `steps` ended for Ctrl-C; the next call continues.
         exit_code: Exit code for the program after a stop request.
 
     Raises:
@@ -83,7 +84,7 @@ class Run(Recorder):
         self.config = config
         self.resumed = self.resumed_from_another = False
         self.restored: Mapping[str, Any] = {}
-        self.stop_requested, self.exit_code, self.saved_step = False, 130, -1
+        self.stop_requested, self.has_stopped, self.exit_code, self.saved_step = False, False, 130, -1
         self.stop_requested_at: float | None = None
         self.last_step: int | None = None
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
@@ -426,7 +427,8 @@ class Run(Recorder):
         """Yield the remaining step numbers up to `total`, the first being 1, and show a progress bar.
 
         The first signal (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU) lets the current step finish and sets `save_due`;
-        the same signal again, or Ctrl-C, stops immediately.
+        the same signal again, or Ctrl-C, stops immediately. After Ctrl-C, the next call continues, if the run is still
+        open.
 
         Args:
             total: The last step; None yields steps until the loop is left.

@@ -1,5 +1,6 @@
 """`Run.steps`: iterate over the remaining steps of a run, with stop requests and a progress bar."""
 
+import signal
 import time
 from collections.abc import Generator, Mapping
 from typing import Protocol
@@ -8,7 +9,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import RunInterrupted
 from trieye.process import watchdog
 from trieye.process.progress import ProgressBar, say
-from trieye.process.signals import StopSignals, stop_reason
+from trieye.process.signals import StopSignals, exit_code_of, stop_reason
 
 _PREFERRED_PREFIXES = ("eval", "episode/return", "return", "reward", "loss")
 _HIDDEN_PREFIXES = ("time/", "progress/", "env_steps")
@@ -24,6 +25,7 @@ class SteppedRun(Protocol):
         last_step: The last step of the loop; None if there is no limit.
         stop_requested: Whether a signal requested a stop.
         stop_requested_at: Time of the request, as `time.monotonic`; None before.
+        has_stopped: Whether `steps` ended for Ctrl-C, so that the next call continues.
         exit_code: Exit code of the process after a stop.
     """
 
@@ -33,6 +35,7 @@ class SteppedRun(Protocol):
     last_step: int | None
     stop_requested: bool
     stop_requested_at: float | None
+    has_stopped: bool
     exit_code: int
 
     @property
@@ -61,6 +64,8 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
     if total is not None and run.step >= total:
         say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to continue")
         return
+    if run.has_stopped:
+        run.stop_requested, run.stop_requested_at, run.has_stopped = False, None, False
 
     def request_stop(exit_code: int) -> None:
         run.stop_requested, run.stop_requested_at, run.exit_code = True, time.monotonic(), exit_code
@@ -85,6 +90,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
                 bar.update(run.step)
     if run.stop_requested and (total is None or run.step < total):
         run.wait_for_saves()
+        run.has_stopped = run.exit_code == exit_code_of(signal.SIGINT)  # schedulers want the process to end
         raise RunInterrupted(farewell(run), run.exit_code)
 
 
