@@ -141,6 +141,17 @@ class SingleWriterSink(Protocol):
 
 
 @runtime_checkable
+class Filtering(Protocol):
+    """A sink that rejects single points or operations of a call permanently, and accepts the others.
+
+    Attributes:
+        num_refused: Number of rejected points and operations; read by any thread.
+    """
+
+    num_refused: int
+
+
+@runtime_checkable
 class Flushable(Protocol):
     """A sink that buffers points.
 

@@ -126,7 +126,7 @@ def test_parameters_are_logged_once_and_never_change(run, caplog):
     params = stored_run(run, sink).data.params
     assert len(params) == 252
     assert (params["p2"], params["bad_x40_name"], params["empty"]) == ("2", "x", "")
-    assert sink.refused == 0
+    assert sink.num_refused == 0
     assert "'p2' remains '2'" in caplog.text
     assert "the new value '22'" in caplog.text
     assert "'p1'" not in caplog.text
@@ -166,7 +166,7 @@ def test_long_values_are_truncated_with_a_warning(run, caplog):
     data = stored_run(run, sink).data
     assert len(data.params["config"]) == 6000
     assert len(data.tags["note"]) == 8000
-    assert sink.refused == 0
+    assert sink.num_refused == 0
     assert caplog.text.count("is truncated from 7000 to 6000") == 1
 
 
@@ -226,14 +226,14 @@ def test_invalid_names_are_mapped_with_one_warning_each(run, caplog):
         )
     assert stored_run(run, sink).data.metrics == {"acc_x40_1": 0.5, "a/_x2f_b": 0.5, "acc_x5f_x40_1": 2.0}
     assert caplog.text.count("'acc@1' is logged as 'acc_x40_1'") == 1
-    assert sink.refused == 0
+    assert sink.num_refused == 0
 
 
 def test_a_step_beyond_64_bits_drops_only_its_own_point(run, caplog):
     sink = opened(run)
     sink.write([Point("a", 1.0, 2**63, 1.7e9), Point("a", 2.0, 2**63 - 1, 1.7e9), Point("b", 3.0, -(2**63) - 1, 1.7e9)])
     assert stored_run(run, sink).data.metrics == {"a": 2.0}
-    assert sink.refused == 2
+    assert sink.num_refused == 2
     assert "beyond 64 bits" in caplog.text
 
 
@@ -245,7 +245,7 @@ def test_an_invalid_time_drops_only_its_own_point(run, caplog):
     sink.write([Point("odd", 1.0, step, wall_time) for step, wall_time in enumerate(NO_TIMES)])
     sink.write([Point("loss", 1.0, 1, math.nan), Point("loss", 2.0, 2, 1.7e9)])
     assert stored_run(run, sink).data.metrics == {"loss": 2.0}
-    assert sink.refused == len(NO_TIMES) + 1
+    assert sink.num_refused == len(NO_TIMES) + 1
     assert caplog.text.count("cannot be stored as a time") == 2  # once for each metric
 
 
@@ -261,7 +261,7 @@ def test_a_point_that_mlflow_rejects_drops_only_itself(run, caplog):
     points[17] = Point("text", "no number", 17, 1.7e9)
     sink.write(points)
     assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 49
-    assert sink.refused == 1
+    assert sink.num_refused == 1
     assert "'text'" in caplog.text
 
 
@@ -292,7 +292,7 @@ def test_points_before_a_name_that_a_file_store_cannot_hold_are_stored_once(tmp_
     for name in stored_names:
         steps = [point.step for point in client_of(run).get_metric_history(sink.run_id, name)]
         assert steps == list(range(50)), name
-    assert sink.refused == 50 * (len(names) - len(stored_names))
+    assert sink.num_refused == 50 * (len(names) - len(stored_names))
 
 
 def test_an_error_about_a_path_with_the_word_disk_does_not_mention_a_full_disk(tmp_path):
@@ -356,7 +356,7 @@ def test_points_wait_until_a_deleted_run_is_restored(run):
     assert f"`MLFLOW_TRACKING_URI={run.tracking_uri} mlflow" in str(refusal.value)
     with pytest.raises(TrieyeError, match="was deleted"):
         opened(make_run_info(run.mlflow_dir.parent.parent, app_name="my app", mlflow_run_id=sink.run_id))
-    assert sink.refused == 0
+    assert sink.num_refused == 0
     client_of(run).restore_run(sink.run_id)
     sink.write(points)
     assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 2

@@ -62,7 +62,7 @@ class MlflowSink:
     Attributes:
         run_id: Id of the MLflow run; None until `open` succeeds.
         is_empty: Whether the MLflow run is new.
-        refused: Number of points, parameters and tags that MLflow rejected.
+        num_refused: Number of points, parameters and tags that MLflow rejected.
     """
 
     name = "mlflow"
@@ -76,7 +76,7 @@ class MlflowSink:
     ) -> None:
         self.run_id: str | None = None
         self.is_empty = False
-        self.refused = 0
+        self.num_refused = 0
         self._on_run_id = on_run_id
         self._custom_client = client
         self._client: Any = client
@@ -352,7 +352,7 @@ class MlflowSink:
     def _log_batch(self, kind: _Kind, entities: Sequence[Any]) -> None:
         num_entities = len(entities)
         entities = [entity for entity in entities if (kind, entity.key) not in self._impossible_keys]
-        self.refused += num_entities - len(entities)
+        self.num_refused += num_entities - len(entities)
         if not entities:
             return
         try:
@@ -394,7 +394,7 @@ class MlflowSink:
 
     def _refuse(self, message: str, *key: str) -> None:
         """Count an entity that MLflow rejected, and report it once per key."""
-        self.refused += 1
+        self.num_refused += 1
         if key not in self._reported_keys:
             self._reported_keys.add(key)
             log.warning("MLflow rejects %s", message)
