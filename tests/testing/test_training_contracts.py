@@ -57,7 +57,7 @@ class Remembering(trieye.Policy):
         return trieye.Act(action, {"logits": logits}, {"hidden": hidden})
 
     def on_episode(self, info):
-        return {"length": float(len(info))}
+        return {"infos": float(len(info))}
 
 
 class TestRemembering(PolicyContract):

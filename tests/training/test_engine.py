@@ -14,6 +14,7 @@ from tests.training.algorithms import DQN, PPO, DQNConfig, PPOConfig, QPolicy, T
 from tests.training.elsewhere import AsTensor, Elsewhere
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
+from trieye.exceptions import ConfigurationError
 from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
 from trieye.runs import points
@@ -310,6 +311,24 @@ def test_a_metric_that_is_not_one_number_is_named_at_every_source(config, value)
             engine.advance()
     with pytest.raises((TypeError, ValueError), match=r"'eval/odd'.*the value must be one number"):
         engine.evaluate()
+    engine.cleanup()
+
+
+def test_a_metric_of_the_policy_never_replaces_one_of_trieye(config):
+    class Shadowing(DQN.policy_class):
+        def on_episode(self, info):
+            return {"success": 1.0, shadowed_name: -7.0}
+
+    class Engine(DQN, policy=Shadowing):
+        pass
+
+    engine = Engine(config())
+    for shadowed_name in ("return", "return_std", "length", "interrupted", "return_max", "episodes"):
+        with pytest.raises(ConfigurationError, match=rf"Shadowing\.on_episode\(\) returns {shadowed_name}:"):
+            for _ in range(30):
+                engine.advance()
+        with pytest.raises(ConfigurationError, match=shadowed_name):
+            engine.evaluate()
     engine.cleanup()
 
 

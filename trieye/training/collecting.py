@@ -15,7 +15,6 @@ from trieye.exceptions import ConfigurationError, EnvironmentLostError, NonFinit
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted
-from trieye.run.media import number_of
 from trieye.snapshot.environments import EnvState, stateful
 from trieye.training.environments import close_envs, make_envs, naming_lost_members
 from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, first_bad, is_finite
@@ -28,6 +27,7 @@ from trieye.training.policy import (
     Obs,
     Policy,
     chosen_actions,
+    episode_metrics,
     map_state,
     merge_moments,
 )
@@ -341,8 +341,8 @@ class Collector:
 
     def _record_custom_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
-            for name, value in self._policy.on_episode(member_of(info, n)).items():
-                self._episode_values[f"episode/{name}"].append(number_of(f"episode/{name}", value))
+            for name, value in episode_metrics(self._policy, member_of(info, n), "episode").items():
+                self._episode_values[f"episode/{name}"].append(value)
 
     def metrics(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, and the count of cut ones if it changed."""

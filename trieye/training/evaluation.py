@@ -19,9 +19,8 @@ from trieye.exceptions import ConfigurationError
 from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
-from trieye.run.media import number_of
 from trieye.training.environments import make_env, seed_spaces
-from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, map_state
+from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, episode_metrics, map_state
 from trieye.training.seeds import FIRST_SEED
 from trieye.training.spaces import columns_of, nested
 
@@ -169,8 +168,8 @@ class Evaluation:
                 episode.is_cut = not (terminated or truncated) and episode.length >= self._config.eval_max_steps
                 if terminated or truncated or episode.is_cut:
                     is_running[n] = False
-                    custom = {} if episode.is_cut else policy.on_episode(info)  # needs the info of the last step
-                    episode.metrics = {name: number_of(f"eval/{name}", value) for name, value in custom.items()}
+                    if not episode.is_cut:  # the metrics need the info of the last step
+                        episode.metrics = episode_metrics(policy, info, "eval")
                     done.append(episode)
                     free.append(env)
             state = map_state(act.state, partial(_select, is_running=torch.from_numpy(is_running)))

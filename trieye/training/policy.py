@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 
 from trieye.config.agent import AgentConfig
 from trieye.exceptions import ConfigurationError
+from trieye.run.media import number_of
 from trieye.training.config import TrainingConfig
 from trieye.training.spaces import Spaces, as_batch, columns_of, nested
 
@@ -126,7 +127,10 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         del n
 
     def on_episode(self, info: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return custom metrics of a finished episode, from the `info` of its last step."""
+        """Return custom metrics of a finished episode, from the `info` of its last step.
+
+        Names of trieye's own metrics, such as `return` and `length`, are errors.
+        """
         del info
         return {}
 
@@ -135,6 +139,27 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         """Device of the weights."""
         tensors = chain(self.parameters(), self.buffers())  # lazy: a list of all of them takes four times as long
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+_OWN_NAMES = {"return", "return_std", "length", "interrupted"} | {
+    *("run", "checkpoint", "is_best", "step", "episodes", "returns"),
+    *("return_mean", "return_min", "return_max", "length_mean"),
+}
+"""Names that trieye itself logs as `episode/<name>` or `eval/<name>`, and keys of the report of `trieye.evaluate`."""
+
+
+def episode_metrics(policy: Policy, info: Mapping[str, Any], group: str) -> dict[str, float]:
+    """Return the metrics of `Policy.on_episode` as numbers; `group` names them in errors: `episode` or `eval`.
+
+    Raises:
+        ConfigurationError: trieye uses a returned name itself.
+    """
+    metrics = policy.on_episode(info)
+    if names := ", ".join(sorted(_OWN_NAMES & metrics.keys())):
+        raise ConfigurationError(
+            f"{_name(policy)}.on_episode() returns {names}: trieye uses these names itself; choose other names"
+        )
+    return {name: number_of(f"{group}/{name}", value) for name, value in metrics.items()}
 
 
 def _ignore_unsaved_buffers(module: nn.Module, keys: Any) -> None:
