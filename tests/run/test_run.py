@@ -144,12 +144,14 @@ def test_event_files_are_in_the_run_directory_or_in_an_existing_tensorboard_fold
 
 
 def test_invalid_sinks_are_rejected_by_the_constructor(make_config, tmp_path):
-    sink = Lines(tmp_path / "lines.txt")
+    sink, buffered_sink = Lines(tmp_path / "lines.txt"), MemorySink("buffered")
+    buffered_sink.flush, buffered_sink.flush_interval_s = buffered_sink.points.clear, None
     for sinks, message in [
         ([Lines], "expected an instance, not a class; pass Lines()"),
         ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
         ([sink, sink], "the name 'lines' is already used"),
         ([MemorySink("\udce9")], "the name '\\udce9' is not valid Unicode"),
+        ([buffered_sink], "flush_interval_s=None; expected seconds"),
         (sink, "expected a list of sinks, such as sinks=[Lines()]"),
         (Lines, "expected a list of sinks, such as sinks=[Lines()]"),
     ]:

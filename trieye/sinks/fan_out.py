@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from numbers import Real
 
 from trieye.config.base import did_you_mean
 from trieye.config.names import is_text
@@ -23,7 +24,7 @@ from trieye.config.packages import import_directories
 from trieye.config.sinks import OUR_NAMES, SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.process.waiting import moved_bytes, wait_while_moving
-from trieye.sinks.base import HistoryReader, RunInfo, RunStatus, Sink, Tracker
+from trieye.sinks.base import Flushable, HistoryReader, RunInfo, RunStatus, Sink, Tracker
 from trieye.sinks.health import SinkHealth
 from trieye.sinks.thread import SinkThread
 
@@ -179,7 +180,8 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
     """Check the sinks that the user passed to a run, and return them.
 
     Raises:
-        ConfigurationError: The argument is no list, an element is no sink, or its name is in use or not Unicode.
+        ConfigurationError: The argument is no list, an element is no sink, its name is in use or not Unicode, or its
+            `flush_interval_s` is not a number.
     """
     if not isinstance(sinks, Iterable):
         kind = sinks if isinstance(sinks, type) else type(sinks)
@@ -199,6 +201,8 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
             raise ConfigurationError(f"{argument}: the name {sink.name!r} is not valid Unicode; rename it")
         if sink.name in names:
             raise ConfigurationError(f"{argument}: the name {sink.name!r} is already used by another sink; rename it")
+        if isinstance(sink, Flushable) and not isinstance(sink.flush_interval_s, Real):
+            raise ConfigurationError(f"{argument}: flush_interval_s={sink.flush_interval_s!r}; expected seconds")
         names.add(sink.name)
     return own_sinks
 

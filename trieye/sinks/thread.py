@@ -150,7 +150,6 @@ class SinkThread:
         self._calls = SinkCalls(sink, run.run_dir)
         self._bookmark = make_bookmark(sink, source, self._calls.select)
         self._pending: deque[SinkCall] = deque()
-        self._work: Callable[[], bool] | None = None
         self._read_end = 0
         # guards `_lag` and the fields from `_num_requests` to `_has_ended`, and wakes the thread, which owns all other
         # fields; a thread that holds it may acquire the lock of the history's tail, and no other lock
@@ -296,15 +295,13 @@ class SinkThread:
     def _deliver_all(self) -> None:
         if not self._call_sink(self._bookmark.begin):
             return
-        while self._call_sink(self._choose_work) and self._work is not None:  # reads attributes of the sink
-            if not self._work() and self._rewind_start is None:
+        while (work := self._next_work()) is not None:
+            if not work() and self._rewind_start is None:
                 break
         if not self._is_abandoned:  # otherwise the journal is closed, or another attempt writes to it
-            self._call_sink(self._bookmark.flush)
+            if self._bookmark.time_to_flush_s() is not None:  # an empty flush succeeds even on a failing sink
+                self._call_sink(self._bookmark.flush)
             self._store_error = self._store()
-
-    def _choose_work(self) -> None:
-        self._work = self._next_work()
 
     def _next_work(self) -> Callable[[], bool] | None:
         """Wait for the next unit of work and return it; None when the thread should exit."""
