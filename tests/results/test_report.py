@@ -85,11 +85,15 @@ def assert_estimate(cell, estimate):
     assert (cell["data-low"], cell["data-high"]) == (str(estimate.low), str(estimate.high))
 
 
-def render(results, by=(), *, scoring=LAST, directory=Path("/"), **options):
+def comparison_in(directory, **options):
     created = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     header = {"title": "a title", "sources": ["here"], "command": "trieye results report here"}
-    comparison = Comparison(**header, created=created, working_dir=directory, directory=directory, by=by, **options)
-    return Report(RunGroups.of(results, by, options.get("task")), scoring, comparison).html()
+    return Comparison(**header, created=created, working_dir=directory, directory=directory, **options)
+
+
+def render(results, by=(), *, scoring=LAST, directory=Path("/"), **options):
+    groups = RunGroups.of(results, by, options.get("task"))
+    return Report(groups, scoring, comparison_in(directory, by=by, **options)).html()
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +139,6 @@ def report_path(root, tmp_path_factory):
     assert stdout.getvalue() == f"written to {path}\n"
     assert list(path.parent.iterdir()) == [path]
     return path
-
-
-# figures
 
 
 def test_the_figures_table_has_the_estimates_and_counts_missing_runs(report_path):
@@ -204,9 +205,6 @@ def test_sensitivity_is_drawn_only_if_several_parameters_vary(tmp_path):
     assert "Sensitivity" not in render(results.where(lr=0.1))  # the groups already show a single parameter
 
 
-# runs
-
-
 def test_runs_are_listed_with_scores_and_links_to_their_directories(report_path, root):
     page = Page(report_path.read_text())
     rows = page.texts("all-runs")[1:]
@@ -218,6 +216,12 @@ def test_runs_are_listed_with_scores_and_links_to_their_directories(report_path,
     hrefs = {attrs["href"] for tag, attrs in page.tags if tag == "a" and "runs/" in attrs["href"]}
     assert len(hrefs) == 7
     assert {Path(os.path.normpath(report_path.parent / href)) for href in hrefs} == set((root / "app/runs").iterdir())
+
+
+def test_paths_are_shortened_only_below_the_working_directory():
+    command = "trieye results report /a/b -o '/a/c d.html' --root=/a/e /b/a/c"
+    assert comparison_in(Path("/")).shown(command) == command
+    assert comparison_in(Path("/a")).shown(command) == "trieye results report b -o 'c d.html' --root=e /b/a/c"
 
 
 def test_incomplete_jobs_are_listed_with_the_command_that_runs_them(report_path):
@@ -296,9 +300,6 @@ def test_a_report_of_only_a_failed_run_has_no_estimate(tmp_path):
     page = Page(render(load(tmp_path)))
     assert page.texts("figures")[1][:4] == ["only", "0", "1", "- no CI"]
     assert "FAILED, last eval" in page.text
-
-
-# the page
 
 
 def test_the_page_loads_no_external_resources_and_permits_only_its_script(report_path):
@@ -409,9 +410,6 @@ def test_a_report_path_below_a_file_is_an_error_and_leaves_the_file_unchanged(ro
     assert main(["results", "report", str(root / "sweep"), "-o", str(tmp_path / "file/report.html")]) == 2
     assert "cannot write " in capfd.readouterr().err
     assert (tmp_path / "file").read_text() == "old"
-
-
-# a browser
 
 
 def chromium_path():

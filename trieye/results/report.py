@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +81,8 @@ class Comparison:
 
     def shown(self, text: str) -> str:
         """Return a text with paths relative to `working_dir`, without secrets."""
-        prefix = f"{str(self.working_dir).rstrip(os.sep)}{os.sep}"
-        return redacted_text(text.replace(prefix, "") if text != str(self.working_dir) else ".")
+        path_start = rf"(?<![^\s'\"(=]){re.escape(f'{self.working_dir}{os.sep}')}"
+        return redacted_text(re.sub(path_start, "", text) if text != str(self.working_dir) else ".")
 
     def link(self, target: str) -> str:
         """Return the link from the page file to a directory; empty if the page is not a file."""
