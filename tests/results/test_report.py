@@ -278,13 +278,14 @@ def test_a_run_on_an_mlflow_server_has_a_link_without_the_password(root, tmp_pat
     assert "hunter22" not in text
 
 
-def test_markup_formulas_and_non_ascii_in_names_of_foreign_runs_are_plain_text(tmp_path):
+def test_markup_formulas_and_non_ascii_in_names_of_foreign_runs_are_plain_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name, score in ((f"{NASTY.replace('/', '|')}_1", 1.0), ("_hidden 中文 \x1b_1", 2.0), ("\udc80_1", 3.0)):
         writer = SummaryWriter(str(tmp_path / name))
         for step in range(4):
             writer.add_scalar("reward", score * step, step, walltime=1e9 + step)
         writer.close()
-    text = render(load(tmp_path), scoring=ScoreDefinition("reward")).encode("utf-8", "backslashreplace").decode()
+    text = render(load("."), scoring=ScoreDefinition("reward")).encode("utf-8", "backslashreplace").decode()
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert "alert(1)" in page.text
@@ -293,6 +294,7 @@ def test_markup_formulas_and_non_ascii_in_names_of_foreign_runs_are_plain_text(t
     legend = re.findall(r"<text[^>]*>([^<]*\(n=1\))</text>", text)
     assert any("$a_$b_" in name for name in legend)  # not parsed as a formula
     assert any("_hidden 中文" in name for name in legend)
+    assert f'href="{tmp_path.relative_to("/")}/%80_1/"' in text
 
 
 def test_a_report_of_only_a_failed_run_has_no_estimate(tmp_path):

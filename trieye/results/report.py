@@ -89,7 +89,7 @@ class Comparison:
         if self.directory is None or not Path(target).is_dir():
             return ""
         try:
-            return f"{quote(os.path.relpath(target, self.directory).replace(os.sep, '/'))}/"
+            return f"{quote(os.fsencode(os.path.relpath(target, self.directory).replace(os.sep, '/')))}/"
         except ValueError:  # on another drive
             return Path(target).as_uri()
 
