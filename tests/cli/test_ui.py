@@ -271,6 +271,16 @@ def test_tensorboard_shows_new_runs_and_drops_deleted_ones(root, sweep, tmp_path
     assert (logdir / "first").samefile(root / "agents" / "runs" / "first")
 
 
+def test_tensorboard_shows_a_run_once_its_config_is_written(root, tmp_path):
+    config = root / "agents" / "runs" / "second" / "configs.json"
+    hidden = config.rename(tmp_path / "configs.json")
+    shown_pages, (note,) = pages("agents", root, tmp_path, only="tensorboard")
+    assert f"{config.parent} is skipped: " in note
+    hidden.rename(config)
+    shown_pages["TensorBoard"].refresh()
+    assert runs_linked(tmp_path / "tensorboard") == ["first", "second"]
+
+
 def test_without_a_name_all_apps_are_shown_with_one_server_per_store(root, tmp_path):
     shutil.copytree(root / "agents", root / "moved")  # its store goes with it
     shown_pages, notes = pages(None, root, tmp_path)
