@@ -363,6 +363,15 @@ def test_a_run_with_a_damaged_config_is_named_and_skipped(root, tmp_path, comman
     assert f"no runs in {runs / 'first'}; {runs / 'first'} is skipped: " in command.error("ui", "first", "--root", root)
 
 
+@pytest.mark.parametrize("name", ["/home", "../second"])
+def test_tensorboard_shows_no_directory_outside_a_run(root, tmp_path, name):
+    run_dir = root / "agents" / "runs" / "first"
+    change(run_dir / "configs.json", tensorboard_dir_name=name)
+    _, notes = pages("agents", root, tmp_path, only="tensorboard")
+    assert notes == [f"{run_dir} is skipped: {name!r} is not a file name inside the directory"]
+    assert runs_linked(tmp_path / "tensorboard") == ["second"]
+
+
 def test_an_existing_server_is_linked_without_its_password(root, capfd):
     for run_dir in (root / "agents" / "runs").iterdir():
         change(run_dir / "configs.json", mlflow_tracking_uri="http://me:hunter2@127.0.0.1:9/track/")

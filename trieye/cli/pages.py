@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from trieye.cli import report_server
+from trieye.config.names import check_inside
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import CONFIGS, RUN_RECORD
@@ -77,12 +78,13 @@ class ShownRun(NamedTuple):
             LookupError, TypeError, ValueError: The config is not the config of a run.
         """
         persistence, sinks, mlflow_run_id = run.config["persistence"], run.config["sinks"], run.record.mlflow_run_id
+        event_dir_name = str(persistence["tensorboard_dir_name"])
         return cls(
             run=run,
             mlflow_run_id=mlflow_run_id,
             tracking_uri=tracking_uri_of(persistence, run.run_dir),
             is_in_mlflow=bool(sinks["mlflow"]["enabled"]) or mlflow_run_id is not None,
-            event_dir=run.run_dir / str(persistence["tensorboard_dir_name"]),
+            event_dir=run.run_dir if event_dir_name == "." else run.run_dir / check_inside(event_dir_name),
             writes_events=bool(sinks["tensorboard"]["enabled"]),
         )
 
