@@ -24,7 +24,7 @@ from tests import warm
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.cli.pages import MAX_STORES, PageSelection, pages_of
-from trieye.cli.report_server import HEALTH, server_command
+from trieye.cli.report_server import HEALTH, _page, server_command
 from trieye.exceptions import ConfigurationError
 from trieye.process.local_servers import free_port
 from trieye.runs.finding import resolve
@@ -326,6 +326,14 @@ def test_the_report_is_regenerated_on_each_load_and_served_only_locally(root, ui
         refused.value.close()
     assert shown.end(signal.SIGINT)[0] == 0
     assert shown.is_gone()
+
+
+def test_the_report_page_names_a_package_that_is_not_installed(root, monkeypatch):
+    run_dir = root / "agents" / "runs" / "first"
+    change(run_dir / "configs.json", of="loop", objective="loss")
+    monkeypatch.delitem(sys.modules, "trieye.results.report", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "the report needs matplotlib, which is not installed: pip install matplotlib" in _page(str(run_dir))[1]
 
 
 def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_path):

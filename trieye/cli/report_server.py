@@ -65,11 +65,13 @@ class _Handler(BaseHTTPRequestHandler):
 def _page(source: str) -> tuple[HTTPStatus, str]:
     from trieye.cli.results_actions import page_of
     from trieye.cli.run_selection import RunSelection
+    from trieye.config.packages import explaining
     from trieye.exceptions import TrieyeError
 
     words = ["results", "report", source]
     try:
-        return HTTPStatus.OK, page_of(RunSelection(_options(words)), directory=None)
+        with explaining("the report"):
+            return HTTPStatus.OK, page_of(RunSelection(_options(words)), directory=None)
     except TrieyeError as error:
         title = f"<!DOCTYPE html><html lang=en><meta charset=utf-8><title>no report</title>{_STYLE}<h1>No report</h1>"
         advice = (
