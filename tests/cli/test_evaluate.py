@@ -26,10 +26,11 @@ def trained(root, name, **env):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The directory of a run `first` and a newer run `second`, whose observations include the time."""
+    """The directory of runs `first` and `second`, whose observations include the time, and a run without checkpoint."""
     root = tmp_path_factory.mktemp("root")
     for name in ("first", "second"):
-        trained(root, name, wrappers={"time": {"name": "TimeAwareObservation"}})
+        run_dir = trained(root, name, wrappers={"time": {"name": "TimeAwareObservation"}})
+    (run_dir.parent / "starting" / "checkpoints").mkdir(parents=True)
     return root
 
 
@@ -37,7 +38,7 @@ def evaluate(root, *arguments):
     return main(["evaluate", *arguments, "--root", str(root)])
 
 
-def test_a_run_is_selected_by_name_by_directory_or_as_the_newest(root, capsys):
+def test_a_run_is_selected_by_name_by_directory_or_by_the_newest_checkpoint(root, capsys):
     runs = root / "agents" / "runs"
     for arguments in ("first", "agents/first", str(runs / "first"), ""):
         assert evaluate(root, *filter(None, [arguments]), "--episodes", "2", "--json") == 0

@@ -66,16 +66,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _newest(roots: Sequence[Path]) -> Path:
     """Return the directory of the run with the newest checkpoint below the root directories."""
+    from trieye.checkpoints.manifest import MANIFEST_NAME
     from trieye.exceptions import ConfigurationError
-    from trieye.files.run_files import CHECKPOINTS
+    from trieye.files.run_files import CHECKPOINT_PREFIX, CHECKPOINTS
 
-    directories = [path for root in roots for path in root.glob(f"*/*/*/{CHECKPOINTS}")]
-    if not directories:
+    checkpoint = f"{CHECKPOINTS}/{CHECKPOINT_PREFIX}*[0-9]"  # not those that end in .damaged
+    manifests = [path for root in roots for path in root.glob(f"*/*/*/{checkpoint}/{MANIFEST_NAME}")]
+    if not manifests:
         searched_roots = ", ".join(map(str, roots)) or "this project"
         raise ConfigurationError(
             f"no run in {searched_roots} has a checkpoint; pass a run, or the directory of all apps as --root"
         )
-    return max(directories, key=lambda path: path.stat().st_mtime).parent.resolve()
+    return max(manifests, key=lambda path: path.stat().st_mtime).parents[2].resolve()
 
 
 def _table(report: Mapping[str, Any]) -> "TextTable":
