@@ -70,10 +70,13 @@ def test_a_video_shows_the_first_episode(tmp_path):
         (["first", "--checkpoint", "newest"], "--checkpoint: 'newest' is not a checkpoint"),
         (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 39, 40)"),
         (["first", "--video", "x.mp4"], "argument --video: invalid path 'x.mp4'; expected FILE.gif"),
+        (["first", "--video", "dir.gif"], "argument --video: invalid path 'dir.gif'; expected FILE.gif"),
         (["first", "--device", "tpu:1"], "device=tpu:1"),
     ],
 )
-def test_invalid_evaluations_print_one_message(root, capsys, arguments, message):
+def test_invalid_evaluations_print_one_message(root, capsys, tmp_path, monkeypatch, arguments, message):
+    (tmp_path / "dir.gif").mkdir()
+    monkeypatch.chdir(tmp_path)
     try:
         code = evaluate(root, *arguments)
     except SystemExit as error:

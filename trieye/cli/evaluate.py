@@ -106,6 +106,6 @@ def _positive(text: str) -> int:
 
 def _gif(text: str) -> Path:
     path = Path(text)
-    if path.suffix.lower() != ".gif" or not path.absolute().parent.is_dir():
+    if path.suffix.lower() != ".gif" or path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"invalid path {text!r}; expected FILE.gif in an existing directory")
     return path
