@@ -1,5 +1,7 @@
 """`trieye evaluate` plays the policy of a run, by default of the newest one."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,27 @@ def test_the_checkpoint_is_selectable_and_shown_in_a_table(root, capsys):
     assert "first: checkpoint, 1 episode\n" in shown
     assert "checkpoint_step_40, after 40 steps" in shown
     assert "(standard deviation 0)" in shown
+
+
+def two_figures(*_arguments, **_options):
+    """An `evaluator` that omits most figures."""
+    return {"return_mean": np.float32(2.5), "wins": 3, "opponent": "random"}
+
+
+class OwnConfig(trieye.TrieyeConfig):
+    evaluator: str = f"{__name__}:two_figures"
+
+
+def test_an_evaluator_of_a_program_may_omit_figures(tmp_path, capsys):
+    parts = {"persistence": {"root_data_dir": str(tmp_path)}, "runtime": {"kind": "local"}, "sinks": {}}
+    with trieye.Run(OwnConfig(run_name="own", **parts)) as run:
+        run.save(weights=[1.0])
+    assert evaluate(tmp_path, "own", "--episodes", "3") == 0
+    assert "own: checkpoint, 3 episodes" in (shown := capsys.readouterr().out)
+    assert [line.split() for line in shown.splitlines()[-2:]] == [["return,", "mean", "2.5"], ["wins,", "mean", "3"]]
+    assert evaluate(tmp_path, "own", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"return_mean": 2.5, "wins": 3, "opponent": "random"}.items() <= report.items()
 
 
 def test_a_video_shows_the_first_episode(tmp_path):

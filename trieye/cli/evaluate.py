@@ -15,6 +15,7 @@ Examples:
 
 import argparse
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         from trieye.training.launch import evaluate
 
         report = evaluate(run_dir, checkpoint, episodes=options.episodes, video=options.video, device=options.device)
-    show(options, "evaluate", report, [_table(report)])
+    show(options, "evaluate", report, map(_table, [report]))
     return 0
 
 
@@ -88,13 +89,16 @@ def _table(report: Mapping[str, Any]) -> "TextTable":
     kind = "best checkpoint" if report["is_best"] else "checkpoint"
     table = TextTable(title=f"{report['run']}: {kind}, {counted(report['episodes'], 'episode')}", is_ruled=False)
     table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:,} steps")
-    table.add_row(
-        "return, mean", f"{number(report['return_mean'])} (standard deviation {number(report['return_std'])})"
-    )
-    table.add_row("return, range", f"{number(report['return_min'])} to {number(report['return_max'])}")
-    table.add_row("length, mean", f"{number(report['length_mean'])} steps")
-    for name in (name for name in report if name not in _KEYS):
-        table.add_row(f"{name}, mean", number(report[name]))
+    figures = {name: number(float(value)) for name, value in report.items() if isinstance(value, Real)}
+    if "return_mean" in figures:
+        deviation = f" (standard deviation {figures['return_std']})" if "return_std" in figures else ""
+        table.add_row("return, mean", f"{figures['return_mean']}{deviation}")
+    if {"return_min", "return_max"} <= figures.keys():
+        table.add_row("return, range", f"{figures['return_min']} to {figures['return_max']}")
+    if "length_mean" in figures:
+        table.add_row("length, mean", f"{figures['length_mean']} steps")
+    for name in (name for name in figures if name not in _KEYS):
+        table.add_row(f"{name}, mean", figures[name])
     return table
 
 

@@ -67,7 +67,7 @@ def evaluate(
     """Play whole episodes with the policy of a run, without exploration; the run is not modified.
 
     If the config of the run has the key `evaluator`, such as `my_agent.sb3:evaluate`, the function that it names is
-    called instead, with the same arguments.
+    called instead, with the same arguments. It may omit figures, and all keys before `return_mean`.
 
     Args:
         run: A stored run, its directory, or its name: `run` or `app/run`.
@@ -93,9 +93,16 @@ def evaluate(
 
     run_dir = directory_of(run)
     checkpoint = load_checkpoint(run_dir, which)
+    about = {
+        "run": run_dir.resolve().name,
+        "checkpoint": str(checkpoint.path),
+        "is_best": which == "best" and checkpoint.objective is not None,
+        "step": checkpoint.step,
+        "episodes": episodes,
+    }
     evaluator = evaluator_of(recorded_config(run_dir, checkpoint))
     if evaluator is not None:
-        return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
+        return about | evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
     policy = policy_of(run_dir, checkpoint, device)
     with closing(Evaluation(policy.config.env)) as evaluation, _threads(policy.agent.num_threads):
         played_episodes = evaluation.play(
@@ -110,11 +117,7 @@ def evaluate(
     returns = np.array([episode.total for episode in played_episodes])
     metrics = {name.partition("/")[2]: value for name, value in summary(played_episodes).items()}
     return {
-        "run": run_dir.resolve().name,
-        "checkpoint": str(checkpoint.path),
-        "is_best": which == "best" and checkpoint.objective is not None,
-        "step": checkpoint.step,
-        "episodes": episodes,
+        **about,
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
