@@ -165,3 +165,10 @@ def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, command):
         (tmp_path / app / "runs" / "first").mkdir(parents=True)
         (tmp_path / app / "runs" / "first" / "run.json").write_text("{}")
     assert "one/first" in command.error("watch", "first", "--wait", "--once", "--root", tmp_path)
+
+
+@pytest.mark.parametrize("words", [["watch", "first", "--interval"], ["close", "first", "--timeout"]])
+@pytest.mark.parametrize("duration", ["nan", "inf", "-1", "1e10", "2s"])
+def test_a_duration_that_no_wait_can_take_is_refused(words, duration, command):
+    err = command.error(*words[:-1], f"{words[-1]}={duration}")
+    assert f"argument {words[-1]}: invalid value '{duration}'; expected a number of seconds" in err

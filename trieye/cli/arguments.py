@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,8 @@ DEFAULT_TIMEOUT_S = 300.0
 _RUN = "run directory or run name: run or app/run"
 _ROOT = f"directory that contains all apps (default: {DEFAULT_ROOT} of the project)"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MAX_S = 1e9
+"""A sleep of 1e10 seconds raises OverflowError."""
 
 
 class AnyOrder(argparse.ArgumentParser):
@@ -142,7 +144,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --timeout and the interruption message to a command that delivers events to sinks."""
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=DEFAULT_TIMEOUT_S,
         metavar="S",
         help=f"give up after S seconds without progress of any sink (default: {DEFAULT_TIMEOUT_S:.0f})",
@@ -169,6 +171,18 @@ def age(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"invalid age {text!r}; expected a number with s, m, h, d or w, such as 30d")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def seconds(text: str) -> float:
+    """Convert a duration in seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not a number from 0 to 1e9.
+    """
+    with suppress(ValueError):
+        if 0 <= (duration_s := float(text)) <= _MAX_S:
+            return duration_s
+    raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected a number of seconds from 0 to {_MAX_S:,.0f}")
 
 
 def listed(text: str, choices: Collection[str], option: str, noun: str) -> list[str]:

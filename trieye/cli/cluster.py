@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_actions, add_json, add_root
+from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_actions, add_json, add_root, seconds
 from trieye.cli.output import Parts, show
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_root(check, Path(DEFAULT_ROOT))
     check.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="S",
         help="seconds to wait for the answer of a node (default: 60)",

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from trieye.cli.arguments import add_run
+from trieye.cli.arguments import add_run, seconds
 from trieye.cli.output import show
 
 MIN_INTERVAL_S = 0.1
@@ -28,7 +28,9 @@ _STARTING_POLL_S = 0.3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="S", help="seconds between updates (default: 1)"
+    )
     parser.add_argument("--wait", action="store_true", help="wait for the first status of the run, instead of failing")
     parser.add_argument("--once", action="store_true", help="print the state once and exit (default in a pipe)")
 
