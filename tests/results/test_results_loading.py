@@ -138,6 +138,18 @@ def test_damaged_and_foreign_directories_are_reported_and_skipped(root):
     np.testing.assert_array_equal(results.values("eval/return", steps=1), [[119, 120]])
 
 
+def test_directories_too_deep_to_be_searched_are_reported(root, tmp_path):
+    parent = tmp_path / "parent"
+    shutil.copytree(root / "app/runs/ppo0", parent / "1/2/3/4/5/6/deep")
+    shutil.copytree(root / "app/runs/ppo1", parent / "1/2/3/4/5/near")
+    results = load(parent)
+    assert [run.name for run in results.runs] == ["ppo1"]
+    assert results.problems == [
+        f"{parent}: skipped: directories more than 6 levels below; to load their runs, pass them as well"
+    ]
+    assert {run.name for run in load([parent, parent / "1/2/3/4/5/6/deep"])} == {"ppo0", "ppo1"}
+
+
 def test_a_run_of_a_later_version_is_read_unless_its_status_is_unknown(root):
     path = root / "app/runs/ppo0/run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9, "mood": "good"}))

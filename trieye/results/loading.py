@@ -123,7 +123,7 @@ class _Search:
     def _walk(self, directory: Path, root: Path, depth: int = 0) -> bool:
         """Add the runs in and below a directory; return whether it contains runs or files of runs."""
         real_dir = directory.resolve()
-        if str(real_dir) in self._seen or depth > _MAX_DEPTH:
+        if str(real_dir) in self._seen:
             return True
         self._seen.add(str(real_dir))
         if (is_run := has_file(real_dir, RUN_RECORD)) is not False:
@@ -144,9 +144,17 @@ class _Search:
         has_events = bool(event_files(directory))
         if has_events:
             self._runs.append(self._events.run(directory, root))
+        return self._walk_below(directory, root, depth, has_events=has_events)
+
+    def _walk_below(self, directory: Path, root: Path, depth: int, *, has_events: bool) -> bool:
+        """Add the runs below a directory; return whether it contains runs or files of runs."""
         subdirs = [
             path for path in _directories_in(directory) if not (has_events and OF_ADD_HPARAMS.fullmatch(path.name))
         ]
+        if subdirs and depth == _MAX_DEPTH:
+            limit = f"directories more than {_MAX_DEPTH} levels below"
+            self.problems.note(root, f"skipped: {limit}; to load their runs, pass them as well")
+            return True
         foreign_dirs = [path for path in subdirs if not self._walk(path, root, depth + 1)]
         is_ours = has_events or len(foreign_dirs) < len(subdirs)
         if (is_ours and not has_events) or directory.name == _RUNS:
