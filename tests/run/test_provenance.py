@@ -10,7 +10,7 @@ import pytest
 import trieye
 from tests import warm
 from tests.curves import mlflow_runs
-from trieye.run.provenance import Commit, commit_of_program
+from trieye.run.provenance import Commit, ProvenanceRecorder, commit_of_program
 
 PROGRAM = """
 import sys
@@ -59,6 +59,19 @@ def repository(tmp_path):
     (path / "train.py").write_text(f"{PROGRAM}\nclass Login:\n    token: str\n")
     (path / "notes.txt").write_text("not added\n")
     return path
+
+
+@pytest.fixture
+def record(monkeypatch, tmp_path):
+    """Return a function that records an attempt of a program in a repository, and returns the file."""
+    monkeypatch.setattr("trieye.run.provenance._program", lambda: None)
+
+    def record_in(directory):
+        monkeypatch.chdir(directory)
+        ProvenanceRecorder(tmp_path, 1, commit_of_program()).wait()
+        return tmp_path / "provenance" / "attempt-1.json"
+
+    return record_in
 
 
 def test_a_resume_names_edited_modules_even_without_a_repository(tmp_path):
@@ -119,6 +132,19 @@ def test_a_run_records_commit_changes_command_packages_and_machine(repository, t
     assert tags["trieye.uncommitted"] == "true"
     assert tags["trieye.host"] == "mine"  # a description from the user takes precedence
     assert "hunter2" not in str(tags)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("color.ui", "always"), ("diff.external", "echo edited:"), ("diff.noprefix", "true")]
+)
+def test_the_patch_is_redacted_and_applies_whatever_git_is_configured_to_show(repository, record, tmp_path, key, value):
+    git(repository, "config", key, value)
+    patch = record(repository).with_suffix(".patch")
+    assert "hunter2" not in patch.read_text()
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    git(clone, "apply", str(patch))
+    assert (clone / "conf.yaml").read_text() == "lr: 1\napi_key: ***\n"
 
 
 def test_the_commit_is_none_without_git_or_a_commit(monkeypatch, tmp_path, make_config):

@@ -36,6 +36,11 @@ MAX_NAMED = 5
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
 _YAML = re.compile(r'diff --git .*\.ya?ml(\.\w+)?"?\n', re.IGNORECASE)
+_PATCH_OPTIONS = (
+    "--binary", "--no-color", "--no-ext-diff", "--no-textconv",
+    "--submodule=short", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+"""Options of `git diff` for a patch in the plain format, whatever git is configured to show."""
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
 TIMEOUT_S = 10.0
 """Time limit for git and nvidia-smi."""
@@ -253,7 +258,7 @@ class ProvenanceRecorder:
 
 
 def _patch(directory: str) -> bytes:
-    diff = _git(Path(directory), "diff", "--binary", "HEAD")
+    diff = _git(Path(directory), "diff", *_PATCH_OPTIONS, "HEAD")
     if len(diff.encode("utf-8", "surrogateescape")) > MAX_PATCH_BYTES:
         return b"the uncommitted changes are larger than %d MiB and were not recorded\n" % (MAX_PATCH_BYTES >> 20)
     files = re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE)
