@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import distributions
@@ -145,6 +146,18 @@ def test_the_patch_is_redacted_and_applies_whatever_git_is_configured_to_show(re
     git(tmp_path, "clone", "-q", str(repository), str(clone))
     git(clone, "apply", str(patch))
     assert (clone / "conf.yaml").read_text() == "lr: 1\napi_key: ***\n"
+
+
+def test_file_names_that_are_not_utf_8_or_look_like_headers_are_recorded(repository, record):
+    (repository / "# rates.txt").write_text("a file of its own\n" * 3)
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    git(repository, "mv", "# rates.txt", "renamed.txt")
+    (repository / os.fsdecode(b"caf\xe9.txt")).touch()
+    commit = json.loads(record(repository).read_text())["commit"]
+    assert commit["sha"] == git(repository, "rev-parse", "HEAD")
+    assert commit["is_dirty"]
+    assert commit["untracked"] == [r"caf\udce9.txt"]
 
 
 def test_the_commit_is_none_without_git_or_a_commit(monkeypatch, tmp_path, make_config):

@@ -15,11 +15,12 @@ from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
 from trieye.config.hydra.launch import launch_info, program_config
+from trieye.config.names import printable
 from trieye.config.packages import import_directories
 from trieye.config.redaction import redacted, redacted_items, redacted_text, redacted_yaml
 from trieye.config.root import TrieyeConfig
@@ -44,6 +45,8 @@ _PATCH_OPTIONS = (
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
 TIMEOUT_S = 10.0
 """Time limit for git and nvidia-smi."""
+_OsText = Annotated[str, PlainSerializer(printable)]
+"""A file name, argument or variable; JSON cannot store one that is not UTF-8 without escapes."""
 
 
 class Commit(BaseModel):
@@ -60,12 +63,12 @@ class Commit(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    directory: str
+    directory: _OsText
     sha: str
-    branch: str
-    remote: str
+    branch: _OsText
+    remote: _OsText
     is_dirty: bool
-    untracked: list[str]
+    untracked: list[_OsText]
 
 
 class Machine(BaseModel):
@@ -110,16 +113,16 @@ class Provenance(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    command: list[str]
-    overrides: list[str]
+    command: list[_OsText]
+    overrides: list[_OsText]
     program_keys: list[str] = []
-    directory: str
-    user: str
+    directory: _OsText
+    user: _OsText
     commit: Commit | None
     python: str
     packages: dict[str, str]
     machine: Machine
-    job: dict[str, str]
+    job: dict[str, _OsText]
     sources: dict[str, str] = {}
     signature: str = ""
 
@@ -179,7 +182,7 @@ def commit_of_program() -> Commit | None:
 
 
 def _commit_at(directory: Path) -> Commit | None:
-    lines = _git(directory, "status", "--porcelain=v2", "--branch", "-z").split("\0")
+    lines = _git(directory, "status", "--porcelain=v2", "--branch", "--no-renames", "-z").split("\0")
     headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
     if headers.get("branch.oid", "(initial)") == "(initial)":  # no git, no repository, or no commit yet
         return None
@@ -253,7 +256,7 @@ class ProvenanceRecorder:
             say(f"the provenance of this attempt was not recorded: {self._path}: {error.strerror or error}")
 
     def _store(self, provenance: Provenance) -> None:
-        write_atomic(self._path, provenance.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
+        write_atomic(self._path, provenance.model_dump_json(indent=2).encode() + b"\n")
         self._recorded_provenance = provenance
 
 
