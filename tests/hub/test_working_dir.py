@@ -65,6 +65,37 @@ def test_files_that_git_ignores_are_not_staged(project, staged):
     assert staged(project) == CODE
 
 
+def test_a_repository_whose_ignored_files_are_unknown_is_refused(project, tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".git" / "HEAD").unlink()
+    with pytest.raises(ConfigurationError, match=r"not a git repository.*working_dir=null"):
+        stage(project, tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"No such file or directory: 'git'"):
+        stage(project, tmp_path)
+
+
+@pytest.mark.parametrize("is_submodule", [True, False])
+def test_nested_repositories_and_links_to_directories_are_staged(project, staged, is_submodule):
+    for directory in (project, project / "nested"):
+        subprocess.run(["git", "init", "-q", str(directory)], check=True)
+    for name in ("library.py", "ignored.py"):
+        (project / "nested" / name).touch()
+    (project / "nested" / ".gitignore").write_text("ignored.py\n")
+    (project / "my_agent" / "presets").symlink_to("../conf")
+    if is_submodule:
+        identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+        for words in (["add", "library.py"], [*identity, "commit", "-qm", "first"]):
+            subprocess.run(["git", "-C", str(project / "nested"), *words], check=True)
+        subprocess.run(["git", "-C", str(project), "-c", "advice.addEmbeddedRepo=false", "add", "nested"], check=True)
+    assert staged(project) == {*CODE, "nested/library.py", "my_agent/presets/train.yaml"}
+
+
+def test_links_to_directories_are_staged_without_git(project, staged):
+    (project / "my_agent" / "presets").symlink_to("../conf")
+    assert staged(project) == {*CODE, "data/table.csv", "my_agent/presets/train.yaml"}
+
+
 SECRET = [
     ".env", "conf/.env.production", ".netrc", ".git-credentials", ".ssh/id_ed25519", ".aws/credentials",
     "certs/site.pem", "deploy/service_account_ci.json", "secrets.yaml", "runs/app/runs/first/1.wal", "env/lib/big.py",

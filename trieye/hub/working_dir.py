@@ -65,7 +65,11 @@ def stage(source: Path, into: Path) -> str:
     files = files_of(source)
     sizes = {file: (source / file).stat().st_size for file in files}
     if not files:
-        raise ConfigurationError(f"runtime.working_dir={source}: the directory has no file to send to the workers")
+        raise ConfigurationError(
+            f"runtime.working_dir={source}: the directory has no file to send to the workers: it is empty, git ignores "
+            "all of its files, or trieye never sends files of their kind. Set runtime.working_dir=DIR, or "
+            "runtime.working_dir=null if the nodes have the code already"
+        )
     total = sum(sizes.values())
     if total > MOST_BYTES:
         largest = sorted(sizes, key=lambda file: -sizes[file])[:_SHOWN]
@@ -84,11 +88,13 @@ def stage(source: Path, into: Path) -> str:
 def files_of(source: Path) -> list[Path]:
     """Return the project files to upload, as sorted paths relative to the directory.
 
-    In a git repository these are the files that git tracks or does not ignore. Hidden files, credentials, environments,
-    caches, runs and sweeps are excluded, and so are links to files that are not uploaded themselves.
+    In a git repository these are the files that git tracks or does not ignore, also in submodules and nested
+    repositories. Hidden files, credentials, environments, caches, runs and sweeps are excluded, and so are links to
+    files that are not uploaded themselves; a link to a directory stands for the uploaded files below its target.
 
     Raises:
-        ConfigurationError: The directory does not exist, or it is or contains the home directory.
+        ConfigurationError: The directory does not exist, it is or contains the home directory, or git cannot list its
+            files.
     """
     if not source.is_dir():
         raise ConfigurationError(f"runtime.working_dir={source}: the directory does not exist")
@@ -107,8 +113,17 @@ def files_of(source: Path) -> list[Path]:
     directories = {parent for file in files for parent in file.parents[:-1]}
     excluded_directories = {directory for directory in directories if _has_excluding_file(root / directory)}
     resolved_paths = {file: (root / file).resolve() for file in files if excluded_directories.isdisjoint(file.parents)}
-    regular_paths = {path for file, path in resolved_paths.items() if path == root / file}
-    return sorted(file for file, path in resolved_paths.items() if path in regular_paths and path.is_file())
+    regular_paths = {path for file, path in resolved_paths.items() if path == root / file and path.is_file()}
+    linked_directories = {file: path for file, path in resolved_paths.items() if path.is_dir()}
+    return sorted(
+        {file for file, path in resolved_paths.items() if path in regular_paths}
+        | {
+            file / path.relative_to(directory)
+            for file, directory in linked_directories.items()
+            for path in regular_paths
+            if path.is_relative_to(directory)
+        }
+    )
 
 
 def _is_excluded(name: str) -> bool:
@@ -124,7 +139,8 @@ def _all_files(root: Path) -> Iterator[Path]:
         directories[:] = [
             name for name in directories if not (_is_excluded(name) or _has_excluding_file(Path(parent, name)))
         ]
-        yield from (Path(parent, name).relative_to(root) for name in names)
+        links = [name for name in directories if Path(parent, name).is_symlink()]
+        yield from (Path(parent, name).relative_to(root) for name in (*names, *links))
 
 
 def _git_files(source: Path) -> list[Path] | None:
@@ -132,9 +148,19 @@ def _git_files(source: Path) -> list[Path] | None:
     command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name]
+    except (OSError, subprocess.SubprocessError) as error:
+        if not any((directory / ".git").exists() for directory in (source, *source.parents)):
+            return None
+        reason = " ".join(os.fsdecode(getattr(error, "stderr", None) or str(error)).split())
+        raise ConfigurationError(
+            f"runtime.working_dir={source}: git cannot tell which files of this repository it ignores: {reason}; "
+            "repair that, or set runtime.working_dir=null if the nodes have the code already"
+        ) from error
+    files: list[Path] = []
+    for name in (Path(os.fsdecode(entry)) for entry in done.stdout.split(b"\0") if entry):
+        is_repository = (source / name / ".git").exists() and not (source / name).is_symlink()
+        files += [name / file for file in _git_files(source / name) or ()] if is_repository else [name]
+    return files
 
 
 def _size(num_bytes: int) -> str:
