@@ -720,6 +720,16 @@ def test_an_open_run_handles_sigterm_and_restores_the_handler(make_config, set_h
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_closed_run_leaves_signals_to_the_program_while_its_iterator_is_referenced(make_config, set_handler):
+    received = []
+    set_handler(lambda number, _: received.append(number))
+    with trieye.Run(make_config()) as run:
+        steps = iter(run.steps(100))
+        next(steps)
+    signal.raise_signal(signal.SIGTERM)
+    assert (received, run.stop_requested) == ([signal.SIGTERM], False)
+
+
 @pytest.mark.parametrize("code", [7, 143])
 def test_sys_exit_after_a_signal_kills_the_run(make_config, set_handler, code):
     received = []

@@ -38,11 +38,11 @@ class SilentRun:
         saved_step: Step of the last call of `save`; -1 before the first.
         restored: Always empty.
         resumed, resumed_from_another, save_due, stop_requested, has_stopped, was_interrupted: Always False.
-        stop_requested_at, exit_code: Always None and 130.
+        stop_requested_at, loop_signals, exit_code: Always None, None and 130.
     """
 
     resumed = resumed_from_another = save_due = stop_requested = has_stopped = was_interrupted = False
-    stop_requested_at, exit_code = None, 130
+    stop_requested_at, loop_signals, exit_code = None, None, 130
 
     def __init__(self, config: TrieyeConfig) -> None:
         self.config, self.name, self.step, self.saved_step = config, config.run_name, 0, -1

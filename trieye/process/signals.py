@@ -124,7 +124,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self.give_back()
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         if self.is_given_back:
@@ -136,7 +136,7 @@ class StopSignals:
         if _is_once(self._ctrl_c_at) if signum == signal.SIGINT else _is_same(self._asked_at):
             return
         if self._received_signals and (signum == signal.SIGINT or signum in self._received_signals):
-            self._give_back()
+            self.give_back()
             if signum == signal.SIGINT and signal.getsignal(signum) is signal.SIG_IGN:  # inherited from a shell's `&`
                 signal.default_int_handler(signum, frame)
             signal.raise_signal(signum)
@@ -155,13 +155,14 @@ class StopSignals:
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         handler = self._old_handlers[signal.Signals(signum)]
-        self._give_back()
+        self.give_back()
         if signum not in self._old_handlers:
             signal.raise_signal(signum)
         elif callable(handler):  # a later handler called this one
             handler(signum, frame)
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Restore the previous handlers; in another thread than the main one, the next signal restores them."""
         for outer in _outer_ones(self._old_handlers):
             outer.asked_at = max(outer.asked_at, self._asked_at)
         self.is_given_back = True

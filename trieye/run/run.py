@@ -22,7 +22,7 @@ from trieye.hub.logic import HubLogic
 from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking, texts_of
 from trieye.process.progress import say
-from trieye.process.signals import LeaveOnSignal, is_by_signal
+from trieye.process.signals import LeaveOnSignal, StopSignals, is_by_signal
 from trieye.run.attempt import OpenAttempt, naming_changes
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import FORKED, Recorder, RunClient
@@ -81,12 +81,12 @@ class Run(Recorder):
     def __init__(self, config: TrieyeConfig, *, group: str | None = None, sinks: Iterable[Sink] = ()) -> None:
         own_sinks = check_own(sinks)
         super().__init__(config.run_name, config.runtime.max_pending_events)
-        self.config = config
-        self.resumed = self.resumed_from_another = False
+        self.config, self.exit_code, self.saved_step = config, 130, -1
+        self.resumed = self.resumed_from_another = self.stop_requested = self.has_stopped = False
         self.restored: Mapping[str, Any] = {}
-        self.stop_requested, self.has_stopped, self.exit_code, self.saved_step = False, False, 130, -1
         self.stop_requested_at: float | None = None
         self.last_step: int | None = None
+        self.loop_signals: StopSignals | None = None
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group, self._sinks = group, own_sinks
         self._attempt: OpenAttempt | None = None
@@ -167,6 +167,8 @@ class Run(Recorder):
             try:
                 attempt.close(status, at_once=at_once)
             finally:
+                if self.loop_signals is not None:  # an iterator that is still referenced keeps its loop open
+                    self.loop_signals.give_back()
                 self._on_signal.give_back()
 
     def _drop_in_fork(self) -> None:
@@ -427,8 +429,7 @@ class Run(Recorder):
         """Yield the remaining step numbers up to `total`, the first being 1, and show a progress bar.
 
         The first signal (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU) lets the current step finish and sets `save_due`;
-        the same signal again, or Ctrl-C, stops immediately. After Ctrl-C, the next call continues, if the run is still
-        open.
+        the same signal again, or Ctrl-C, stops immediately. After Ctrl-C, the next call in an open run continues.
 
         Args:
             total: The last step; None yields steps until the loop is left.

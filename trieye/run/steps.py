@@ -27,6 +27,7 @@ class SteppedRun(Protocol):
         stop_requested_at: Time of the request, as `time.monotonic`; None before.
         has_stopped: Whether `steps` ended for Ctrl-C, so that the next call continues.
         exit_code: Exit code of the process after a stop.
+        loop_signals: Signal handlers of the newest loop; the end of the run gives them back.
     """
 
     name: str
@@ -37,6 +38,7 @@ class SteppedRun(Protocol):
     stop_requested_at: float | None
     has_stopped: bool
     exit_code: int
+    loop_signals: StopSignals | None
 
     @property
     def config(self) -> TrieyeConfig:
@@ -71,7 +73,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
         run.stop_requested, run.stop_requested_at, run.exit_code = True, time.monotonic(), exit_code
         watchdog.note_request()
 
-    stops = StopSignals(
+    run.loop_signals = stops = StopSignals(
         request_stop,
         "stopping after this step and saving; the same signal again (or Ctrl-C) stops immediately",
         requeue_exit_code=run.config.runtime.requeue_exit_code,
