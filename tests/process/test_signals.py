@@ -224,7 +224,9 @@ def test_a_signal_leaves_the_runs_that_are_still_open(closed_first):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first():
+@pytest.fixture
+def ray_handling():
+    """Set a handler of SIGTERM that counts as Ray's, and return the list of its signals and the handler."""
     handled = []
 
     def ray_handler(number, frame):
@@ -232,6 +234,22 @@ def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first():
 
     ray_handler.__module__ = "ray._private.node"
     signal.signal(signal.SIGTERM, ray_handler)
+    return handled, ray_handler
+
+
+def test_a_run_closed_by_another_thread_passes_signals_to_the_previous_handlers(ray_handling):
+    leave, (handled, ray_handler) = LeaveOnSignal("leaving"), ray_handling
+    leave.take()
+    closer = threading.Thread(target=leave.give_back)
+    closer.start()
+    closer.join()
+    signal.raise_signal(signal.SIGTERM)
+    assert handled == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is ray_handler
+
+
+def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first(ray_handling):
+    handled, ray_handler = ray_handling
     runs = [LeaveOnSignal("leaving the first run"), LeaveOnSignal("leaving the second run")]
     for leave, message in zip(runs, ("first", "second"), strict=True):
         leave.take()

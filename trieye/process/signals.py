@@ -204,7 +204,9 @@ class LeaveOnSignal:
         """Install the handlers; idempotent."""
         if self.is_given_back:
             self.asked_at, self.is_given_back = -math.inf, False
-        if threading.current_thread() is threading.main_thread() and not self._old_handlers:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not self._old_handlers:
             _watch_forks()
             signums = [
                 signum
@@ -212,19 +214,23 @@ class LeaveOnSignal:
                 if _is_free(signum) or _raises_run_interrupted(signal.getsignal(signum))
             ]
             self._old_handlers = {signum: signal.signal(signum, self._leave) for signum in signums}
+        if self not in _open:
             _open.append(self)
 
     def give_back(self) -> None:
         """Restore the previous handlers; after a request only once `SAME_WITHIN_S` has passed.
 
-        A program that is exiting thus ends with its chosen exit code, and not by a repetition of the signal.
+        A program that is exiting thus ends with its chosen exit code, and not by a repetition of the signal. In another
+        thread than the main one, the next signal restores its handler.
         """
         _open[:] = [other for other in _open if other is not self]
+        self.is_given_back = True
+        if threading.current_thread() is not threading.main_thread():
+            return
         for signum in [signum for signum in self._old_handlers if signal.getsignal(signum) != self._leave]:
             old_handler = self._old_handlers.pop(signum)
             for nested in _open:
                 nested.restore_instead(signum, self._leave, old_handler)
-        self.is_given_back = True
         if not _is_same(self.asked_at):
             for signum in list(self._old_handlers):
                 self._restore(signum)
