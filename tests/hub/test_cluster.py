@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,13 @@ def test_cluster_check_queries_the_nodes_of_a_real_cluster(ray_cluster, tmp_path
     assert 0.0 < node["latency_s"] < 5.0
     assert abs(node["offset_s"]) < node["latency_s"]  # both use the same clock
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nodes_are_compared_even_if_the_directory_cannot_be_written(ray_cluster):
+    from trieye.hub.ray_cluster import ask_nodes
+
+    (node,) = ask_nodes(Path("/proc"), 60.0)  # a file system that refuses new files, also of root
+    assert (node.error, node.sees_root) == (None, False)
 
 
 @pytest.mark.parametrize(

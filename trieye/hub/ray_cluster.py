@@ -1,5 +1,6 @@
 """Joins a Ray cluster and probes every node: versions, clock, disks, and whether code sent from here can run there."""
 
+import contextlib
 import logging
 import platform
 import time
@@ -81,14 +82,16 @@ def ask_nodes(root: Path, timeout_s: float) -> list[Node]:
     existing = next(directory for directory in (root, *root.parents) if directory.is_dir())
     token = existing / f".trieye-seen-{uuid.uuid4().hex[:12]}"
     try:
-        token.touch()
+        with contextlib.suppress(OSError):  # a directory that cannot be written identifies no node
+            token.touch()
         probes = [(node, _start_probe(node["NodeID"], existing, token.name)) for node in entries if node["Alive"]]
         deadline = time.monotonic() + timeout_s
         answers = {node["NodeID"]: _answer(probe, description, deadline) for node, (probe, description) in probes}
         for _, (probe, _) in probes:
             ray.kill(probe)
     finally:
-        token.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            token.unlink()
         ray.cloudpickle.unregister_pickle_by_value(ray_probe)
     return [_node(node, answers.get(node["NodeID"], {}), is_here=node["NodeID"] == here) for node in entries]
 
