@@ -222,8 +222,9 @@ def test_a_run_that_starts_at_its_limit_is_evaluated(loop_config):
 
 def test_an_experiment_may_be_named_instead_of_imported(loop_config):
     assert trieye.run_experiment("tests.experiment.test_experiment:Walk", loop_config(steps=5)).step == 5
-    with pytest.raises(ConfigurationError, match=r"'tests\.Walk'.*such as 'my_agent\.dqn:DQN'"):
-        trieye.run_experiment("tests.Walk", loop_config(steps=6))
+    for name in ("tests.Walk", ".tests:Walk", ":Walk"):
+        with pytest.raises(ConfigurationError, match=rf"'{name}'.*such as 'my_agent\.dqn:DQN'"):
+            trieye.run_experiment(name, loop_config(steps=6))
 
 
 def test_a_missing_package_is_reported_before_a_run_is_created(loop_config, tmp_path, monkeypatch):

@@ -119,6 +119,7 @@ def test_nodes_are_compared_even_if_the_directory_cannot_be_written(ray_cluster)
         ("ray://127.0.0.1:10001", "error: address=ray://127.0.0.1:10001: Ray Client leaves the program outside"),
         ("http://127.0.0.1:8265", "error: address=http://127.0.0.1:8265: the address of a Ray cluster is HOST:PORT"),
         ("head", "error: address=head: the address of a Ray cluster is HOST:PORT"),
+        (".head:6379", "error: address=.head:6379: Ray cannot be joined there (UnicodeError: "),
     ],
 )
 @pytest.mark.parametrize("is_typed", [True, False])

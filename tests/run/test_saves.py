@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import threading
@@ -215,6 +216,12 @@ def test_a_save_added_while_another_ends_replaces_the_pending_one(writer):
     assert second.superseded
     writer.end(1)
     assert third.wait(10) == second.wait(10)
+
+
+def test_a_wait_may_have_an_infinite_time_limit(writer):
+    save = add(PendingSaves("run"), writer, 1)
+    threading.Timer(0.05, writer.end).start()
+    assert save.wait(math.inf).name == "checkpoint_step_1"
 
 
 def test_waiting_for_a_replaced_save_returns_its_successor(writer):

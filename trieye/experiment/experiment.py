@@ -153,7 +153,7 @@ def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "lo
         ConfigurationError: The module or the class does not exist, or the class lacks a method.
     """
     module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if not colon or module_name.startswith(".") or not module_name:
         raise ConfigurationError(f"{name!r}: a class must be written as 'module:Class', such as 'my_agent.dqn:DQN'")
     try:
         module = import_module(module_name)

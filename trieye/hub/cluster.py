@@ -210,7 +210,7 @@ def refuse_unreachable(setting: str, address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name that DNS cannot encode
         raise ConfigurationError(unreachable(setting, error)) from error
 
 

@@ -62,7 +62,7 @@ class SaveHandle:
             TimeoutError: The checkpoint was not written in time.
         """
         try:
-            return Path(self._outcome.result(timeout_s))
+            return Path(self._outcome.result(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)))
         except (CheckpointError, TimeoutError):
             raise
         except Exception as error:  # a remote call wraps the original exception
