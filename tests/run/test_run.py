@@ -724,8 +724,9 @@ def test_a_closed_run_leaves_signals_to_the_program_while_its_iterator_is_refere
     received = []
     set_handler(lambda number, _: received.append(number))
     with trieye.Run(make_config()) as run:
-        steps = iter(run.steps(100))
-        next(steps)
+        loops = [iter(run.steps(100)), iter(run.steps(200))]
+        for steps in loops:
+            next(steps)
     signal.raise_signal(signal.SIGTERM)
     assert (received, run.stop_requested) == ([signal.SIGTERM], False)
 

@@ -11,7 +11,7 @@ class Run:
     """A run as the step loop uses it."""
 
     config = TrieyeConfig()
-    name, step, saved_step, stop_requested, has_stopped, exit_code = "run", 0, -1, False, False, 130
+    name, step, saved_step, stop_requested, exit_code, loop_signals = "run", 0, -1, False, 130, ()
 
     def key_metrics(self):
         return {}
@@ -37,6 +37,19 @@ def test_a_loop_after_ctrl_c_continues_but_a_scheduler_stops_each_one(number):
                 if step % 10 == 5:
                     signal.raise_signal(number)
     assert done == ([*range(1, 7), *range(7, 17)] if number == signal.SIGINT else [*range(1, 7), 7])
+
+
+def test_a_loop_after_a_repeated_ctrl_c_continues(monkeypatch):
+    monkeypatch.setattr("trieye.process.signals.CTRL_C_ONCE_WITHIN_S", -1.0)
+    run, loops = Run(), []
+    for total in (3, 5):
+        loops.append(steps(run, total))  # the traceback in a notebook references the interrupted loop, too
+        with pytest.raises(KeyboardInterrupt):
+            for step in loops[-1]:
+                if step == total - 1:
+                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(signal.SIGINT)
+    assert list(steps(run, 6)) == [5, 6]
 
 
 def test_a_loop_left_by_break_counts_its_last_step(capsys):

@@ -99,16 +99,19 @@ class Taken:
     name = "mlflow"
 class Nameless:
     pass
+class Irregular(Good):
+    name, flush_interval_s, flush = "irregular", None, print
 """,
         "a = their_sinks:Raises",
         "b = their_sinks:Missing",
         "c = no_such_module:Sink",
         "d = their_sinks:Taken",
         "e = their_sinks:Nameless",
+        "g = their_sinks:Irregular",
         "f = their_sinks:Good",
     )
     assert names(SinksConfig()) == ["good"]
-    assert caplog.text.count("skipping sink") == 5
+    assert caplog.text.count("skipping sink") == 6
     assert "not today" in caplog.text
 
 

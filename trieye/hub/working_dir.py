@@ -114,7 +114,9 @@ def files_of(source: Path) -> list[Path]:
     excluded_directories = {directory for directory in directories if _has_excluding_file(root / directory)}
     resolved_paths = {file: (root / file).resolve() for file in files if excluded_directories.isdisjoint(file.parents)}
     regular_paths = {path for file, path in resolved_paths.items() if path == root / file and path.is_file()}
-    linked_directories = {file: path for file, path in resolved_paths.items() if path.is_dir()}
+    linked_directories = {
+        file: path for file, path in resolved_paths.items() if path.is_dir() and path not in (root / file).parents
+    }
     return sorted(
         {file for file, path in resolved_paths.items() if path in regular_paths}
         | {
@@ -157,7 +159,7 @@ def _git_files(source: Path) -> list[Path] | None:
             "repair that, or set runtime.working_dir=null if the nodes have the code already"
         ) from error
     files: list[Path] = []
-    for name in (Path(os.fsdecode(entry)) for entry in done.stdout.split(b"\0") if entry):
+    for name in (Path(os.fsdecode(entry)) for entry in done.stdout.split(b"\0") if entry not in (b"", b"./")):
         is_repository = (source / name / ".git").exists() and not (source / name).is_symlink()
         files += [name / file for file in _git_files(source / name) or ()] if is_repository else [name]
     return files

@@ -37,12 +37,12 @@ class SilentRun:
         step: The current step; after a restore in rank 0, set it to the value that rank 0 broadcasts.
         saved_step: Step of the last call of `save`; -1 before the first.
         restored: Always empty.
-        resumed, resumed_from_another, save_due, stop_requested, has_stopped, was_interrupted: Always False.
-        stop_requested_at, loop_signals, exit_code: Always None, None and 130.
+        resumed, resumed_from_another, save_due, stop_requested, was_interrupted: Always False.
+        stop_requested_at, loop_signals, exit_code: Always None, empty and 130.
     """
 
-    resumed = resumed_from_another = save_due = stop_requested = has_stopped = was_interrupted = False
-    stop_requested_at, loop_signals, exit_code = None, None, 130
+    resumed = resumed_from_another = save_due = stop_requested = was_interrupted = False
+    stop_requested_at, loop_signals, exit_code = None, (), 130
 
     def __init__(self, config: TrieyeConfig) -> None:
         self.config, self.name, self.step, self.saved_step = config, config.run_name, 0, -1

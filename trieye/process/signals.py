@@ -95,6 +95,7 @@ class StopSignals:
     Attributes:
         exit_code: Exit code of the process; None before the first signal.
         is_given_back: Whether signals have the effect again that they had before the block.
+        has_stopped: Whether Ctrl-C has stopped what the block does, so that the program may start it again.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class StopSignals:
         received: Collection[int] = (),
     ) -> None:
         self.exit_code: int | None = None
-        self.is_given_back = False
+        self.is_given_back = self.has_stopped = False
         self._on_request = on_request
         self._message = message
         self._requeue_exit_code = requeue_exit_code
@@ -137,6 +138,7 @@ class StopSignals:
             return
         if self._received_signals and (signum == signal.SIGINT or signum in self._received_signals):
             self.give_back()
+            self.note_stop()
             if signum == signal.SIGINT and signal.getsignal(signum) is signal.SIG_IGN:  # inherited from a shell's `&`
                 signal.default_int_handler(signum, frame)
             signal.raise_signal(signum)
@@ -152,6 +154,10 @@ class StopSignals:
             self._on_request(self.exit_code)
         message = self._message if isinstance(self._message, str) else self._message(signum)
         say(stop_reason() or f"{signal.Signals(signum).name}: {message}")
+
+    def note_stop(self) -> None:
+        """Set `has_stopped` after Ctrl-C; schedulers want the process to end."""
+        self.has_stopped = self.exit_code == exit_code_of(signal.SIGINT)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         handler = self._old_handlers[signal.Signals(signum)]

@@ -4,7 +4,7 @@ import atexit
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -71,7 +71,6 @@ class Run(Recorder):
         last_step: The argument of `steps`; None without a limit.
         stop_requested: Whether a signal requested a stop.
         stop_requested_at: Time of the request, as `time.monotonic`; None before it.
-        has_stopped: Whether `steps` ended for Ctrl-C; the next call continues.
         exit_code: Exit code for the program after a stop request.
 
     Raises:
@@ -82,11 +81,11 @@ class Run(Recorder):
         own_sinks = check_own(sinks)
         super().__init__(config.run_name, config.runtime.max_pending_events)
         self.config, self.exit_code, self.saved_step = config, 130, -1
-        self.resumed = self.resumed_from_another = self.stop_requested = self.has_stopped = False
+        self.resumed = self.resumed_from_another = self.stop_requested = False
         self.restored: Mapping[str, Any] = {}
         self.stop_requested_at: float | None = None
         self.last_step: int | None = None
-        self.loop_signals: StopSignals | None = None
+        self.loop_signals: Sequence[StopSignals] = ()
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group, self._sinks = group, own_sinks
         self._attempt: OpenAttempt | None = None
@@ -167,8 +166,8 @@ class Run(Recorder):
             try:
                 attempt.close(status, at_once=at_once)
             finally:
-                if self.loop_signals is not None:  # an iterator that is still referenced keeps its loop open
-                    self.loop_signals.give_back()
+                for signals in reversed(self.loop_signals):  # iterators that are still referenced keep loops open
+                    signals.give_back()
                 self._on_signal.give_back()
 
     def _drop_in_fork(self) -> None:

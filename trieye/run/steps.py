@@ -1,15 +1,14 @@
 """`Run.steps`: iterate over the remaining steps of a run, with stop requests and a progress bar."""
 
-import signal
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol
 
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import RunInterrupted
 from trieye.process import watchdog
 from trieye.process.progress import ProgressBar, say
-from trieye.process.signals import StopSignals, exit_code_of, stop_reason
+from trieye.process.signals import StopSignals, stop_reason
 
 _PREFERRED_PREFIXES = ("eval", "episode/return", "return", "reward", "loss")
 _HIDDEN_PREFIXES = ("time/", "progress/", "env_steps")
@@ -25,9 +24,8 @@ class SteppedRun(Protocol):
         last_step: The last step of the loop; None if there is no limit.
         stop_requested: Whether a signal requested a stop.
         stop_requested_at: Time of the request, as `time.monotonic`; None before.
-        has_stopped: Whether `steps` ended for Ctrl-C, so that the next call continues.
         exit_code: Exit code of the process after a stop.
-        loop_signals: Signal handlers of the newest loop; the end of the run gives them back.
+        loop_signals: Signal handlers of the loops that have not ended; the end of the run gives them back.
     """
 
     name: str
@@ -36,9 +34,8 @@ class SteppedRun(Protocol):
     last_step: int | None
     stop_requested: bool
     stop_requested_at: float | None
-    has_stopped: bool
     exit_code: int
-    loop_signals: StopSignals | None
+    loop_signals: Sequence[StopSignals]
 
     @property
     def config(self) -> TrieyeConfig:
@@ -66,18 +63,19 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
     if total is not None and run.step >= total:
         say(f"run {run.name!r} is finished: {run.step} of {total} steps are done; raise the number to continue")
         return
-    if run.has_stopped:
-        run.stop_requested, run.stop_requested_at, run.has_stopped = False, None, False
+    if any(signals.has_stopped for signals in run.loop_signals):
+        run.stop_requested, run.stop_requested_at = False, None
 
     def request_stop(exit_code: int) -> None:
         run.stop_requested, run.stop_requested_at, run.exit_code = True, time.monotonic(), exit_code
         watchdog.note_request()
 
-    run.loop_signals = stops = StopSignals(
+    stops = StopSignals(
         request_stop,
         "stopping after this step and saving; the same signal again (or Ctrl-C) stops immediately",
         requeue_exit_code=run.config.runtime.requeue_exit_code,
     )
+    run.loop_signals = (*(other for other in run.loop_signals if not other.is_given_back), stops)
     with stops, ProgressBar(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:
         run.last_step = total if counts else None
         could_save = False  # whether an iteration began after the stop request, so that its body saw `save_due`
@@ -92,7 +90,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
                 bar.update(run.step)
     if run.stop_requested and (total is None or run.step < total):
         run.wait_for_saves()
-        run.has_stopped = run.exit_code == exit_code_of(signal.SIGINT)  # schedulers want the process to end
+        stops.note_stop()
         raise RunInterrupted(farewell(run), run.exit_code)
 
 

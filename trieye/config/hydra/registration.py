@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
-from trieye.config.hydra.launch import unused_run_name
 from trieye.config.packages import explaining
+from trieye.config.persistence import default_run_name
 from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
@@ -109,6 +109,6 @@ def join(search_path: "ConfigSearchPath") -> None:
         return
     from trieye.config.hydra.schema import register_schema
 
-    register_schema(current.config_type, run_name=current.run_name or unused_run_name())
+    register_schema(current.config_type, run_name=current.run_name or default_run_name())
     if all(element.path != OWN_CONFIGS for element in search_path.get_path()):
         search_path.append(provider="trieye", path=OWN_CONFIGS)
