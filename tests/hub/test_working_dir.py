@@ -84,14 +84,14 @@ def test_nested_repositories_and_links_to_directories_are_staged(project, staged
         (project / "nested" / name).touch()
     (project / "nested" / ".gitignore").write_text("ignored.py\n")
     (project / "my_agent" / "presets").symlink_to("../conf")
-    (project / "my_agent" / "self").symlink_to("..")  # not staged: all files would be sent once more
+    (project / "my_agent" / "self").symlink_to("..")  # not staged: all files would be sent twice
     if is_submodule:
         identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
         for words in (["add", "library.py"], [*identity, "commit", "-qm", "first"]):
             subprocess.run(["git", "-C", str(project / "nested"), *words], check=True)
         subprocess.run(["git", "-C", str(project), "-c", "advice.addEmbeddedRepo=false", "add", "nested"], check=True)
     assert staged(project) == {*CODE, "nested/library.py", "my_agent/presets/train.yaml"}
-    if is_submodule:  # a broken one, in which git lists the files of its parent
+    if is_submodule:  # a broken one: git lists the files of its parent
         shutil.rmtree(project / "nested" / ".git")
         (project / "nested" / ".git").mkdir()
         assert "conf/train.yaml" in map(str, working_dir.files_of(project))

@@ -95,7 +95,7 @@ class StopSignals:
     Attributes:
         exit_code: Exit code of the process; None before the first signal.
         is_given_back: Whether signals have the effect again that they had before the block.
-        has_stopped: Whether Ctrl-C has stopped what the block does, so that the program may start it again.
+        has_stopped: Whether Ctrl-C stopped the block, so that the program may run it again.
     """
 
     def __init__(
