@@ -29,13 +29,16 @@ SCRIPTS = [f"{algorithm}_{logger}" for logger in LINES for algorithm in ("dqn", 
 
 DEADLINE_S = 300.0
 
+NEVER_DONE = ["--total-timesteps", "1000000"]
+"""Options of a start that is killed: another start after a complete one is another run with `resume="auto"`."""
+
 
 def run_killed(program: Path, kills: int) -> list[str]:
     """Kill a program `kills` times, run it until it completes, and return the problems."""
     words = [sys.executable, program.name, "--run-name", "killed"]
     with (program.parent / "log").open("ab") as log:
         for _ in range(kills):
-            process = subprocess.Popen(words, cwd=program.parent, stdout=log, stderr=log)
+            process = subprocess.Popen([*words, *NEVER_DONE], cwd=program.parent, stdout=log, stderr=log)
             deadline = time.monotonic() + DEADLINE_S
             before = num_entries(program.parent)
             while num_entries(program.parent) < before + 20 and process.poll() is None and time.monotonic() < deadline:
