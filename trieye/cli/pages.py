@@ -126,8 +126,8 @@ class PageSelection:
     def runs(self) -> list[ShownRun]:
         """Return the current runs, oldest first; later calls read only new and skipped runs."""
         run_dirs, _ = find_directories([] if self.directory is None else [str(self.directory)], self._roots)
-        known_runs = {run_dir: run for run_dir, run in self._runs.items() if isinstance(run, ShownRun)}
-        self._runs = {run_dir: known_runs.get(run_dir) or _read(run_dir) for run_dir in run_dirs}
+        readable_runs = {run_dir: run for run_dir, run in self._runs.items() if isinstance(run, ShownRun)}
+        self._runs = {run_dir: readable_runs.get(run_dir) or _read(run_dir) for run_dir in run_dirs}
         runs = [run for run in self._runs.values() if isinstance(run, ShownRun)]
         return sorted(runs, key=lambda shown: shown.run.created)
 

@@ -90,7 +90,7 @@ def files_of(source: Path) -> list[Path]:
 
     In a git repository these are the files that git tracks or does not ignore, also in submodules and nested
     repositories. Hidden files, credentials, environments, caches, runs and sweeps are excluded, and so are links to
-    files that are not uploaded themselves; a link to a directory stands for the uploaded files below its target.
+    files that are not uploaded themselves; a link to a directory becomes a copy of the uploaded files below its target.
 
     Raises:
         ConfigurationError: The directory does not exist, it is or contains the home directory, or git cannot list its
@@ -155,8 +155,8 @@ def _git_files(source: Path) -> list[Path] | None:
             return None
         reason = " ".join(os.fsdecode(getattr(error, "stderr", None) or str(error)).split())
         raise ConfigurationError(
-            f"runtime.working_dir={source}: git cannot tell which files of this repository it ignores: {reason}; "
-            "repair that, or set runtime.working_dir=null if the nodes have the code already"
+            f"runtime.working_dir={source}: git cannot list the files of this repository: {reason}; "
+            "repair the repository, or set runtime.working_dir=null if the nodes have the code already"
         ) from error
     files: list[Path] = []
     for name in (Path(os.fsdecode(entry)) for entry in done.stdout.split(b"\0") if entry not in (b"", b"./")):

@@ -201,13 +201,13 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
             raise ConfigurationError(f"{argument}: the name {sink.name!r} is not valid Unicode; rename it")
         if sink.name in names:
             raise ConfigurationError(f"{argument}: the name {sink.name!r} is already used by another sink; rename it")
-        if (reason := _invalid_interval(sink)) is not None:
+        if (reason := _interval_error(sink)) is not None:
             raise ConfigurationError(f"{argument}: {reason}")
         names.add(sink.name)
     return own_sinks
 
 
-def _invalid_interval(sink: Sink) -> str | None:
+def _interval_error(sink: Sink) -> str | None:
     if isinstance(sink, Flushable) and not isinstance(sink.flush_interval_s, Real):
         return f"flush_interval_s={sink.flush_interval_s!r}; expected seconds"
     return None
@@ -229,7 +229,7 @@ def _sinks_of_packages(used_names: set[str], exclude: Collection[str]) -> list[S
             sink = entry_point.load()()
             if not isinstance(sink.name, str) or sink.name in used_names:
                 raise ValueError(f"the sink name {sink.name!r} is already used or is not a string")  # noqa: TRY301 - see below
-            if (reason := _invalid_interval(sink)) is not None:
+            if (reason := _interval_error(sink)) is not None:
                 raise ValueError(reason)  # noqa: TRY301 - see below
         except Exception as error:  # noqa: BLE001 - the border to a sink: a faulty package must not stop the run
             text = "skipping sink %s of an installed package: %s; install the package again if its directory was moved"

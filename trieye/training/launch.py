@@ -93,7 +93,7 @@ def evaluate(
 
     run_dir = directory_of(run)
     checkpoint = load_checkpoint(run_dir, which)
-    about = {
+    header = {
         "run": run_dir.resolve().name,
         "checkpoint": str(checkpoint.path),
         "is_best": which == "best" and checkpoint.objective is not None,
@@ -102,7 +102,7 @@ def evaluate(
     }
     evaluator = evaluator_of(recorded_config(run_dir, checkpoint))
     if evaluator is not None:
-        return about | evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
+        return header | evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
     policy = policy_of(run_dir, checkpoint, device)
     with closing(Evaluation(policy.config.env)) as evaluation, _threads(policy.agent.num_threads):
         played_episodes = evaluation.play(
@@ -117,7 +117,7 @@ def evaluate(
     returns = np.array([episode.total for episode in played_episodes])
     metrics = {name.partition("/")[2]: value for name, value in summary(played_episodes).items()}
     return {
-        **about,
+        **header,
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
