@@ -99,14 +99,19 @@ def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, t
 
 def test_a_run_that_is_alive_is_never_replaced_by_its_mirror(make_config, tmp_path):
     mirror = f"file://{tmp_path}/mirror"
-    config = make_config(persistence={"mirror": mirror, "mirror_interval_s": 1.0})
+    config = make_config(persistence={"mirror": mirror, "mirror_interval_s": 3600.0})
     local = LocalRun(RunFiles(config.persistence))
     link = tmp_path / "run"
+
+    def is_mirrored(path):
+        health = run.health()["mirror"]
+        return health["committed"] == path.name and not health["pending"]
+
     with trieye.Run(config) as run:
         for step in (1, 2):
             run.step = step
-            run.save(x=step)
-            wait_until(lambda step=step: local.record().generation >= step)
+            path = run.save(x=step).wait()
+            wait_until(lambda path=path: is_mirrored(path))
         link.symlink_to(run.dir)
         inode = run.dir.stat().st_ino
         # the uploader has published a state, and not recorded it yet
