@@ -83,6 +83,7 @@ def test_a_run_resumes_and_its_results_are_shown():
     assert verified
 
 
+@pytest.mark.long
 def test_a_summary_writer_reports_that_mlflow_is_not_installed():
     code, _, errors = python(WRITER)
     assert code == 0, errors
@@ -91,6 +92,7 @@ def test_a_summary_writer_reports_that_mlflow_is_not_installed():
     assert list(Path().rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("runtime", "mlflow", "parts"),
     [
@@ -120,6 +122,7 @@ def test_a_command_that_needs_a_missing_package_fails_with_one_line():
     assert [errors[1], *errors[3:]] == ["", ""]
 
 
+@pytest.mark.long
 def test_a_plain_hydra_program_sweeps_without_ray():
     sweep_options = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "+lr=0.1,0.2")
     code, output, errors = python(HYDRA, *sweep_options, "hydra.launcher.backend=ray")

@@ -56,6 +56,7 @@ def flattened(config, prefix=""):
         yield from flattened(value, f"{name}.") if isinstance(value, dict) and value else [name]
 
 
+@pytest.mark.long
 def test_every_key_of_a_composed_config_is_in_the_reference(generated, documented):
     composed = generated["defaults_of"](generated["roots"]()[""], {})
     keys = [key for key in flattened(composed) if key != "agent"]  # its keys depend on the algorithm

@@ -34,6 +34,7 @@ def returns_of(name):
     return load(f".trieye_data/default_app/runs/{name}").series("eval/return")[0].values
 
 
+@pytest.mark.long
 def test_the_loop_resumes_with_its_random_numbers(example):
     for name, episodes in (("parts", 150), ("parts", 300), ("whole", 300)):
         example("loop", f"run_name={name}", f"episodes={episodes}", "persistence.checkpoint_save_freq_steps=50")
@@ -47,6 +48,7 @@ def test_the_classifier_reaches_its_target(example):
     assert example("classifier", "run_name=spirals") >= 0.99
 
 
+@pytest.mark.long
 def test_the_offline_example_learns_from_rows_of_the_ppo_example(example):
     example("ppo", "run_name=first", "loop.env_steps=3000", "loop.evaluate_every_steps=1500", "env.eval_episodes=5")
     assert returns_of("first").max() > 60
@@ -56,6 +58,7 @@ def test_the_offline_example_learns_from_rows_of_the_ppo_example(example):
     assert returns_of("offline").max() > 40
 
 
+@pytest.mark.long
 def test_the_recurrent_example_trains(example):
     example("recurrent", "run_name=memory", "loop.env_steps=600", "env.eval_episodes=2")
     assert len(returns_of("memory")) == 1
@@ -86,6 +89,7 @@ class TestCsvSink(SinkContract):
             return [(row["metric"], float(row["value"]), int(row["step"])) for row in csv.DictReader(file)]
 
 
+@pytest.mark.long
 def test_the_sweep_of_the_plain_program_ranks_its_jobs(tmp_path):
     words = ["-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweeper.mode=min", "lr=0.01,0.3"]
     command = [sys.executable, str(EXAMPLES / "hydra_fit.py"), *words]

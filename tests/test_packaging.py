@@ -43,6 +43,7 @@ def requirements(wheel):
     return {one.name for one in required if one.marker is None}, set(metadata.get_all("Provides-Extra"))
 
 
+@pytest.mark.long
 def test_both_distributions_have_the_same_modules_and_core_requires_less(wheel, core):
     contents = [{name: one.read(name) for name in one.namelist() if ".dist-info/" not in name} for one in (wheel, core)]
     assert contents[0] == contents[1]

@@ -42,6 +42,7 @@ def test_the_code_of_a_project_does_not_depend_on_the_answers():
     assert set(re.findall(r"\{[{%].*?[}%]\}", code)) == {"{{ cookiecutter.slug }}"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_project_has_no_type_errors_and_misspelled_names_are_errors(tmp_path, errors_of):
     project = bake(answers_of({"project_name": "My Agent"}), tmp_path)

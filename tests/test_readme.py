@@ -204,6 +204,7 @@ def test_all_commands_run_and_all_sweep_jobs_complete(project):
     assert [status["state"] for status in statuses] == ["completed"] * 4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PROJECT_CODE_PAGES)
 def test_the_python_calls_of_a_page_work_in_a_project(project, tmp_path, page):
@@ -266,6 +267,7 @@ def test_every_block_of_commands_and_code_has_a_test():
         assert Path(page).name in (ROOT / "tests" / test).read_text(), f"{test} does not run {page}"
 
 
+@pytest.mark.long
 def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
     programs = {block.split()[1]: block for block in blocks("docs/hydra_sweeps.md", "python")}
     for name, program in programs.items():
@@ -298,6 +300,7 @@ def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
     assert json.loads((tmp_path / "second/1/checkpoint.json").read_text())["epoch"] == 2
 
 
+@pytest.mark.long
 def test_a_program_without_the_template_is_swept(tmp_path):
     (config,) = [block for block in blocks("docs/project.md", "yaml") if block.startswith("# conf/train.yaml")]
     (program,) = [block for block in blocks("docs/project.md", "python") if block.startswith("# train.py")]

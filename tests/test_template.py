@@ -174,6 +174,7 @@ def test_no_template_placeholders_remain_in_the_files(project):
             assert re.fullmatch(r"(?s)[^\n].*[^\n]\n", text), f"{path} ends with one line break"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slug", ["a", "a_package_whose_name_has_forty_charactes"])
 def test_the_project_is_formatted_and_lint_free_for_any_name(tmp_path, slug):
     project = make(tmp_path, slug=slug, ci="none")
@@ -208,6 +209,7 @@ def test_the_project_imports_public_names_only(project):
     assert set(re.findall(r"(?:from|import) (trieye\.\S+)", code)) == {"trieye.integrations.sb3"}
 
 
+@pytest.mark.long
 def test_the_commands_of_the_project_have_completion(project):
     scripts = pyproject(project)["scripts"]
     assert scripts == {f"{SLUG}-train": f"{SLUG}.train:train"}
@@ -275,6 +277,7 @@ PROJECTS = [  # algorithm, environment, license, Python, option of the environme
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("algorithm", "env_id", "license_name", "version", "option", "extra"), PROJECTS)
 def test_answers_reach_configs_metadata_readme_and_ci(
     tmp_path, algorithm, env_id, license_name, version, option, extra
@@ -400,6 +403,7 @@ def plain_cookiecutter(folder, *answers, code=0):
     return run(folder, *arguments, *answers, code=code, env={"HOME": str(home), "PATH": "/usr/bin:/bin"})
 
 
+@pytest.mark.long
 def test_plain_cookiecutter_creates_the_same_project(tmp_path, project):
     plain_cookiecutter(tmp_path)
     for name in FILES:
@@ -450,6 +454,7 @@ COMPOSED_BY_PRESETS = {*(f"experiment={name}" for name in PAPERS), "env=atari", 
 """Experiments of test_presets.py, and their environments."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_option_of_the_project_composes(project):
     files = [re.fullmatch(r"conf/(\w+)/(\w+)\.yaml", name) for name in FILES]
@@ -517,12 +522,14 @@ def test_runs_of_stable_baselines3_are_swept(project, tmp_path):
     assert "2 done" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_project_with_discrete_observations_trains(tmp_path):
     project = make(tmp_path, env_id="FrozenLake-v1")
     run(project, "-m", f"{SLUG}.train", "debug=limit")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_single_file_evaluates_a_budget_below_the_evaluation_interval(project, tmp_path):
     words = ["loop.steps=20", "eval_episodes=1", "sinks=[]", "run_name=short", f"persistence.root_data_dir={tmp_path}"]
@@ -543,6 +550,7 @@ def test_a_profile_of_updates_is_in_the_run_directory(project, tmp_path, agent):
     assert "Adam" in table
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_unknown_environment_is_an_error_before_files_are_created(project, tmp_path):
     typed = [f"persistence.root_data_dir={tmp_path}", "env.id=CartPol-v1"]
@@ -588,6 +596,7 @@ def trained(project, tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_a_finished_run_is_reported_without_heavy_imports(project, trained):
     typed = ["train", "debug=limit", f"persistence.root_data_dir={trained}", "run_name=one"]
     code = (

@@ -102,6 +102,7 @@ def listed(command, *arguments):
     return validated(command.output("attempts", *arguments, "--json"))
 
 
+@pytest.mark.long
 def test_an_attempt_that_logged_nothing_is_listed(tmp_path, command):
     run_dir = killed(tmp_path)
     for _ in range(2):

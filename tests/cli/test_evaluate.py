@@ -40,6 +40,7 @@ def evaluate(root, *arguments):
     return main(["evaluate", *arguments, "--root", str(root)])
 
 
+@pytest.mark.long
 def test_a_run_is_selected_by_name_by_directory_or_by_the_newest_checkpoint(root, capsys):
     runs = root / "agents" / "runs"
     for arguments in ("first", "agents/first", str(runs / "first"), ""):

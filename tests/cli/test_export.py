@@ -46,6 +46,7 @@ def has_exported(directory, run_dir, which):
     return weights.keys() == saved.keys() and all(torch.equal(weights[name], value) for name, value in saved.items())
 
 
+@pytest.mark.long
 def test_the_best_policy_is_exported_with_an_example_that_runs(trained, command):
     shown = command.output("export", "first", "--root", str(trained.parents[2]))
     assert has_exported(trained / "export", trained, 2)
@@ -59,6 +60,7 @@ def test_the_best_policy_is_exported_with_an_example_that_runs(trained, command)
     assert names["actions"].shape == (1,)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_exported_program_runs_without_trieye(trained, tmp_path):
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 0

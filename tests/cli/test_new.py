@@ -84,6 +84,7 @@ def _git_author(monkeypatch):
         monkeypatch.setenv(name, "ann@example.org")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_git_author")
 def test_a_git_repository_is_created_on_request(new, monkeypatch):
     new.output("my_agent", "--git", "yes")
@@ -184,6 +185,7 @@ def test_ctrl_d_at_a_question_aborts_like_ctrl_c():
     assert not list(Path().iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "arguments"), [("My Robot\n\n", []), ("My Robot\n", ["--slug", "my_robot"]), ("\n", ["My Robot"])]
 )
@@ -201,6 +203,7 @@ def test_an_invalid_option_is_rejected_before_any_question():
     assert output.startswith("error: license: unknown value 'mit'; did you mean 'MIT'?")
 
 
+@pytest.mark.long
 def test_a_question_is_repeated_until_the_answer_is_valid():
     typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none", ""]
     code, output = run_in_terminal("".join(line + "\n" for line in typed), "--author", "Ann")

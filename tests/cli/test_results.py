@@ -155,6 +155,7 @@ def test_all_conditions_on_a_key_apply(as_json, conditions, num_runs):
     assert as_json("table", *arguments)["groups"][0]["iqm"]["n"] == num_runs
 
 
+@pytest.mark.long
 def test_a_curve_is_drawn_in_the_terminal_or_as_an_image(results, tmp_path):
     out = results.output("curve", "--by", "algo")
     assert "\x1b" not in out
@@ -196,6 +197,7 @@ def test_a_comparison_reports_probability_difference_and_differing_parameters(re
     assert less["difference"]["value"] == pair["difference"]["value"]
 
 
+@pytest.mark.long
 def test_a_comparison_of_few_agreeing_runs_has_a_caveat(results, tmp_path):
     out = results.output("compare", "--by", "algo", "--last", "1")
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["dqn", "ppo"])
@@ -212,6 +214,7 @@ def test_a_comparison_of_few_agreeing_runs_has_a_caveat(results, tmp_path):
     assert (code, "3 + 4" in out, "*" in out) == (0, True, False), err
 
 
+@pytest.mark.long
 def test_a_comparison_ends_with_a_verdict_on_each_pair(results, as_json, tmp_path):
     arguments = ("compare", "--by", "algo", "--last", "1")
     assert "dqn and ppo: inconclusive with 3 + 3 runs: each group needs 5 or more runs" in results(*arguments)[1]
@@ -414,6 +417,7 @@ def test_damaged_foreign_and_empty_directories_are_named_and_the_rest_is_analyze
     assert "stray" in err
 
 
+@pytest.mark.long
 def test_printing_figures_imports_no_slow_packages(scored_runs):
     code = (
         "import sys\nfrom trieye.cli import main\n"
@@ -424,6 +428,7 @@ def test_printing_figures_imports_no_slow_packages(scored_runs):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_programs")
 def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp_path, monkeypatch, command, capfd):
@@ -535,6 +540,7 @@ def diverged(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_a_diverged_run_wins_only_if_its_finite_points_are_included(diverged, as_json):
     arguments = ("--mode", "min", "--last", "1", "--stat", "mean")
     table = as_json("table", *arguments, run_source=diverged)
@@ -609,6 +615,7 @@ def test_a_run_and_its_selected_repetition_are_separate_rows(as_json, tmp_path):
     assert chosen["best"] == "second"
 
 
+@pytest.mark.long
 def test_equal_runs_have_equal_intervals_in_each_table(as_json, tmp_path):
     for number, value in enumerate(np.random.default_rng(0).normal(size=14)):
         make_run(tmp_path, f"r{number}", [value], seed=number // 2, agent={"algo": ("dqn", "ppo")[number % 2]})
@@ -679,6 +686,7 @@ def test_a_killed_run_with_points_only_in_its_journal_names_the_close_command(re
     assert "trieye close" not in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", ["table", "curve", "select", "export", "report"])
 def test_runs_and_apps_are_selected_as_in_other_commands(action, scored_runs, results, tmp_path):
     shutil.copytree(scored_runs / "app", tmp_path / ".trieye_data/app")
@@ -709,6 +717,7 @@ def test_a_parameter_named_like_a_column_does_not_replace_it(tmp_path):
         assert [f"{name}-0", f"{name}-1"] in table.values()
 
 
+@pytest.mark.long
 def test_a_csv_export_contains_no_spreadsheet_formulas(tmp_path):
     texts = ["=cmd()", "+cmd", "-cmd", "@cmd", "-0.5", "+1e3", "plain"]
     for number, text in enumerate(texts):

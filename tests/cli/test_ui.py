@@ -159,6 +159,7 @@ def get(link, path, *, host=None, **body):
         return answer.status, answer.read()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, tmp_path):
     port = free_port()

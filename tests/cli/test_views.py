@@ -66,6 +66,7 @@ def test_the_last_checkpoint_and_dropped_and_late_points_are_shown(run):
         wait_until(lambda text=text: text in shown_now(run))
 
 
+@pytest.mark.long
 def test_a_failing_sink_is_shown_with_the_start_of_its_error(make_config):
     config = make_config(
         sinks={"mlflow": {"enabled": True}},

@@ -57,6 +57,7 @@ def test_explorers_have_separate_lines(run, command):
     assert "loss" in lines
 
 
+@pytest.mark.long
 def test_watch_prints_once_into_a_pipe(run):
     done = subprocess.run(
         [sys.executable, "-m", "trieye.cli", "watch", str(run.dir)], capture_output=True, text=True, check=False
@@ -126,6 +127,7 @@ def test_the_live_view_waits_for_the_start_of_the_run_and_ends_with_ctrl_c(run):
     assert b"Traceback" not in output
 
 
+@pytest.mark.long
 def test_the_live_view_ends_with_the_run_after_its_final_state(run):
     log(run, 9)
     with live_view(run) as (process, read):

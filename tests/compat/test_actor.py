@@ -57,6 +57,7 @@ def start(tmp_path):
         ray.kill(actor)
 
 
+@pytest.mark.long
 def test_the_program_in_the_compatibility_page_runs(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs/compatibility.md"
     (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -114,6 +115,7 @@ def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
     assert len(state.buffer_data.buffer_list) == 100
 
 
+@pytest.mark.long
 def test_the_actor_responds_while_it_saves_and_shutdown_waits_for_saves_and_events(start):
     stats = trieye.StatsConfig(metrics=[trieye.MetricConfig(name="m", aggregation="count")])
     actor, config = start(stats=stats, sinks={})
@@ -139,6 +141,7 @@ def test_the_actor_responds_while_it_saves_and_shutdown_waits_for_saves_and_even
         ray.get(actor.log_event.remote(event()))
 
 
+@pytest.mark.long
 def test_getters_return_what_0_1_5_returned_and_terminate_releases_the_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = trieye.TrieyeConfig(app_name="my_app", run_name="shared", persistence={"root_data_dir": "data"}, sinks={})
@@ -207,6 +210,7 @@ def _log_monitor():
     ray._private.worker._global_node.kill_log_monitor()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_log_monitor")
 def test_console_metrics_reach_the_driver(tmp_path):
     address = ray.get_runtime_context().gcs_address

@@ -160,6 +160,7 @@ def test_nested_references_are_resolved(actor):
     assert loaded.buffer_data.buffer_list == [(1, 2), LinearRegression("a", "b")]
 
 
+@pytest.mark.long
 def test_objects_with_a_state_dict_are_saved_by_it(actor):
     import torch
 
@@ -218,6 +219,7 @@ def test_the_key_of_the_driver_signs_and_is_stored_nowhere(actor):
     assert key.decode() not in repr(ray.get(actor.get_config.remote()))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_hub_of_a_run_signs_and_verifies_like_the_driver(make_config, monkeypatch):
     config = make_config(runtime={"kind": "ray"})

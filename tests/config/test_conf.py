@@ -48,12 +48,14 @@ def _option_combinations() -> list[list[Path]]:
     return [[*chosen[0], *(path for path in OPTIONS if path.parts[0] == "metric")], *chosen[1:]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", _option_combinations(), ids=lambda options: " ".join(map(str, options[:3])))
 def test_each_option_builds_the_config(options):
     config = compose([word for option in options for word in _override(option)])
     assert isinstance(config, TrieyeConfig)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", sorted((CONF / "sync").glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_option_of_explorers_builds_a_training_config(option):
     config = compose([f"+sync={option.stem}", "+explorer=four"], config_type=TrainConfig)
@@ -78,6 +80,7 @@ def test_only_the_chosen_sinks_are_enabled():
     assert compose().sinks.enabled == ["mlflow", "tensorboard"]
 
 
+@pytest.mark.long
 def test_sinks_have_the_alias_logger():
     sinks = compose(["sinks=[mlflow,wandb]"]).sinks
     assert compose(["logger=[mlflow,wandb]"]).sinks == sinks
@@ -92,6 +95,7 @@ def test_one_sink_is_chosen_with_the_alias_logger(name):
     assert compose([f"logger={name}", "experiment=example"]).sinks == compose([f"sinks={name}"]).sinks
 
 
+@pytest.mark.long
 def test_metric_sets_merge_and_can_be_omitted():
     names = lambda *overrides: [metric.name for metric in compose(overrides).stats.metrics]  # noqa: E731 - short
     core, replay = names("metrics=core"), names("metrics=replay")

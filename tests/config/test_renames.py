@@ -65,6 +65,7 @@ def test_the_new_key_exists_and_the_old_one_does_not(rename):
     assert rename.new not in KEYS
 
 
+@pytest.mark.long
 def test_a_typed_old_key_is_an_error_with_the_new_key():
     with pytest.raises(trieye.ConfigurationError) as caught:
         trieye.compose([f"{rename.old}=3" for rename in CONFIG_RENAMES], config_type=TrainingConfig)

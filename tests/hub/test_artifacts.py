@@ -149,6 +149,7 @@ def test_a_logged_file_is_delivered_after_the_original_is_deleted(make_config, t
     assert not list(run.dir.glob("artifacts/*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_delivered_and_waiting_artifacts_move_with_the_project(make_config, tmp_path):
     with trieye.Run(config_of(make_config)) as run:
@@ -215,6 +216,7 @@ def test_mlflow_gets_selected_checkpoints_even_if_retention_deletes_them(make_co
     assert (loaded.objects["model"] == np.full(10, steps[-1])).all()
 
 
+@pytest.mark.long
 def test_checkpoints_for_an_unreachable_tracker_are_delivered_by_a_later_attempt(make_config, tmp_path):
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     (tmp_path / "store").write_bytes(b"")

@@ -105,6 +105,7 @@ def test_cluster_check_queries_the_nodes_of_a_real_cluster(ray_cluster, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_nodes_are_compared_even_if_the_directory_cannot_be_written(ray_cluster):
     from trieye.hub.ray_cluster import ask_nodes
 

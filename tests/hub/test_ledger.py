@@ -322,6 +322,7 @@ def test_parameters_survive_a_rewind(hub):
     assert items == [LogParams({"lr": "0.1"})]
 
 
+@pytest.mark.long
 def test_the_journal_does_not_grow_with_the_length_of_the_run(hub):
     hub.start()
     hub.ledger.rewind({})

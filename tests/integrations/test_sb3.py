@@ -187,6 +187,7 @@ def evaluation(**options):
     return EvalCallback(env, eval_freq=150, n_eval_episodes=3, verbose=0, warn=False, **options)
 
 
+@pytest.mark.long
 def test_the_best_evaluated_model_is_the_best_of_the_run(config):
     objective = {"objective": "eval/mean_reward"}
     with trieye.Run(config(loop=objective)) as run:

@@ -257,6 +257,7 @@ def test_run_names_never_leave_the_root():
             assert writer.run.dir.parent == run_dir().parent.resolve()
 
 
+@pytest.mark.long
 def test_equally_named_log_directories_are_separate_runs(tmp_path):
     log_dirs = [tmp_path / "exp1/seed0/tb", tmp_path / "exp2/seed0/tb", Path("seed0/tb"), Path("runs/seed0-tb")]
     dirs = []

@@ -71,6 +71,7 @@ def test_a_failed_training_resumes_from_its_checkpoint_with_one_curve():
     assert (record.attempt, record.status) == (3, "FINISHED")
 
 
+@pytest.mark.long
 def test_a_training_from_scratch_replaces_its_earlier_points_but_not_its_first_evaluation():
     for _ in range(2):
         hf_trainer = models.trainer("anew", max_steps=4)

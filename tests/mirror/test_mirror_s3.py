@@ -209,6 +209,7 @@ def _checkpoints(store):
     return {key.split("/")[1] for key in keys}, {key.split("/")[1] for key in keys if key.endswith("/MANIFEST.json")}
 
 
+@pytest.mark.long
 def test_a_store_outage_blocks_nothing_and_pending_saves_follow_it(s3, url, make_config, tmp_path):
     config = make_config(persistence={"root_data_dir": str(tmp_path / "first"), "mirror": url, "mirror_interval_s": 1})
     with trieye.Run(config) as run:

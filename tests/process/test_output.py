@@ -96,6 +96,7 @@ def test_the_traceback_of_an_uncaught_exception_is_logged_once(body, tmp_path):
     assert sum(re.match("ValueError: ", line) is not None for line in lines) == 1
 
 
+@pytest.mark.long
 def test_terminal_output_is_the_same_with_and_without_the_log(tmp_path):
     body = """
 print("\\x1b[31mred\\x1b[0m", sys.stdout.isatty(), sys.stderr.isatty(), sys.stdout.fileno())

@@ -152,6 +152,7 @@ with trieye.Run(config) as run:
 """
 
 
+@pytest.mark.long
 def test_progress_bar_false_prints_plain_lines(tmp_path):
     code = WITHOUT_BAR.replace("ROOT", repr(str(tmp_path)))
     with on_a_terminal(code) as (terminal, process):

@@ -100,6 +100,7 @@ def test_close_times_out_on_a_stalled_hub_and_names_the_command_that_delivers(ma
     assert read_history(run.dir, metrics=["a"]).column("value").to_pylist() == [1.0]
 
 
+@pytest.mark.long
 def test_a_long_close_reports_the_pending_work(make_config, monkeypatch):
     monkeypatch.setattr(attempt, "TELL_EVERY_S", 0.05)
     monkeypatch.setattr(sys, "stderr", messages := io.StringIO())

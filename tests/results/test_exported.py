@@ -31,6 +31,7 @@ def exported(runs, tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_an_export_loads_the_same_values_and_series_as_its_runs(runs, exported):
     original, stored = load(runs), load(exported)
     for results in (original, stored):

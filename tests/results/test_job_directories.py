@@ -80,6 +80,7 @@ def results_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_return_values_are_the_default_metric_in_the_mode_of_the_sweeper(capsys):
     document = results_json(capsys, "table", "multirun/ours", "--where", "model.name=flat")
     assert document["metric"] == "objective"

@@ -141,6 +141,7 @@ def report_path(root, tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 def test_the_figures_table_has_the_estimates_and_counts_missing_runs(report_path):
     page = Page(report_path.read_text())
     headers, *rows = page.tables["figures"]
@@ -370,6 +371,7 @@ def test_figures_inherit_colors_and_fonts_from_the_page(report_path):
     assert "<style" not in svg
 
 
+@pytest.mark.long
 def test_the_same_runs_produce_the_same_page(root):
     first, second = (render(load(root / "sweep"), ["algo"]) for _ in range(2))
     assert first == second

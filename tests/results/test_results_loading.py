@@ -50,6 +50,7 @@ def test_importing_results_loads_no_heavy_packages():
     assert not {"numpy", "pyarrow", "pandas", "ray", "torch", "mlflow"} & set(process.stdout.split())
 
 
+@pytest.mark.long
 def test_loading_and_reading_runs_imports_neither_ray_torch_nor_mlflow(root):
     code = f"""
 import sys, trieye.results
@@ -250,6 +251,7 @@ def test_a_killed_run_is_read_without_gaps_and_reported_as_unfinished(tmp_path):
     assert any("KILLED, last loss at step" in text for text in results.problems)
 
 
+@pytest.mark.long
 def test_an_active_run_is_read_without_gaps(tmp_path):
     test_dir = str(tmp_path.joinpath(__file__).parent)
     command = [sys.executable, "-c", TRAINING, str(tmp_path), test_dir, "wait"]

@@ -52,6 +52,7 @@ def test_conditions_compare_parameters_seed_name_and_status(results):
     assert names(results.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [
@@ -374,6 +375,7 @@ def test_a_parameter_named_app_does_not_merge_two_apps(tmp_path):
     assert load(tmp_path).values("loss").tolist() == [[96.6], [29.7]]
 
 
+@pytest.mark.long
 def test_sweeps_that_repeat_a_seed_are_separate_configs_and_disjoint_sweeps_are_one(tmp_path):
     for sweep, seed in (("first", 0), ("first", 1), ("second", 2), ("second", 3)):
         edit(make_run(tmp_path, f"{sweep}{seed}", [float(seed)], seed=seed), group=f"/sweeps/{sweep}")

@@ -168,6 +168,7 @@ def test_close_times_out_and_reports_the_number_of_lost_values(hub, start):
     assert hub.values() == []
 
 
+@pytest.mark.long
 def test_flush_does_not_time_out_while_a_slow_hub_makes_progress(hub, start):
     flusher = start(ack_timeout_s=4)
     began = time.monotonic()

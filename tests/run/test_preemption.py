@@ -273,6 +273,7 @@ def resume_one_step(start, config_values, stop_message):
     return saved
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_path, start):
     config_values = settings(tmp_path, "local")  # with the default sinks: MLflow, TensorBoard, the console
@@ -325,6 +326,7 @@ trieye.run_experiment(Talking, trieye.TrieyeConfig.model_validate(config))
 """
 
 
+@pytest.mark.long
 def test_a_training_whose_terminal_is_closed_saves_and_records_the_reason(tmp_path):
     terminal, other_end = os.openpty()
     process = subprocess.Popen(

@@ -95,6 +95,7 @@ def test_a_resume_names_a_changed_commit(repository):
     assert f"changed since its last attempt: commit {shas[0][:10]} -> {shas[1][:10]}\n" in output
 
 
+@pytest.mark.long
 def test_a_run_records_commit_changes_command_packages_and_machine(repository, tmp_path):
     sha = git(repository, "rev-parse", "HEAD")
     secrets = [

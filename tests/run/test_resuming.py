@@ -263,6 +263,7 @@ def test_a_copied_run_in_the_same_root_is_rejected(make_config):
     assert train(config, 9) == (5, 5.0)
 
 
+@pytest.mark.long
 def test_warnings_are_printed_if_the_program_configures_no_logging(tmp_path):
     program = """
 import sys, trieye
@@ -349,6 +350,7 @@ def size_of(*directories):
     return sum(path.stat().st_size for directory in directories for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reference", [None, "best", "latest", "step:1"])
 def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, reference):
     def restore():

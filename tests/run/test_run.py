@@ -93,6 +93,7 @@ class Broken(Lines):
         super().write(points)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends_by", ["flush", "save", "close"])
 def test_a_run_fails_with_a_required_sink(make_config, tmp_path, request, ends_by):
     config = make_config(sinks={"required": ["lines"]}, runtime={"kind": "local"})
@@ -129,6 +130,7 @@ def test_a_missing_required_sink_is_a_configuration_error(make_config, tmp_path)
     assert record_of(config.persistence.get_run_base_dir()).status == "FAILED"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_typed", [False, True])
 def test_event_files_are_in_the_run_directory_or_in_an_existing_tensorboard_folder(make_config, tmp_path, is_typed):
     for name, subdirectory in (("new", ""), ("old", "tensorboard")):
@@ -369,6 +371,7 @@ def test_ctrl_c_saves_the_last_step_and_the_next_start_resumes_there(tmp_path, k
     assert f"continues at step {saved}" in errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("every", "saved"), [(0, [7]), (3, [3, 6, 7]), (7, [7])])
 def test_the_last_step_is_saved_once(make_config, every, saved):
     with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": every})) as run:
@@ -431,6 +434,7 @@ def test_save_due_stays_true_until_the_save(make_config):
     assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
 
 
+@pytest.mark.long
 def test_local_runs_import_neither_ray_nor_torch(tmp_path):
     code = SCRIPT.replace("run.steps(None)", "run.steps(25)") + "\nprint(sorted({'ray', 'torch'} & set(sys.modules)))"
     done = subprocess.run(

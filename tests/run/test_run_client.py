@@ -220,6 +220,7 @@ def test_a_ray_hub_redacts_secrets_of_the_environment_of_the_driver(make_config,
     assert json.loads((run.dir / "run.json").read_text())["tags"] == {"note": "for ***", "more": "***"}
 
 
+@pytest.mark.long
 def test_tasks_and_actors_log_to_the_run(open_run, ray, start_worker):
     run = open_run()
 
@@ -289,6 +290,7 @@ def test_a_killed_worker_loses_only_unflushed_values(open_run, ray, start_worker
     assert counts(run) == {"a": 1100.0}
 
 
+@pytest.mark.long
 def test_flushing_a_worker_after_the_run_closed_is_an_error(open_run, ray, start_worker):
     run = open_run(flush_interval_s=60)
     worker = start_worker(run)

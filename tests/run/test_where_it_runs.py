@@ -91,6 +91,7 @@ def notebook(tmp_path):
         yield run
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_notebook_shows_progress_stops_on_an_interrupt_and_resumes(notebook, tmp_path):
     notebook(CONFIG)
@@ -112,6 +113,7 @@ def test_a_notebook_shows_progress_stops_on_an_interrupt_and_resumes(notebook, t
     assert "Error" not in notebook("with trieye.Run(config) as run:\n    run.log('loss', 1.0)")
 
 
+@pytest.mark.long
 def test_spawned_processes_do_not_affect_the_run(tmp_path):
     child = """
         import multiprocessing

@@ -156,6 +156,7 @@ def test_a_killed_attempt_of_a_closed_run_is_shown_up_to_its_last_point(make_con
     assert runs.get("killed").metrics["loss"]["last"] == pytest.approx(0.05)
 
 
+@pytest.mark.long
 def test_a_sink_is_rebuilt_from_the_history(killed):
     runs.close(killed)
     for path in killed.glob("*tfevents*"):

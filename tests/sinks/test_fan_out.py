@@ -1,6 +1,8 @@
 import threading
 import time
 
+import pytest
+
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.operations import LogParams, SetTags
 from trieye.stats.point import Point
@@ -49,6 +51,7 @@ def test_all_broken_sinks_share_one_deadline(run):
     assert not fan_out.close("FINISHED", 1)
 
 
+@pytest.mark.long
 def test_a_patient_close_waits_while_a_sink_makes_progress(run):
     class Slow(MemorySink):
         def set_tags(self, tags):
@@ -62,6 +65,7 @@ def test_a_patient_close_waits_while_a_sink_makes_progress(run):
     assert (slow.tags, slow.statuses) == ({"a": "39"}, ["FINISHED"])
 
 
+@pytest.mark.long
 def test_a_patient_close_waits_for_computation_and_other_writers(run, monkeypatch):
     monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
 
@@ -88,6 +92,7 @@ def test_a_patient_close_waits_for_computation_and_other_writers(run, monkeypatc
         assert (len(sink.points), sink.statuses) == (1, ["FINISHED"])
 
 
+@pytest.mark.long
 def test_a_patient_close_abandons_a_hanging_sink(run):
     unblock = threading.Event()
 

@@ -155,6 +155,7 @@ def test_a_live_sink_shows_new_points_and_points_after_its_cursor(run):
     assert steps_of(second) == [8, 9]
 
 
+@pytest.mark.long
 def test_a_cursor_is_stored_every_second_and_on_flush(run):
     class Watched(MemoryHistory):
         def __init__(self):

@@ -135,6 +135,7 @@ def test_points_of_a_step_share_a_row_with_step_and_time_and_the_summary_has_the
     assert summary["loss"] == 0.75
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1), ("KILLED", 130), ("RUNNING", 1)])
 def test_the_exit_code_records_the_status(run, status, code):
     opened(run).close(status)
@@ -327,6 +328,7 @@ def test_a_missing_login_is_an_error_without_a_prompt(tmp_path):
         assert part in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_wandb_mode_applies_if_the_config_sets_no_mode(tmp_path):
     done = run_program(NOT_LOGGED_IN, tmp_path, WANDB_MODE="offline", HOME=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -107,6 +107,7 @@ def test_a_job_that_is_cancelled_by_its_own_code_fails_alone_and_is_not_restarte
     assert (sweep.record(0).error, sweep.record(0).attempt) == ("CancelledError: by a timeout", 1)
 
 
+@pytest.mark.long
 def test_a_config_that_cannot_be_composed_fails_only_its_job(sweep_on):
     def task(cfg):
         del cfg
@@ -287,6 +288,7 @@ def test_local_jobs_restart_after_their_fork_server_was_killed(sweep):
     assert sweep.record(0).deaths == 1
 
 
+@pytest.mark.long
 def test_a_job_that_interrupts_itself_is_not_reported_as_raised_and_runs_again(sweep):
     def task(cfg):
         if cfg.what == "stop" and not (directory / "stopped").exists():
@@ -300,6 +302,7 @@ def test_a_job_that_interrupts_itself_is_not_reported_as_raised_and_runs_again(s
         assert sweep.states(2) == ["completed", state]
 
 
+@pytest.mark.long
 def test_a_job_that_ignores_the_interruption_counts_as_done(sweep, capfd):
     def task(cfg):
         (directory / "began").touch()
@@ -365,6 +368,7 @@ def test_num_jobs_limits_concurrent_jobs(sweep_on):
     assert max(sum(began <= moment < ended for began, ended in times) for moment, _ in times) == 2
 
 
+@pytest.mark.long
 def test_jobs_run_in_separate_processes(sweep_on):
     options = ["hydra.launcher.isolate=process", "hydra.launcher.num_jobs=1"]
     pids = values(sweep_on.launch(lambda _: os.getpid(), ["what=a", "what=b"], *options))
@@ -453,6 +457,7 @@ def test_a_job_without_an_output_directory_fails_alone(sweep, monkeypatch):
     assert sweep.states(4) == ["completed", "failed", "completed", "failed"]
 
 
+@pytest.mark.long
 def test_jobs_that_would_share_an_output_directory_are_rejected(sweep):
     words = ["what=a,b", "cpus=1,2", "hydra.launcher.num_jobs=1"]
     for subdir in ("same", "of_${what}"):
@@ -493,6 +498,7 @@ def test_an_output_directory_below_the_directory_of_its_job_needs_no_link(sweep)
     assert not (sweep.directory / "1/output").exists()
 
 
+@pytest.mark.long
 def test_runs_without_a_name_belong_to_their_job_also_after_a_relaunch(sweep, tmp_path, monkeypatch):
     def task(cfg):
         is_first = cfg.what == "b" and not (tmp_path / "failed").exists()
@@ -528,6 +534,7 @@ class Counting(trieye.Experiment):
         pass
 
 
+@pytest.mark.long
 def test_a_finished_run_of_another_sweep_is_not_the_result_of_a_job(sweep, tmp_path):
     def task(cfg):
         config = trieye.TrieyeConfig(

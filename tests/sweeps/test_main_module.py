@@ -101,6 +101,7 @@ def test_an_unguarded_or_changed_main_module_reaches_jobs_by_value(tmp_path, gua
     assert job.objective == (14.0 if "SCALE" in guard else 7.0), lines
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm_programs")
 def test_an_unlocatable_class_of_an_unguarded_main_module_is_reported_with_a_hint(tmp_path):
     program = BY_VALUE.replace("SCALE * Net.width", "instantiate({'_target_': '__main__.Net'}).width").replace(

@@ -139,6 +139,7 @@ def test_incompatible_options_of_objectives_are_rejected(options, message):
         SweeperConfig.model_validate(options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["grid", "optuna"])
 def test_an_objective_that_is_nan_ends_no_sweep_and_is_never_optimal(sweep, kind):
     def task(cfg):
@@ -169,6 +170,7 @@ def test_numbers_without_a_float_and_missing_values_fail_no_job(sweep):
     assert sweep.states(3) == ["completed"] * 3
 
 
+@pytest.mark.long
 def test_titles_of_results_count_no_excluded_job(sweep, capfd):
     words = ["+x=1,2,3", "hydra.sweeper.exclude=[{x: 2}]"]
     sweep.search(lambda cfg: cfg.x, *words)
@@ -205,6 +207,7 @@ def distance_and_cost(cfg):
     return {"distance": abs(cfg.x - 3), "cost": cfg.x}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["grid", "optuna"])
 def test_the_pareto_optimal_jobs_of_several_objectives_are_shown_and_recorded(sweep, kind, capfd):
     words = [f"hydra.sweeper.kind={kind}", "hydra.sweeper.num_trials=5", "hydra.sweeper.mode=[min,min]"]
@@ -218,6 +221,7 @@ def test_the_pareto_optimal_jobs_of_several_objectives_are_shown_and_recorded(sw
     assert "(distance min, cost min)" in output
 
 
+@pytest.mark.long
 def test_a_search_with_several_objectives_resumes_with_its_proposals(sweep):
     words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.mode=[min,max]"]
     task = lambda cfg: (cfg.x**2, -((cfg.x - 1) ** 2))  # noqa: E731
@@ -236,6 +240,7 @@ def test_a_wrong_number_of_objectives_fails_at_the_first_job(sweep):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], ["hydra/launcher=basic"], ["hydra.sweeper.kind=optuna"]])
 def test_several_objectives_are_compared_by_name(sweep, words):
     outcomes = iter([{"acc": 1, "time": 9}, {"time": 2, "acc": 3}, {"acc": 2, "loss": 1}])
@@ -293,6 +298,7 @@ def test_jobs_without_a_finite_objective_are_ranked_last_and_those_without_any_h
     assert results.diverged("objective") == {str(sweep.directory / "1"): 0}
 
 
+@pytest.mark.long
 def test_a_job_without_a_number_is_a_failed_trial_unless_no_job_has_one(sweep):
     words = ["+x=1,2,3", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=6", "hydra.sweeper.sampler=random"]
     with pytest.raises(ConfigurationError, match="compares jobs by one number, but the job returned None"):
@@ -304,6 +310,7 @@ def test_a_job_without_a_number_is_a_failed_trial_unless_no_job_has_one(sweep):
     assert set(states) == {"completed", "failed"}
 
 
+@pytest.mark.long
 def test_a_grid_job_without_objectives_fails_alone_unless_no_job_has_any(sweep):
     words = ["+x=1,2,3", "hydra.sweeper.mode=[max,min]"]
     with pytest.raises(ConfigurationError, match=r"job 0: .* but the job returned none"):

@@ -139,6 +139,7 @@ def test_failed_and_out_of_bounds_results_are_ignored():
     assert states == ["FAIL", "FAIL"]
 
 
+@pytest.mark.long
 def test_a_lower_num_trials_starts_no_jobs(sweep, capfd):
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=random"]
     first = sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.num_trials=2")
@@ -363,6 +364,7 @@ def test_discrete_values_repeat_only_after_an_identical_job_completed():
     assert {search.ask(index) for index in range(8, 12)} == {running[5]}
 
 
+@pytest.mark.long
 def test_a_search_reports_ties_and_duplicate_values(sweep, capsys):
     words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=3"]
     sweep.search(lambda _: 90.4, "+x=interval(0,1)", *words)
@@ -377,6 +379,7 @@ def test_a_search_reports_ties_and_duplicate_values(sweep, capsys):
     assert "different values" not in output
 
 
+@pytest.mark.long
 def test_an_interrupted_and_extended_search_proposes_the_same_points(sweep):
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna"]
 
@@ -550,6 +553,7 @@ def test_a_resumed_search_may_have_a_larger_space(sweep, capfd):
     assert "x=interval(-9,9) in new trials, interval(0,1) in earlier ones" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_resumed_search_may_have_the_new_options_of_a_group(sweep):
     group = sweep.directory.with_name("conf") / "agent"
     group.mkdir(parents=True)
@@ -561,6 +565,7 @@ def test_a_resumed_search_may_have_the_new_options_of_a_group(sweep):
     assert "c" in {values(job)["+agent"] for job in jobs}
 
 
+@pytest.mark.long
 def test_a_resumed_sweep_keeps_its_mode(sweep, capfd):
     options = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna"]
     sweep.search(lambda cfg: cfg.x, *options, "hydra.sweeper.num_trials=1", "hydra.sweeper.mode=min")

@@ -44,6 +44,7 @@ class TestEngineUnderTune(TestEngine):
     UNDER_TUNE = True
 
 
+@pytest.mark.long
 def test_the_experiment_contract_detects_incomplete_states_and_resets(tmp_path):
     class Forgetful(Walk):
         def save_checkpoint(self, checkpoint_dir):

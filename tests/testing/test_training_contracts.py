@@ -247,6 +247,7 @@ class Disturbing(DQN):
         return super().evaluate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "test"),
     [

@@ -76,6 +76,7 @@ def means(collector):
     return {name: float(np.mean(values)) for name, values in collector.metrics().items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", [{}, {"num": 4}, {"num": 3, "vector": "async"}], ids=["one", "four", "async"])
 def test_rows_equal_those_of_single_environments_across_fragments(env, closing):
     num = env.get("num", 1)
@@ -433,6 +434,7 @@ def test_episodes_of_several_unsavable_environments_are_cut_counted_and_reported
     assert again.interrupted > num_unfinished
 
 
+@pytest.mark.long
 def test_async_members_are_cut_unless_all_of_them_have_just_ended(closing, capsys):
     env = {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 5, "vector": "async"}
     whole = closing(collector_of(Still, **env))
@@ -462,6 +464,7 @@ def clipping(bound):
     return {"wrappers": {"clip": {"name": "ClipReward", "kwargs": {"max_reward": bound}}}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

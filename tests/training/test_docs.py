@@ -5,11 +5,14 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 import trieye
 
 PAGE = Path(__file__).parents[2] / "docs/training.md"
 
 
+@pytest.mark.long
 def test_the_documented_algorithm_trains_loads_and_meets_the_contracts(tmp_path, monkeypatch):
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
     module = types.ModuleType("my_agent.a2c")

@@ -70,6 +70,7 @@ class WaitingDQN(Noisy, policy=SlowPolicy):
         return super().step()
 
 
+@pytest.mark.long
 def test_background_and_foreground_evaluations_agree(trained):
     _, foreground = trained(Noisy, run_name="foreground")
     SlowPolicy.trains.clear()
@@ -117,6 +118,7 @@ class WatchingDQN(WaitingDQN):
         return super().step()
 
 
+@pytest.mark.long
 def test_retention_spares_the_checkpoint_that_is_being_evaluated(trained):
     SlowPolicy.trains.clear()
     saves = {"keep_last": 1, "checkpoint_save_freq_steps": 5, "keep_best": 0}

@@ -169,6 +169,7 @@ def test_a_mixed_batch_has_a_row_of_data_for_any_ratio(config, data):
     assert np.count_nonzero(batch.ids == -1) == 1
 
 
+@pytest.mark.long
 def test_a_mixed_run_resumes_exactly(config, data):
     weights = []
     for name in ("whole", "parts"):

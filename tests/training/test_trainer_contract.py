@@ -99,6 +99,7 @@ def saved(config, which="latest"):
     return trieye.load_checkpoint(config.persistence.get_runs_root_dir() / config.run_name, which)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", LOCATIONS)
 def test_error_propagates_and_latest_untouched(config, where, monkeypatch):
     monkeypatch.setattr(Failing, "where", where)
@@ -113,6 +114,7 @@ def test_error_propagates_and_latest_untouched(config, where, monkeypatch):
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
 
 
+@pytest.mark.long
 def test_resume_continues_version_and_step(config):
     run_experiment(DQN, config(40))
     first = saved(config(40)).objects["loop"]
@@ -123,6 +125,7 @@ def test_resume_continues_version_and_step(config):
     assert all(loop[name] > first[name] for name in AXES)
 
 
+@pytest.mark.long
 def test_local_deterministic(config):
     states = []
     for name in ("one", "other"):

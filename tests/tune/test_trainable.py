@@ -311,6 +311,7 @@ def test_explorers_of_a_trial_run_inside_its_placement_group(tmp_path):
         ray.util.remove_placement_group(group)
 
 
+@pytest.mark.long
 def test_a_study_ends_when_a_trial_reaches_its_target_and_is_not_continued(
     walks_config, study_place, monkeypatch, capsys
 ):

@@ -225,6 +225,7 @@ def test_an_incompatible_state_is_rejected(walks_config, tmp_path):
         incompatible.restore(tmp_path / "saved")
 
 
+@pytest.mark.long
 def test_a_saved_state_of_a_replaced_branch_can_be_resumed_and_saved(dqn_config, tmp_path):
     trial = Trial(DQN, dqn_config)
     for number in (1, 2):

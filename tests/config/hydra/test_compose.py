@@ -96,6 +96,7 @@ def test_configs_without_a_run_name_are_different_runs():
         assert {copy.run_name for copy in copies} == {config.persistence.run_name} == {config.run_name}
 
 
+@pytest.mark.long
 def test_each_job_of_a_sweep_can_compose_another_config(project):
     (project.directory / "train.py").write_text(COMPOSING)
     completed = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself lists the options of trieye

@@ -109,6 +109,7 @@ def test_help_shows_no_example_that_the_project_cannot_run(project, help_text):
     assert "-m seed=0,1,2" in text
 
 
+@pytest.mark.long
 def test_every_example_of_help_composes(project, help_text):
     text = help_text()
     lines = text[text.index("Usage") : text.index("Groups:")].splitlines()[3:]
@@ -157,6 +158,7 @@ def test_help_about_an_unknown_key_lists_the_keys_beside_it(help_text, capsys, t
     assert re.match(f"error: --help {topic}: {message}", capsys.readouterr().err)
 
 
+@pytest.mark.long
 def test_help_explains_the_keys_of_the_selected_launcher_and_sweeper(help_text):
     text = help_text("hydra.sweeper", "hydra/sweeper=trieye")
     assert text == help_text("hydra/sweeper", "hydra/sweeper=trieye")

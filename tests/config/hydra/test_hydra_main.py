@@ -34,6 +34,7 @@ def test_runs_without_a_name_never_share_a_directory(project):
     assert names == ["run_20260101_000000", "run_20260101_000000_1", "run_20260101_000000_2"]
 
 
+@pytest.mark.long
 def test_each_job_of_a_sweep_is_a_separate_run(project):
     completed = project.ran("seed=0,1", "run_name=foo", "-m", "loop.steps=2")
     sweep = next((project.directory / "multirun").iterdir())
@@ -46,6 +47,7 @@ def test_each_job_of_a_sweep_is_a_separate_run(project):
     assert "overrides=('seed=1', 'run_name=foo', 'loop.steps=2'), is_multirun=True" in launches[1]
 
 
+@pytest.mark.long
 def test_jobs_without_a_name_are_named_after_their_sweep(project):
     completed = project.ran("-m", "seed=0", "hydra.job.chdir=true")
     sweep = next((project.directory / "multirun").iterdir()).name
@@ -122,6 +124,7 @@ def test_an_error_in_a_job_of_a_sweep_reaches_the_launcher(project, error, code)
     assert "Traceback" in completed.err or "Error executing job" in completed.err
 
 
+@pytest.mark.long
 def test_a_run_name_that_looks_like_a_number_stays_a_string(project):
     completed = project.ran("run_name=1e3", "tags={a:b}", "tags.note=x", "print_config=true")
     assert _values_printed(completed.out, "config")[0].startswith("1e3 0 ")
@@ -156,6 +159,7 @@ def test_a_bug_in_the_task_prints_hydras_traceback(project):
     assert "RuntimeError: a bug of the user" in completed.err
 
 
+@pytest.mark.long
 def test_a_rejected_job_does_not_stop_a_sweep_but_sets_its_exit_code(project):
     completed = project.run("-m", "+tags.raise=config,none", "seed=4")
     assert completed.code == 2
@@ -225,6 +229,7 @@ def test_hydra_mode_multirun_starts_a_sweep_that_reports_objectives(project):
     ]
 
 
+@pytest.mark.long
 def test_config_path_on_the_command_line_works_in_a_console_script_too(project):
     (project.directory / "other").mkdir()
     (project.directory / "other" / "train.yaml").write_text("defaults: [schema, _self_]\nseed: 9\n")

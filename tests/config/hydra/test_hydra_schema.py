@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
+import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from pydantic import Field
@@ -108,6 +109,7 @@ def stored(config_type: type[TrieyeConfig]) -> Any:
     return ConfigStore.instance().load("schema.yaml").node
 
 
+@pytest.mark.long
 def test_a_pickled_config_keeps_its_types_in_another_process():
     class Local(MyConfig):
         steps: int = 3

@@ -100,6 +100,7 @@ def composed(project: Project, *overrides: str, config_type: type[TrieyeConfig] 
     return trieye.compose(overrides, config_path=project.conf, config_type=config_type).agent
 
 
+@pytest.mark.long
 def test_the_option_selects_the_model(variants, config_type):
     def compose(*overrides: str) -> Any:
         return composed(variants, *overrides, config_type=config_type)
@@ -109,12 +110,14 @@ def test_the_option_selects_the_model(variants, config_type):
     assert compose("agent=big") == PPO(net=Net(width=512))
 
 
+@pytest.mark.long
 def test_keys_that_no_file_sets_can_be_overridden(variants, config_type):
     words = ["agent=ppo", "agent.lr=0.2", "agent.net.depth=5"]
     assert composed(variants, *words, config_type=config_type) == PPO(lam=0.9, lr=0.2, net=Net(width=64, depth=5))
     assert composed(variants, "agent.kind=ppo", config_type=config_type) == PPO()
 
 
+@pytest.mark.long
 def test_without_a_choice_the_default_of_the_field_applies(project):
     assert composed(project) == DQN(lr=0.01)
     assert composed(project, "agent.epsilon=0.3") == DQN(lr=0.01, epsilon=0.3)
@@ -135,6 +138,7 @@ def test_a_field_accepts_a_model_or_a_plain_value(project):
     assert [rate(), rate("rate=0.5"), rate("rate={start: 1}")] == [0.1, 0.5, Linear(start=1)]
 
 
+@pytest.mark.long
 def test_a_sweep_can_vary_the_kind(variants):
     words = ["agent=dqn,ppo,big", "agent.lr=0.1,0.2"]
     with opened(ConfigSource(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
@@ -186,6 +190,7 @@ def test_invalid_keys_and_values_of_variants_are_named(variants, mistaken, typed
         assert any(line.startswith(first) and all(part in line for part in others) for line in message), first
 
 
+@pytest.mark.long
 def test_help_explains_each_variant(variants, monkeypatch, capsys):
     @trieye.main(config_path=str(variants.conf))
     def train(config: TrainConfig) -> None: ...

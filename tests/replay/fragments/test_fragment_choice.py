@@ -31,6 +31,7 @@ def chi_square(counts, expected):
     return sum((counts[key] - number) ** 2 / number for key, number in expected.items())
 
 
+@pytest.mark.long
 def test_every_ordered_pick_is_equally_likely():
     rng, pool = np.random.default_rng(4), pool_of([1, 2, 1, 1, 5])  # uniform choices ignore priorities
     counts = Counter(choose(pool, 3, rng)[0] for _ in range(12_000))

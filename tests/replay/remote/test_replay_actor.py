@@ -50,6 +50,7 @@ def write(replay, number, count, flush_every):
         return os.getpid()
 
 
+@pytest.mark.long
 def test_attaching_to_a_replay_without_rows_is_an_error(start):
     with pytest.raises(ConfigurationError, match=r"cannot attach to replay 'replay_.*: it has no rows yet"):
         start({"schema": None}).attach()
@@ -127,6 +128,7 @@ def test_a_named_actor_is_reused_and_unattached_readers_receive_copies(ray, star
         reader.update_priorities(batch.ids, np.ones(4))
 
 
+@pytest.mark.long
 def test_an_actor_that_cannot_start_reports_the_cause(start, tmp_path):
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "something").touch()

@@ -419,6 +419,7 @@ def test_an_injected_client_and_run_are_used_unchanged(run, tmp_path):
     assert not injected.mlflow_dir.exists()
 
 
+@pytest.mark.long
 def test_a_file_store_in_an_explicit_uri_works(tmp_path):
     # in a separate process, as MLflow reads the environment, which other tests share
     program = f"""

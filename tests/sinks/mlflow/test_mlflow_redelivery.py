@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import pytest
 from mlflow import MlflowClient
 
 from trieye.sinks.mlflow.sink import MlflowSink
@@ -61,6 +62,7 @@ def test_points_redelivered_after_a_kill_are_stored_once(run):
     assert latest(run, third) == dict.fromkeys(("loss", "episode/return", "acc_x40_1"), (NUM_STEPS - 1) * 0.25)
 
 
+@pytest.mark.long
 def test_overlapping_redeliveries_store_each_point_once_with_the_latest_value(run):
     seed = random.randrange(2**32)
     rng = random.Random(seed)

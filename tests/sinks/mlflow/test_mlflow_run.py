@@ -60,6 +60,7 @@ def test_a_run_without_a_sweep_has_no_parent(run, client):
     assert parents(client) == {}
 
 
+@pytest.mark.long
 def test_every_sweep_has_its_own_parent(run, client):
     # SQL's LIKE would confuse some of these
     groups = [

@@ -62,6 +62,7 @@ def opened(run, **options):
     return sink
 
 
+@pytest.mark.long
 def test_points_arrive_when_the_server_comes_up(
     tmp_path, port, request
 ):  # the first test, before another starts the server
@@ -84,6 +85,7 @@ def test_points_arrive_when_the_server_comes_up(
     assert source.cursor("mlflow").index == 1500
 
 
+@pytest.mark.long
 def test_repeated_points_are_stored_once(run, client):
     sink = opened(run)
     for first, end in ((0, 1000), (1000, 2000), (500, 1500), (2000, 2500), (0, 1000), (1200, 2200)):

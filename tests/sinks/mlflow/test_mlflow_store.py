@@ -45,6 +45,7 @@ print(json.dumps(sink.run_id))
 """
 
 
+@pytest.mark.long
 def test_a_patient_close_waits_for_other_writers_of_the_database(run_with_store, monkeypatch):
     monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
     database, has_started = run_with_store.mlflow_dir / "mlflow.db", threading.Event()

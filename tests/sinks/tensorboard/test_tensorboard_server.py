@@ -121,6 +121,7 @@ def test_each_dashboard_shows_the_logged_values(server, sink):
     assert [(metric["name"]["tag"], metric["value"]) for metric in group["metricValues"]] == [("a", 1.0)]
 
 
+@pytest.mark.long
 def test_a_running_server_shows_the_surviving_branch(server, sink, tmp_path):
     write(sink, 0, 20, 1.0)
     position = sink.position()

@@ -124,6 +124,7 @@ def test_resuming_with_more_explorers_does_not_overfill_the_queue(train_config, 
     assert [name for name in engine.last.queue_metrics if name.startswith("replay/dropped")] == []
 
 
+@pytest.mark.long
 def test_resuming_with_fewer_explorers_still_collects_during_learning(train_config):
     parts = PPO_PARTS | {"sync": {"style": "fully_async", "max_staleness": 1}}
     many, few = {"num": 8, "fragment_steps": 4}, {"num": 2, "fragment_steps": 4}

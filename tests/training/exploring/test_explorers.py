@@ -44,6 +44,7 @@ def test_one_explorer_in_step_trains_exactly_as_the_engine_alone(train_config, e
     assert same(alone, helped)
 
 
+@pytest.mark.long
 def test_explorers_leave_the_random_generators_of_the_training_untouched(train_config):
     loop = {"axis": "step", "steps": 14}
     alone = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="alone")
@@ -101,6 +102,7 @@ def test_training_with_a_replay_reaches_its_limit_in_every_style(train_config, s
     assert result.env_steps >= 300  # as with fully_async in `test_resume_continues_version_and_step`
 
 
+@pytest.mark.long
 def test_an_explorer_switches_to_new_weights_within_a_fragment(train_config):
     config = train_config(**PPO_PARTS)
     learner = PPO(config)
@@ -191,6 +193,7 @@ def test_an_error_in_the_policy_ends_the_training_at_once(train_config, monkeypa
     engine.cleanup()
 
 
+@pytest.mark.long
 def test_a_hanging_explorer_is_restarted_while_the_others_continue(train_config):
     env = {"id": "tests.training.worlds:Hangs-v0"}
     explorer = {"num": 2, "fragment_steps": 8, "fragment_timeout_s": 0.5}
@@ -259,6 +262,7 @@ def test_a_replay_bounded_by_staleness_samples_no_row_of_older_weights(train_con
     assert drawn.ids.min() > added - 6 * 2 * 16  # fragments of two explorers and four versions, and those in flight
 
 
+@pytest.mark.long
 def test_explorers_share_one_reward_scale_that_survives_rebuilds_and_resumes(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0", "normalize_rewards": True}
     config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "fragment_steps": 4}, loop={"steps": 1000})

@@ -203,6 +203,7 @@ class LimitedPool(ThreadExplorerPool):
         return worker
 
 
+@pytest.mark.long
 def test_the_nodes_of_explorers_are_logged_and_waiting_for_one_never_times_out(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "PATIENCE_S", 0.5)
     parts = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
@@ -308,6 +309,7 @@ def flaky_config(train_config, where, **explorer):
     )
 
 
+@pytest.mark.long
 def test_publishing_weights_is_retried(train_config, capsys):
     result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
     assert result.env_steps >= 400
@@ -320,6 +322,7 @@ def test_a_transport_error_is_not_mistaken_for_an_environment_error(train_config
     assert "rebuilds its environments" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_learner_error_leaves_a_crash_checkpoint_that_never_becomes_the_latest(train_config):
     config = train_config(
         agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
