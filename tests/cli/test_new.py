@@ -1,5 +1,6 @@
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
+from tests.waiting import wait_until
 from trieye.cli.new import TEMPLATE, answers_of, complaint_about, questions
 from trieye.version import VERSION
 
@@ -183,6 +185,20 @@ def test_ctrl_d_at_a_question_aborts_like_ctrl_c():
     assert output.endswith("interrupted; nothing was written\n")
     assert "Traceback" not in output
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "interrupted; nothing was written\n"), (["--overwrite"], "run it again: my_agent may be incomplete\n")],
+)
+def test_an_interrupt_leaves_no_part_of_a_project_unless_a_folder_is_overwritten(arguments, message):
+    command = [sys.executable, "-m", "trieye.cli", "new", "my_agent", "--no-input", *arguments]
+    child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: list(Path().rglob("my_agent/conf")))
+    os.killpg(child.pid, signal.SIGINT)
+    error = child.communicate(timeout=60)[1]
+    assert (child.returncode, error.endswith(message)) == (130, True), error
+    assert bool(list(Path().iterdir())) == bool(arguments)
 
 
 @pytest.mark.long

@@ -18,7 +18,8 @@ import runpy
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,6 +88,10 @@ def run(options: argparse.Namespace) -> int:
         answer=_default if options.no_input or not sys.stdin.isatty() else _prompted,
         check_slug=lambda slug: _check_target(options.output_dir / slug, overwrite=options.overwrite),
     )
+    if options.overwrite:
+        options.when_interrupted = (
+            f"interrupted; run it again: {options.output_dir / answers['slug']} may be incomplete"
+        )
     project = bake(answers, options.output_dir, overwrite=options.overwrite)
     print(_closing(project, answers["slug"], answers["algorithm"]))
     return 0
@@ -151,19 +156,31 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
         settings.write_text(json.dumps({"cookiecutters_dir": scratch, "replay_dir": scratch}), "utf-8")
         directory_before, tempfile.tempdir = tempfile.tempdir, scratch  # cookiecutter leaves the rendered hooks there
         try:
-            project = cookiecutter(
-                str(TEMPLATE),
-                no_input=True,
-                extra_context={name: _literal(answer) for name, answer in answers.items()},
-                output_dir=str(output_dir),
-                overwrite_if_exists=overwrite,
-                config_file=str(settings),
-            )
+            with _parent_of_new(output_dir, overwrite=overwrite) as parent:
+                project = cookiecutter(
+                    str(TEMPLATE),
+                    no_input=True,
+                    extra_context={name: _literal(answer) for name, answer in answers.items()},
+                    output_dir=str(parent),
+                    overwrite_if_exists=overwrite,
+                    config_file=str(settings),
+                )
+                return Path(project).rename(output_dir.absolute() / answers["slug"])
         except (CookiecutterException, OSError) as error:
             raise ConfigurationError(f"cannot write the project to {str(output_dir)!r}: {error}") from error
         finally:
             tempfile.tempdir = directory_before
-    return Path(project)
+
+
+@contextmanager
+def _parent_of_new(output_dir: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield the folder to create the project folder in: a temporary one, from which a complete project is moved."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    if overwrite:
+        yield output_dir
+        return
+    with tempfile.TemporaryDirectory(prefix=".trieye_new_", dir=output_dir) as parent:
+        yield Path(parent)
 
 
 def trieye_line(project: Path) -> str:
