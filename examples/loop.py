@@ -1,7 +1,7 @@
 """Tabular Q-learning in a plain loop: log, save, resume.
 
-python examples/loop.py run_name=first            # Ctrl-C saves; the same command continues
-python examples/loop.py -m lr=0.1,0.3,0.8   # a sweep, two jobs at a time
+python examples/loop.py run_name=first    # Ctrl-C saves; the same command continues
+python examples/loop.py -m hydra/sweeper=trieye hydra/launcher=trieye lr=0.1,0.3,0.8    # a sweep
 trieye results table
 """
 

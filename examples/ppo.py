@@ -2,7 +2,7 @@
 
 python examples/ppo.py run_name=first                          # a return of 475 in about a minute
 python examples/ppo.py explorer.num=2 sync=fully_async         # two processes collect
-trieye evaluate first
+PYTHONPATH=examples trieye evaluate first
 """
 
 from typing import Any, Literal

@@ -265,8 +265,9 @@ def test_all_licenses_and_algorithms_are_tested():
     assert (tuple(LICENSES), {row[0] for row in PROJECTS}) == (choices["license"], {*choices["algorithm"]})
 
 
+LONG_ID = "HandManipulateBlockRotateXYZ_BooleanTouchSensors"
 PROJECTS = [  # algorithm, environment, license, Python, option of the environment, extra that it needs
-    ("dqn", "Taxi-v3", "MIT", "3.11", "taxi", ""),
+    ("dqn", f"{LONG_ID}-v1", "MIT", "3.11", LONG_ID.lower(), ""),
     ("ppo", "ALE/Breakout-v5", "BSD-3-Clause", "3.12", "breakout", ",atari"),
     ("sac", None, "Apache-2.0", "3.13", "pendulum", ""),
     ("td3", "HalfCheetah-v4", "Proprietary", "3.13", "halfcheetah-v4", ",mujoco"),
@@ -277,7 +278,6 @@ PROJECTS = [  # algorithm, environment, license, Python, option of the environme
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("algorithm", "env_id", "license_name", "version", "option", "extra"), PROJECTS)
 def test_answers_reach_configs_metadata_readme_and_ci(
     tmp_path, algorithm, env_id, license_name, version, option, extra
@@ -290,6 +290,8 @@ def test_answers_reach_configs_metadata_readme_and_ci(
     assert yaml.safe_load((project / "conf/env/cartpole.yaml").read_text())["id"] == "CartPole-v1"
     command = algorithm if algorithm in {"single_file", "sb3"} else "train"
     defaults = yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
+    single_file = yaml.safe_load((project / "conf/single_file.yaml").read_text())
+    assert single_file.get("env_id") == (env_id if algorithm == "single_file" else None)
     chosen = [{"agent": algorithm if command == "train" else "dqn"}, {"env": option}]
     assert chosen == [entry for entry in defaults if {"agent", "env"} & set(entry)][::-1]
     readme, metadata = (project / "README.md").read_text(), pyproject(project)
@@ -527,6 +529,29 @@ def test_runs_of_stable_baselines3_are_swept(project, tmp_path):
 def test_a_project_with_discrete_observations_trains(tmp_path):
     project = make(tmp_path, env_id="FrozenLake-v1")
     run(project, "-m", f"{SLUG}.train", "debug=limit")
+
+
+@pytest.mark.slow
+def test_the_blank_experiment_plays_in_the_configured_environment(project, tmp_path):
+    words = ["agent=blank", "env=cartpole_positions", "debug=limit", "run_name=blank"]
+    run(project, "-m", f"{SLUG}.train", *words, f"persistence.root_data_dir={tmp_path}")
+    checkpoint = trieye.load_checkpoint(tmp_path / SLUG / "runs" / "blank", "latest")
+    assert checkpoint.objects["experiment"]["state"]["weights"].shape == (2, 2)  # without velocities
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loop.time_s=3", "loop.time_s is not supported by this program"),
+        ("env_id=Pendulum-v1", "env_id=Pendulum-v1: no actions 0 to n - 1: Box("),
+        ("env_id=CartPol-v1", "env_id=CartPol-v1: Environment `CartPol` doesn't exist."),
+    ],
+)
+def test_the_single_file_rejects_what_it_ignores_before_a_run_is_created(project, tmp_path, override, message):
+    words = [override, f"persistence.root_data_dir={tmp_path}", "run_name=rejected"]
+    assert message in run(project, "-m", f"{SLUG}.single_file", *words, code=2).stderr
+    assert not (tmp_path / SLUG / "runs").exists()
 
 
 @pytest.mark.long

@@ -1,10 +1,12 @@
 """LoopConfig: limits of an experiment, evaluations, objective and reaction to non-finite values."""
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from trieye.config.base import StrictModel
+from trieye.exceptions import ConfigurationError
 
 
 class LoopConfig(StrictModel):
@@ -63,6 +65,20 @@ class LoopConfig(StrictModel):
         if self.target is not None and not self.evaluate_every_steps:
             raise ValueError("target needs evaluations during training; set loop.evaluate_every_steps")
         return self
+
+    def check_supported(self, unsupported: Iterable[str], program: str) -> None:
+        """Check that keys which a program ignores have their defaults.
+
+        Args:
+            unsupported: Names of the keys.
+            program: The program, as named in the message.
+
+        Raises:
+            ConfigurationError: A key has another value.
+        """
+        for name in unsupported:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ConfigurationError(f"loop.{name} is not supported by {program}")
 
     def limit_on(self, axis: Literal["env_steps", "updates"]) -> int | None:
         """Return the lowest limit on an axis; None if there is none."""

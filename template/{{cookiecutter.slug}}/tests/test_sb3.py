@@ -49,6 +49,6 @@ def test_check_names_the_invalid_key_before_a_run_is_created(tmp_path: Path, ove
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lists_of_hyperparameters_reach_stable_baselines3(tmp_path: Path):
-    hyperparameters = "hyperparameters={train_freq: [4, step], policy_kwargs: {net_arch: [8, 8]} }"
+def test_devices_and_lists_of_hyperparameters_reach_stable_baselines3(tmp_path: Path):
+    hyperparameters = "hyperparameters={train_freq: [4, step], policy_kwargs: {net_arch: [8, 8]}, device: 'cpu:0' }"
     compose(tmp_path, "algorithm=TD3", "env=pendulum", hyperparameters).check()

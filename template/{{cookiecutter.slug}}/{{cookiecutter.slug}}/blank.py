@@ -10,7 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
-from trieye import Experiment
+from trieye import ConfigurationError, Experiment
+from trieye.training.environments import make_env
 
 from {{ cookiecutter.slug }}.config import BlankConfig, TrainConfig
 
@@ -24,7 +25,9 @@ class Blank(Experiment[TrainConfig]):
         """Create the state of the training; `self.run` logs images, tables and files."""
         assert isinstance(config.agent, BlankConfig)
         self.noise = config.agent.noise
-        self.env = gym.make(config.env.id, max_episode_steps=config.env.max_episode_steps, **config.env.kwargs)
+        self.env = make_env(config.env)  # with env.wrappers and env.frame_stack
+        if config.explorer.num or config.env.normalize_observations or config.env.normalize_rewards:
+            raise ConfigurationError("agent=blank supports neither explorers nor env.normalize_...")
         assert isinstance(self.env.action_space, gym.spaces.Discrete)
         size = int(np.prod(self.env.observation_space.shape or ()))
         self.weights = np.zeros((int(self.env.action_space.n), size))

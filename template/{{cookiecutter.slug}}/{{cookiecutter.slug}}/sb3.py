@@ -6,6 +6,7 @@ With a `run_name`, Ctrl-C saves a checkpoint and the same command resumes. Of th
 
 import inspect
 import pkgutil
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -41,9 +42,7 @@ class Config(trieye.TrieyeConfig):
         super().check()
         if self.loop.steps is None:
             raise trieye.ConfigurationError("loop.steps=null: stable-baselines3 requires a number of timesteps")
-        for name in UNSUPPORTED:
-            if getattr(self.loop, name) != type(self.loop).model_fields[name].default:
-                raise trieye.ConfigurationError(f"loop.{name} is not supported with sb3")
+        self.loop.check_supported(UNSUPPORTED, "sb3")
         arguments = [name for name in inspect.signature(class_of(self).__init__).parameters if name not in RESERVED]
         for name in self.hyperparameters.keys() - set(arguments):
             hint = f"{trieye.did_you_mean(name, arguments)} (arguments: {', '.join(arguments)}; seed and env are keys)"
@@ -93,7 +92,7 @@ def argument(value: Any) -> Any:
         return lambda remaining: value["end"] + (value["start"] - value["end"]) * remaining  # from 1 to 0
     if isinstance(value, dict):
         return {name: argument(part) for name, part in value.items()}
-    if isinstance(value, str) and ":" in value:
+    if isinstance(value, str) and re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", value):  # not a device such as cuda:0
         return pkgutil.resolve_name(value)
     return value
 

@@ -6,6 +6,7 @@ With a `run_name`, Ctrl-C saves a checkpoint and the same command resumes. Of th
 
 import copy
 import random
+from contextlib import closing
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +16,8 @@ import trieye
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
+
+UNSUPPORTED = ("env_steps", "time_s", "target", "background_evaluation", "profile_steps")
 
 
 class Config(trieye.TrieyeConfig):
@@ -31,6 +34,20 @@ class Config(trieye.TrieyeConfig):
     epsilon_end: float = Field(default=0.05, ge=0, le=1, description="Final epsilon (probability of random actions).")
     exploration_steps: int = Field(default=10_000, ge=1, description="Environment steps of the linear epsilon decay.")
     eval_episodes: int = Field(default=10, ge=1, description="Episodes per evaluation.")
+
+    def check(self) -> None:
+        """Create the environment once, so that an unsuitable one is reported before a run is created."""
+        super().check()
+        if self.loop.steps is None:
+            raise trieye.ConfigurationError("loop.steps=null: this program requires a number of steps")
+        self.loop.check_supported(UNSUPPORTED, "this program")
+        try:
+            env = gym.make(self.env_id)
+        except (gym.error.Error, ImportError) as error:
+            raise trieye.ConfigurationError(f"env_id={self.env_id}: {error}") from error
+        with closing(env):
+            if not isinstance(env.action_space, gym.spaces.Discrete) or env.action_space.start != 0:
+                raise trieye.ConfigurationError(f"env_id={self.env_id}: no actions 0 to n - 1: {env.action_space}")
 
 
 def make_network(size: int, actions: int) -> nn.Sequential:
