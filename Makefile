@@ -11,7 +11,7 @@
 # make bench        every goal of the benchmarks folder, as a JSON line each
 # make reference    reference tables beside stable-baselines3, resumable (hours), and docs/benchmarks from their curves
 # make soak         tests marked long, property tests with 1000 examples, then hundreds of kills, damaged files, outages and full
-#                   disks: about 30 minutes
+#                   disks: about two hours
 # make clean        remove everything that the other targets created
 
 PYTHON ?= python3
