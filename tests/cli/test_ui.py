@@ -233,12 +233,12 @@ def test_ctrl_c_during_the_start_ends_the_servers(root):
     command = [sys.executable, "-m", "trieye.cli", "ui", "agents", "--root", str(root), "--only", "mlflow"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stderr.readline() == "trieye: starting MLflow\n"
+        wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 2)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "interrupted\n"
     assert process.returncode == 130
-    assert len(family) >= 2
-    assert not any(one.is_running() for one in family)
+    wait_until(lambda: not any(one.is_running() for one in family))
 
 
 def test_an_app_is_shown_as_its_mlflow_experiment(root, tmp_path):

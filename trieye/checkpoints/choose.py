@@ -115,8 +115,8 @@ def point_at(path: Path, files: RunFiles, config: PersistenceConfig, *, read: Re
     """
     manifest, state = read_manifest(path), read(path)
     run_name = _run_name_of(path) or files.run_base_dir.name
-    owner = "its own" if run_name == config.run_name else f"{run_name!r}'s"
-    reason = f"run {config.run_name!r} resumes from the selected checkpoint, {owner} {path.name}"
+    possessive = "its own" if run_name == config.run_name else f"{run_name!r}'s"
+    reason = f"run {config.run_name!r} resumes from the selected checkpoint, {possessive} {path.name}"
     return ResumePoint(ResumeCandidate(path, manifest.step, state), run_name, reason)
 
 

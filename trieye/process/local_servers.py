@@ -68,7 +68,7 @@ class LocalServers:
         self._servers: list[_Server] = []
         # isolated: modules in the directory of the guard would shadow modules of the standard library
         command = [sys.executable, "-I", "-S", guard.__file__, str(self.directory)]
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+        self._guard_process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
 
     @property
     def names(self) -> list[str]:
@@ -107,7 +107,7 @@ class LocalServers:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                process_group=self._guard.pid,
+                process_group=self._guard_process.pid,
                 cwd=self.directory,  # keeps the user's project off the import path
                 # temporary files of a killed server are removed with the directory
                 env={**os.environ, "TMPDIR": str(self.directory), **(environment or {})},
@@ -146,17 +146,17 @@ class LocalServers:
     def close(self) -> None:
         """Stop all servers and remove the directory."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._guard.pid, signal.SIGTERM)
+            os.killpg(self._guard_process.pid, signal.SIGTERM)
         deadline = time.monotonic() + guard.GRACE_S
         for server in self._servers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.process.wait(max(deadline - time.monotonic(), 0.0))
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._guard.pid, signal.SIGKILL)  # and their children
-        for process in (*(server.process for server in self._servers), self._guard):
+            os.killpg(self._guard_process.pid, signal.SIGKILL)  # and their children
+        for process in (*(server.process for server in self._servers), self._guard_process):
             process.wait()
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        if self._guard_process.stdin is not None:
+            self._guard_process.stdin.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -68,16 +68,16 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
     names = np.array(hidden["metric"].to_pylist(), object)
     rows = []
     for position, opening in enumerate(openings, 1):
-        is_shown, is_hidden = of_shown == position, of_hidden == position
+        shown_mask, hidden_mask = of_shown == position, of_hidden == position
         row = AttemptRow(
             opening.number,
             opening.started,
             opening.resumed_step,
-            int(is_shown.sum()),
-            int(is_hidden.sum()),
-            sorted(set(names[is_hidden].tolist())),
-            *_extremes(shown["step"].to_numpy()[is_shown]),
-            *_extremes(hidden["step"].to_numpy()[is_hidden]),
+            int(shown_mask.sum()),
+            int(hidden_mask.sum()),
+            sorted(set(names[hidden_mask].tolist())),
+            *_extremes(shown["step"].to_numpy()[shown_mask]),
+            *_extremes(hidden["step"].to_numpy()[hidden_mask]),
         )
         if row.shown or row.superseded or not opening.is_reopening:
             rows.append(row)

@@ -178,7 +178,7 @@ class BatchSender:
         self._channel, self._client = channel, client
         self._outbox = Outbox(max_inflight=max_inflight, keep_bytes=keep_bytes)  # only this thread changes it
         self._flush_s, self._collect = flush_s, weakref.WeakMethod(collect)
-        self._filled: SimpleQueue[Block] = SimpleQueue()
+        self._filled_blocks: SimpleQueue[Block] = SimpleQueue()
         self._max_inflight = max_inflight
         self._answers: SimpleQueue[tuple[NumberedBatch, Future[Ack]]] = SimpleQueue()
         self._num_gone_reported = 0
@@ -224,7 +224,7 @@ class BatchSender:
 
     def send(self, block: Block) -> None:
         """Queue a block, which occupies room until the server acknowledges it."""
-        self._filled.put(block)
+        self._filled_blocks.put(block)
         self._worker.wake()
 
     def await_acknowledged(self, end: int, timeout_s: float) -> bool:
@@ -259,7 +259,7 @@ class BatchSender:
             raise self._worker.failure
 
     def _has_room(self) -> bool:
-        return self._filled.qsize() + self._outbox.num_pending <= self._max_inflight  # no block is being filled
+        return self._filled_blocks.qsize() + self._outbox.num_pending <= self._max_inflight  # no block is being filled
 
     # called by the sending thread
 
@@ -270,7 +270,7 @@ class BatchSender:
         return not self._outbox.num_waiting
 
     def _end(self, error: Exception | None) -> None:
-        if error is not None and (self._outbox.num_waiting or not self._filled.empty()):
+        if error is not None and (self._outbox.num_waiting or not self._filled_blocks.empty()):
             say(f"replay {self._channel.name!r} accepts no more rows of this writer: {error}")
         atexit.unregister(self._halt)
 
@@ -285,13 +285,13 @@ class BatchSender:
         """Move queued blocks into the outbox, and collect more when due."""
         collect = self._collect()
         if collect is None:  # the writer was garbage-collected
-            if not self._outbox.num_waiting and self._filled.empty():
+            if not self._outbox.num_waiting and self._filled_blocks.empty():
                 self._worker.stop(ReplayClosedError("the writer was garbage-collected"))
         elif time.monotonic() >= self._next_collect or self._worker.is_waited_for:
             collect()
             self._next_collect = time.monotonic() + self._flush_s
-        while not self._filled.empty():
-            self._outbox.put(self._filled.get())
+        while not self._filled_blocks.empty():
+            self._outbox.put(self._filled_blocks.get())
 
     def _receive(self) -> None:
         while not self._answers.empty():

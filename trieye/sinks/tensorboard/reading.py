@@ -50,7 +50,7 @@ def scalars_in(
     return {tag: items for tag, items in scalars.items() if items}
 
 
-def params_of(files: Sequence[Path], first_bytes: int | None = None) -> tuple[dict[str, Any], float | None]:
+def params_of(files: Sequence[Path], max_bytes: int | None = None) -> tuple[dict[str, Any], float | None]:
     """Return the parameters in the first bytes of event files (None: in all), and the wall time of the first event.
 
     Parameters are read from the HParams plugin's data, and from a table in a text `hyperparameters`, CleanRL's format.
@@ -60,7 +60,7 @@ def params_of(files: Sequence[Path], first_bytes: int | None = None) -> tuple[di
     params: dict[str, Any] = {}
     began: float | None = None
     for path in files:
-        for event in _events(path, first_bytes, lambda path, reason: None):  # noqa: ARG005 - cut on purpose
+        for event in _events(path, max_bytes, lambda path, reason: None):  # noqa: ARG005 - cut on purpose
             began = event.wall_time if began is None else min(began, event.wall_time)
             for value in event.summary.value:
                 if value.tag == metadata.SESSION_START_INFO_TAG:
@@ -77,13 +77,13 @@ def params_in_text(text: str) -> dict[str, str]:
     return {key: text_value for key, text_value in rows if key != "param" and set(key) != {"-"}}
 
 
-def _events(path: Path, first_bytes: int | None, note: Callable[[Path, str], None]) -> Iterator[Any]:
+def _events(path: Path, max_bytes: int | None, note: Callable[[Path, str], None]) -> Iterator[Any]:
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
     try:
         with path.open("rb") as file:
-            data = file.read(-1 if first_bytes is None else first_bytes)
+            data = file.read(-1 if max_bytes is None else max_bytes)
         for record in unframed(data):
             yield Event.FromString(record)
     except (OSError, SerializationError, DecodeError) as error:
