@@ -226,6 +226,17 @@ def test_load_checkpoint_finds_a_directory_of_any_name(tmp_path):
         checkpoints.load_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_without_a_requested_object_is_an_error_unless_strict_is_false(tmp_path, capfd):
+    CheckpointStore(tmp_path).save(7, encode({"objects": {"weights": {"w": 1.0}}}))
+    checkpoint = checkpoints.load_checkpoint(tmp_path)
+    weights, moments = {}, {"m": 2.0}
+    with pytest.raises(CheckpointError, match="'moments'"):
+        checkpoint.restore(weights=weights, moments=moments)
+    checkpoint.restore(strict=False, weights=weights, moments=moments)
+    assert (weights, moments) == ({"w": 1.0}, {"m": 2.0})
+    assert "fits in part: " in capfd.readouterr().err
+
+
 def test_latest_ignores_damage_above_max_step(two):
     damage(two.path(2) / "state.json", lambda _: b"")
     assert two.latest().step == 1

@@ -2,7 +2,16 @@ import logging
 
 import pytest
 
-from trieye.stats.drops import EXPLANATIONS, MAX_WARNED_NAMES, Drops
+from trieye.stats.drops import EXPLANATIONS, MAX_WARNED_NAMES, NON_FINITE_METRIC, Drops, has_diverged
+
+
+@pytest.mark.parametrize(
+    ("non_finite_step", "finite_step", "diverged"), [(5, 4, True), (5, 5, False), (5, None, True), (None, 5, False)]
+)
+def test_a_metric_has_diverged_if_its_last_values_were_not_finite(non_finite_step, finite_step, diverged):
+    steps = {f"{NON_FINITE_METRIC}loss": non_finite_step, "loss": finite_step}
+    summary = {name: {"step": step} for name, step in steps.items() if step is not None}
+    assert has_diverged(summary, "loss") is diverged
 
 
 @pytest.mark.parametrize("reason", ["undeclared", "name_too_long", "journal_damage", "gave_up"])
