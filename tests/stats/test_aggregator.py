@@ -19,6 +19,14 @@ def test_non_finite_values_are_counted_and_affect_no_others(caplog):
     assert sum("non_finite" in record.message for record in caplog.records) == 1
 
 
+def test_the_points_of_open_windows_are_read_without_closing_them():
+    aggregator = Aggregator([metric(aggregation="sum", log_frequency_steps=10)])
+    aggregator.ingest(batch(("m", 1.0, 1, 0.0), ("m", 2.0, 2, 0.0), ("m", math.nan, 3, 0.0)), at=0.0)
+    read = aggregator.if_closed(at=1.0)
+    assert {point.metric: point.value for point in read} == {"m": 3.0, "trieye/dropped/non_finite/m": 1.0}
+    assert [point for point in aggregator.flush(at=1.0) if point.metric != "trieye/dropped/non_finite"] == read
+
+
 @pytest.mark.parametrize(("length", "num_warnings"), [(1, 1), (10, 0)])
 def test_a_counter_that_restarts_causes_one_warning(length, num_warnings, caplog):
     aggregator = Aggregator([metric(log_frequency_steps=length)])
