@@ -267,6 +267,15 @@ def test_a_read_only_store_changes_no_files(two):
     assert names(two) == before
 
 
+def test_load_checkpoint_skips_a_damaged_checkpoint_and_leaves_it(store):
+    for step in (1, 2):
+        store.save(step, encode({"objects": {"weights": [1.0]}}))
+    damage(store.path(2) / "state.json", lambda _: b"")
+    before = names(store)
+    assert checkpoints.load_checkpoint(store.directory).step == 1
+    assert names(store) == before
+
+
 def test_entries_skip_links_files_and_other_names(two):
     (two.directory / "latest.pkl").symlink_to("checkpoint_step_2")
     (two.directory / "checkpoint_step_9").symlink_to("checkpoint_step_2")

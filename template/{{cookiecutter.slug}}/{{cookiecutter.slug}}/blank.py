@@ -10,8 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
-from trieye import ConfigurationError, Experiment
-from trieye.training.environments import make_env
+from trieye import ConfigurationError, Experiment, make_env
 
 from {{ cookiecutter.slug }}.config import BlankConfig, TrainConfig
 
