@@ -1,5 +1,4 @@
 import re
-import resource
 import shutil
 import time
 
@@ -10,6 +9,7 @@ import trieye.runs
 from tests.cli.conftest import Command
 from tests.curves import mlflow_runs
 from tests.damage import contents
+from tests.full_disk import full_disk
 from trieye.exceptions import TrieyeError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
@@ -74,13 +74,9 @@ def test_a_run_whose_mlflow_run_is_in_the_trash_can_be_deleted(make_run, tmp_pat
 
 def test_a_full_disk_is_named_if_the_mlflow_run_cannot_be_deleted(make_run, tmp_path):
     run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with pytest.raises(TrieyeError, match=r"mlflow.db cannot be .* if the disk is full, free some space first"):
-            trieye.runs.remove(run_dir)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = r"mlflow.db cannot be .* if the disk is full, free some space first"
+    with full_disk(), pytest.raises(TrieyeError, match=message):
+        trieye.runs.remove(run_dir)
     trieye.runs.remove(run_dir)
     assert remaining_runs(tmp_path) == set()
 

@@ -1,5 +1,4 @@
 import contextlib
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from history_run import NOW, Written, drain, exact, point, points, random_items,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.full_disk import full_disk
 from trieye.exceptions import JournalError
 from trieye.history import history as history_module
 from trieye.history import store as history_store
@@ -248,14 +248,10 @@ def test_memory_stays_bounded_for_many_points(tmp_path, request):
 def test_a_full_disk_loses_no_items(written, monkeypatch):
     monkeypatch.setattr(history_store, "ROLL_BYTES", 1 << 20)
     written.append(points(0, 100_000)).commit()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))
-    try:
+    with full_disk(1 << 12):
         with pytest.raises(JournalError, match="cannot be written at the moment"):
             written.history.roll()
         assert written.files() == []
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert drain(written.history) == written.items
     written.roll(force=False)
     assert written.files() == ["points-0-100000.parquet"]

@@ -1,6 +1,5 @@
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.full_disk import full_disk
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.process.lock import RunLock, is_alive
@@ -77,13 +77,8 @@ def test_a_linked_holder_file_is_not_followed(tmp_path):
 
 def test_a_full_disk_does_not_prevent_locking(tmp_path):
     lock = RunLock(tmp_path / "run.lock")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with lock:
-            assert lock.is_held
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(), lock:
+        assert lock.is_held
     assert not lock.is_held_elsewhere()
 
 

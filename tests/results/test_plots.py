@@ -2,11 +2,11 @@
 
 import io
 import itertools
-import resource
 
 import numpy as np
 import pytest
 
+from tests.full_disk import full_disk
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results import plots
@@ -185,11 +185,6 @@ def test_a_full_disk_leaves_the_earlier_picture(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"earlier")
     figure = plots.curves({"dqn": aggregate_curves(np.ones((2, len(STEPS))), STEPS)}, "return", "step", what="iqm")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
-    try:
-        with pytest.raises(ConfigurationError, match=f"{name} cannot be written"):
-            plots.save(figure, path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with full_disk(1 << 10), pytest.raises(ConfigurationError, match=f"{name} cannot be written"):
+        plots.save(figure, path)
     assert [entry.read_bytes() for entry in tmp_path.iterdir()] == [b"earlier"]
