@@ -41,7 +41,6 @@ def project(tmp_path_factory):
     return bake(answers_of({"project_name": "My Agent"}), tmp_path_factory.mktemp("defaults"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_changed_default_of_a_new_project_takes_effect(project, kind):
     program = Path(__file__).parent / "changed_defaults.py"

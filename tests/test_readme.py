@@ -204,7 +204,6 @@ def test_all_commands_run_and_all_sweep_jobs_complete(project):
     assert [status["state"] for status in statuses] == ["completed"] * 4
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PROJECT_CODE_PAGES)
 def test_the_python_calls_of_a_page_work_in_a_project(project, tmp_path, page):

@@ -174,7 +174,6 @@ def test_no_template_placeholders_remain_in_the_files(project):
             assert re.fullmatch(r"(?s)[^\n].*[^\n]\n", text), f"{path} ends with one line break"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("slug", ["a", "a_package_whose_name_has_forty_charactes"])
 def test_the_project_is_formatted_and_lint_free_for_any_name(tmp_path, slug):
     project = make(tmp_path, slug=slug, ci="none")
@@ -540,10 +539,18 @@ def test_the_blank_experiment_plays_in_the_configured_environment(project, tmp_p
 
 
 @pytest.mark.slow
+def test_the_blank_experiment_rejects_what_it_ignores(project, tmp_path):
+    words = ["agent=blank", "explorer.num=2", "env.num=2", f"persistence.root_data_dir={tmp_path}", "runtime=local"]
+    error = run(project, "-m", f"{SLUG}.train", *words, code=1).stderr
+    assert "agent=blank does not support explorer.num, env.num\n" in error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loop.time_s=3", "loop.time_s is not supported by this program"),
+        ("loop.time_s=3", "loop.time_s is not supported by single_file"),
+        ("loop.steps=null", "loop.steps=null: single_file requires a number of steps"),
         ("env_id=Pendulum-v1", "env_id=Pendulum-v1: no actions 0 to n - 1: Box("),
         ("env_id=CartPol-v1", "env_id=CartPol-v1: Environment `CartPol` doesn't exist."),
     ],

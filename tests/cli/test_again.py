@@ -162,7 +162,6 @@ def test_a_rerun_reproduces_its_run_and_reports_no_differences(command, project)
     assert record_of(project, "first_rerun").forked_from is None
 
 
-@pytest.mark.long
 def test_a_rerun_is_planned_from_python_and_a_fork_reported_as_json(command, project):
     plan = runs.plan_rerun("first", ["agent.lr=0.125"])
     assert (plan.run_dir, dict(plan.divergence.config)) == (
@@ -388,7 +387,6 @@ def test_a_missing_program_or_directory_is_named(command, project):
     assert "train.py" in err
 
 
-@pytest.mark.long
 def test_a_moved_project_runs_its_own_program_after_confirmation(command, project, tmp_path, monkeypatch):
     moved = tmp_path / "moved"
     project.rename(moved)
@@ -457,7 +455,6 @@ def test_a_run_behind_a_symbolic_link_belongs_to_its_project(project, tmp_path):
         assert (program.directory, program.is_signed) == (project, True)
 
 
-@pytest.mark.long
 def test_a_fork_starts_from_the_best_checkpoint_with_its_own_history_and_objective(command, project):
     code, out, err = command("fork", "first", "--checkpoint", "best", "agent.lr=0.5", "loop.steps=12")
     assert code == 0, err
@@ -512,7 +509,6 @@ def test_a_fork_reproduces_its_parent_and_a_nested_fork_records_its_ancestry(com
     ]
 
 
-@pytest.mark.long
 def test_another_architecture_is_rejected_before_a_run_is_created(command, project):
     err = command.error("fork", "first", "--checkpoint", "best", "agent.width=4", code=1)
     assert "fork of agents/first at step 6: no run was created" in err
@@ -520,7 +516,6 @@ def test_another_architecture_is_rejected_before_a_run_is_created(command, proje
     assert run_names(project) == ["first"]
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_fork_into_another_app_refers_to_the_checkpoint_by_path(command, project):
     command.error("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=first")  # unique in a root
@@ -590,7 +585,6 @@ def test_an_ambiguous_run_name_lists_the_apps(command, project):
     assert "agents/first, others/first" in err
 
 
-@pytest.mark.long
 def test_a_truncated_checkpoint_is_rejected_before_a_run_is_created(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "cut")
     update_json(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
@@ -659,7 +653,6 @@ def test_a_damaged_run_file_is_named(file, command, project):
         assert file in err
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_job_of_a_sweep_is_rerun_and_forked_as_a_single_run(command, project):
     run_program(project, "-m", "agent.lr=0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")

@@ -40,7 +40,6 @@ def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(kille
     assert "mlflow, tensorboard: delivered all " in capfd.readouterr().out
 
 
-@pytest.mark.long
 def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capfd):
     run = killed_run()
     assert main(["close", str(run)]) == 0
@@ -50,7 +49,6 @@ def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capfd):
     assert "'first' is recorded as KILLED; already complete: tensorboard" in capfd.readouterr().out
 
 
-@pytest.mark.long
 def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
     run = killed_run("saves")
     assert main(["close", str(run)]) == 0
@@ -68,7 +66,6 @@ def test_an_active_run_is_not_closed_and_its_process_is_named(make_config, capfd
     assert all(part in err for part in ("'run'", f"process {os.getpid()} ", socket.gethostname()))
 
 
-@pytest.mark.long
 def test_an_unreachable_sink_delays_no_other_sink_and_catches_up_later(killed_run, command):
     run = killed_run()
     change_config(run, "sinks", mlflow={"enabled": True})

@@ -95,7 +95,6 @@ def root(tmp_path_factory):
     return root_dir
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("action", [("table",), ("select",), ("sensitivity", "--param", "activation"), ("compare",)])
 def test_tables_of_results_show_values_literally(action, trieye_command, root):
     text = trieye_command("results", action[0], root, "--metric", "eval/return", *action[1:])

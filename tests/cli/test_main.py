@@ -84,7 +84,6 @@ def test_output_to_a_full_disk_is_an_error_in_one_line(tmp_path, monkeypatch, ca
     assert capfd.readouterr().err == "error: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])
 def test_a_closed_pipe_causes_no_traceback(make_config, arguments):
     with trieye.Run(make_config(run_name="run")) as run:

@@ -189,7 +189,10 @@ def test_ctrl_d_at_a_question_aborts_like_ctrl_c():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "interrupted; nothing was written\n"), (["--overwrite"], "run it again: my_agent may be incomplete\n")],
+    [
+        ([], "interrupted; nothing was written\n"),
+        (["--overwrite"], "my_agent may be incomplete: run the command again\n"),
+    ],
 )
 def test_an_interrupt_leaves_no_part_of_a_project_unless_a_folder_is_overwritten(arguments, message):
     command = [sys.executable, "-m", "trieye.cli", "new", "my_agent", "--no-input", *arguments]

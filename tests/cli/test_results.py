@@ -686,7 +686,6 @@ def test_a_killed_run_with_points_only_in_its_journal_names_the_close_command(re
     assert "trieye close" not in err
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("action", ["table", "curve", "select", "export", "report"])
 def test_runs_and_apps_are_selected_as_in_other_commands(action, scored_runs, results, tmp_path):
     shutil.copytree(scored_runs / "app", tmp_path / ".trieye_data/app")

@@ -219,7 +219,6 @@ def test_a_starting_run_is_distinguished_from_an_interrupted_start(runs, startin
     assert (code, out, err) == (0, f"no runs in {starting}\n", f"starting: first in {starting.parent}\n")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("action", ["runs", "why"])
 @pytest.mark.parametrize("name", ["first", "agents/first"])
 def test_the_name_of_a_starting_run_says_so(action, name, runs, starting, command):

@@ -148,7 +148,6 @@ def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_se
     assert "its jobs are of the program 'train', not 'other'" in err
 
 
-@pytest.mark.long
 def test_many_jobs_are_relaunched_by_ranges(sweep, tmp_path):
     assert sweep("plan", "train.py", "seed=range(0,3000)", "-o", "first")[0] == 0
     command = shlex.split(sweep("relaunch", "first", "--dry-run")[1].partition("the command: ")[2])
@@ -235,7 +234,6 @@ def test_tasks_of_a_scheduler_run_in_parallel(planned, tmp_path):
     assert states(planned) == ["completed", *["missing"] * 4, "completed"]
 
 
-@pytest.mark.long
 def test_a_relaunch_runs_only_missing_jobs(planned, tmp_path):
     (tmp_path / "broken").touch()
     assert planned("run", "-d", "first", "-i", "0", "--stride", "3")[0] == 1
@@ -319,7 +317,6 @@ def test_a_signal_that_kills_a_program_sets_the_exit_code_of_a_shell(planned, tm
     assert planned("relaunch", "first")[0] == 128 + number
 
 
-@pytest.mark.long
 def test_exit_code_2_is_reserved_for_errors_before_a_run_starts(sweep, tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(
@@ -332,14 +329,12 @@ def test_exit_code_2_is_reserved_for_errors_before_a_run_starts(sweep, tmp_path)
         assert done.returncode == code, done.stderr
 
 
-@pytest.mark.long
 def test_a_relaunch_waits_for_jobs_that_outlive_their_driver(planned, start_orphan):
     start_orphan(2, num_others=5)
     assert planned("relaunch", "first")[0] == 0
     assert states(planned) == ["completed"] * 6
 
 
-@pytest.mark.long
 def test_a_part_of_a_sweep_skips_jobs_that_another_part_runs(planned, start_orphan):
     start_orphan(1, num_others=2)
     code, _, err = planned("run", "-d", "first", "-i", "0-2")

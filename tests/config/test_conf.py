@@ -48,14 +48,12 @@ def _option_combinations() -> list[list[Path]]:
     return [[*chosen[0], *(path for path in OPTIONS if path.parts[0] == "metric")], *chosen[1:]]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("options", _option_combinations(), ids=lambda options: " ".join(map(str, options[:3])))
 def test_each_option_builds_the_config(options):
     config = compose([word for option in options for word in _override(option)])
     assert isinstance(config, TrieyeConfig)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("option", sorted((CONF / "sync").glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_option_of_explorers_builds_a_training_config(option):
     config = compose([f"+sync={option.stem}", "+explorer=four"], config_type=TrainConfig)

@@ -350,7 +350,6 @@ def size_of(*directories):
     return sum(path.stat().st_size for directory in directories for path in directory.rglob("*") if path.is_file())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("reference", [None, "best", "latest", "step:1"])
 def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, reference):
     def restore():

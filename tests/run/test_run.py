@@ -93,7 +93,6 @@ class Broken(Lines):
         super().write(points)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ends_by", ["flush", "save", "close"])
 def test_a_run_fails_with_a_required_sink(make_config, tmp_path, request, ends_by):
     config = make_config(sinks={"required": ["lines"]}, runtime={"kind": "local"})
@@ -130,7 +129,6 @@ def test_a_missing_required_sink_is_a_configuration_error(make_config, tmp_path)
     assert record_of(config.persistence.get_run_base_dir()).status == "FAILED"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_typed", [False, True])
 def test_event_files_are_in_the_run_directory_or_in_an_existing_tensorboard_folder(make_config, tmp_path, is_typed):
     for name, subdirectory in (("new", ""), ("old", "tensorboard")):
@@ -371,7 +369,6 @@ def test_ctrl_c_saves_the_last_step_and_the_next_start_resumes_there(tmp_path, k
     assert f"continues at step {saved}" in errors
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("every", "saved"), [(0, [7]), (3, [3, 6, 7]), (7, [7])])
 def test_the_last_step_is_saved_once(make_config, every, saved):
     with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": every})) as run:

@@ -129,7 +129,6 @@ def test_a_stuck_sink_blocks_no_other_calls(run, source):
     assert steps_of(sink) == list(range(1001))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [FlakySink, OwnSink])
 def test_closing_an_unreachable_sink_is_quick_and_reports_the_backlog(run, source, caplog, kind):
     thread = SinkThread(kind(), run, source)

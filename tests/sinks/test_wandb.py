@@ -135,7 +135,6 @@ def test_points_of_a_step_share_a_row_with_step_and_time_and_the_summary_has_the
     assert summary["loss"] == 0.75
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1), ("KILLED", 130), ("RUNNING", 1)])
 def test_the_exit_code_records_the_status(run, status, code):
     opened(run).close(status)

@@ -36,7 +36,6 @@ def edit(directory, **fields):
     (directory / STATUS).write_text(json.dumps(record | fields))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("state", ["completed", "failed", "lost"])
 @pytest.mark.parametrize("name", ["checkpoints", "saved"])
 def test_a_job_has_a_checkpoint_in_every_state(state, name, tmp_path, make_config, capsys):

@@ -457,7 +457,6 @@ def test_a_job_without_an_output_directory_fails_alone(sweep, monkeypatch):
     assert sweep.states(4) == ["completed", "failed", "completed", "failed"]
 
 
-@pytest.mark.long
 def test_jobs_that_would_share_an_output_directory_are_rejected(sweep):
     words = ["what=a,b", "cpus=1,2", "hydra.launcher.num_jobs=1"]
     for subdir in ("same", "of_${what}"):
@@ -498,7 +497,6 @@ def test_an_output_directory_below_the_directory_of_its_job_needs_no_link(sweep)
     assert not (sweep.directory / "1/output").exists()
 
 
-@pytest.mark.long
 def test_runs_without_a_name_belong_to_their_job_also_after_a_relaunch(sweep, tmp_path, monkeypatch):
     def task(cfg):
         is_first = cfg.what == "b" and not (tmp_path / "failed").exists()

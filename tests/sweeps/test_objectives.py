@@ -139,7 +139,6 @@ def test_incompatible_options_of_objectives_are_rejected(options, message):
         SweeperConfig.model_validate(options)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["grid", "optuna"])
 def test_an_objective_that_is_nan_ends_no_sweep_and_is_never_optimal(sweep, kind):
     def task(cfg):
@@ -207,7 +206,6 @@ def distance_and_cost(cfg):
     return {"distance": abs(cfg.x - 3), "cost": cfg.x}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["grid", "optuna"])
 def test_the_pareto_optimal_jobs_of_several_objectives_are_shown_and_recorded(sweep, kind, capfd):
     words = [f"hydra.sweeper.kind={kind}", "hydra.sweeper.num_trials=5", "hydra.sweeper.mode=[min,min]"]
@@ -240,7 +238,6 @@ def test_a_wrong_number_of_objectives_fails_at_the_first_job(sweep):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("words", [[], ["hydra/launcher=basic"], ["hydra.sweeper.kind=optuna"]])
 def test_several_objectives_are_compared_by_name(sweep, words):
     outcomes = iter([{"acc": 1, "time": 9}, {"time": 2, "acc": 3}, {"acc": 2, "loss": 1}])

@@ -53,7 +53,6 @@ def test_the_config_equals_the_one_that_hydra_composes(composer, overrides):
     assert fast.hydra._get_flag("readonly") == slow.hydra._get_flag("readonly")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("override", ["net=large", "+net@other=large", "~deep.a", "hydra.job.name=y", "lr=1,2"])
 def test_other_overrides_are_left_to_hydra(composer, override):
     loader, sweep = composer

@@ -76,7 +76,6 @@ def means(collector):
     return {name: float(np.mean(values)) for name, values in collector.metrics().items()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("env", [{}, {"num": 4}, {"num": 3, "vector": "async"}], ids=["one", "four", "async"])
 def test_rows_equal_those_of_single_environments_across_fragments(env, closing):
     num = env.get("num", 1)

@@ -1,6 +1,7 @@
 """load_policy needs only the weights and the config of a run."""
 
 import shutil
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -158,3 +159,11 @@ def test_the_environment_of_a_run_without_a_config_is_unavailable(tmp_path):
     (tmp_path / "configs.json").write_text("{}")
     with pytest.raises(ConfigurationError, match=r"has no key env, .*; use its code instead"):
         trieye.make_env(tmp_path)
+
+
+def test_the_environment_of_a_config_has_its_wrappers_for_training():
+    clip = {"name": "TransformReward", "kwargs": {"func": np.sign}, "training_only": True}
+    config = trieye.EnvConfig(id="Pendulum-v1", wrappers={"clip": clip})
+    with closing(trieye.make_env(config, seed=0)) as env:
+        env.reset(seed=0)
+        assert env.step(env.action_space.sample())[1] == -1.0

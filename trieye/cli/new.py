@@ -89,9 +89,8 @@ def run(options: argparse.Namespace) -> int:
         check_slug=lambda slug: _check_target(options.output_dir / slug, overwrite=options.overwrite),
     )
     if options.overwrite:
-        options.when_interrupted = (
-            f"interrupted; run it again: {options.output_dir / answers['slug']} may be incomplete"
-        )
+        target = options.output_dir / answers["slug"]
+        options.when_interrupted = f"interrupted; {target} may be incomplete: run the command again"
     project = bake(answers, options.output_dir, overwrite=options.overwrite)
     print(_closing(project, answers["slug"], answers["algorithm"]))
     return 0
@@ -165,7 +164,7 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
                     overwrite_if_exists=overwrite,
                     config_file=str(settings),
                 )
-                return Path(project).rename(output_dir.absolute() / answers["slug"])
+                return Path(project) if overwrite else Path(project).rename(output_dir.absolute() / answers["slug"])
         except (CookiecutterException, OSError) as error:
             raise ConfigurationError(f"cannot write the project to {str(output_dir)!r}: {error}") from error
         finally:

@@ -1,6 +1,5 @@
 """LoopConfig: limits of an experiment, evaluations, objective and reaction to non-finite values."""
 
-from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -66,17 +65,20 @@ class LoopConfig(StrictModel):
             raise ValueError("target needs evaluations during training; set loop.evaluate_every_steps")
         return self
 
-    def check_supported(self, unsupported: Iterable[str], program: str) -> None:
-        """Check that keys which a program ignores have their defaults.
+    def check_own_loop(self, program: str) -> None:
+        """Check that a program with its own training loop ignores none of these values.
+
+        Such a program reads `steps` and the intervals; only the loop of `trieye.Experiment` reads the other keys.
 
         Args:
-            unsupported: Names of the keys.
             program: The program, as named in the message.
 
         Raises:
-            ConfigurationError: A key has another value.
+            ConfigurationError: `steps` is null, or another limit or an option of that loop is set.
         """
-        for name in unsupported:
+        if self.steps is None:
+            raise ConfigurationError(f"loop.steps=null: {program} requires a number of steps")
+        for name in ("env_steps", "time_s", "target", "background_evaluation", "profile_steps"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ConfigurationError(f"loop.{name} is not supported by {program}")
 

@@ -34,14 +34,14 @@ def load_policy(run: RunReference, which: Which = "best", *, device: str = "cpu"
     return policy_of(run_dir, load_checkpoint(run_dir, which), device)
 
 
-def make_env(run: RunReference | EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
-    """Create the environment of a run's evaluations: original rewards, no wrappers for training only.
+def make_env(source: RunReference | EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
+    """Create the evaluation environment of a run, or the training environment that a config describes.
 
-    Its observations are valid input of `Policy.predict`.
+    Evaluation environments have the original rewards and no wrappers for training only; their observations are valid
+    input of `Policy.predict`.
 
     Args:
-        run: A stored run, its directory, or its name: `run` or `app/run`. With a config of an environment, all its
-            wrappers apply, also those for training.
+        source: A stored run, its directory, its name (`run` or `app/run`), or the config of an environment.
         render_mode: `rgb_array`, `human` or another mode of the environment; None renders nothing.
         seed: Seed of its spaces, for environments that sample from them.
 
@@ -51,9 +51,9 @@ def make_env(run: RunReference | EnvConfig, *, render_mode: str | None = None, s
     Raises:
         ConfigurationError: The run has no environment config, or the environment cannot be created.
     """
-    if isinstance(run, EnvConfig):
-        return environments.make_env(run, render_mode=render_mode, seed=seed)
-    run_dir = directory_of(run)
+    if isinstance(source, EnvConfig):
+        return environments.make_env(source, render_mode=render_mode, seed=seed)
+    run_dir = directory_of(source)
     values = with_secrets(recorded_config(run_dir))
     if "env" not in values:
         raise ConfigurationError(

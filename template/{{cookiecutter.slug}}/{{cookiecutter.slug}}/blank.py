@@ -24,9 +24,16 @@ class Blank(Experiment[TrainConfig]):
         """Create the state of the training; `self.run` logs images, tables and files."""
         assert isinstance(config.agent, BlankConfig)
         self.noise = config.agent.noise
+        ignored = {
+            "explorer.num": config.explorer.num > 0,
+            "env.num": config.env.num > 1,
+            "env.clip_rewards": config.env.clip_rewards,
+            "env.normalize_observations": config.env.normalize_observations,
+            "env.normalize_rewards": config.env.normalize_rewards,
+        }
+        if keys := [key for key, is_set in ignored.items() if is_set]:
+            raise ConfigurationError(f"agent=blank does not support {', '.join(keys)}")
         self.env = make_env(config.env)  # with env.wrappers and env.frame_stack
-        if config.explorer.num or config.env.normalize_observations or config.env.normalize_rewards:
-            raise ConfigurationError("agent=blank supports neither explorers nor env.normalize_...")
         assert isinstance(self.env.action_space, gym.spaces.Discrete)
         size = int(np.prod(self.env.observation_space.shape or ()))
         self.weights = np.zeros((int(self.env.action_space.n), size))

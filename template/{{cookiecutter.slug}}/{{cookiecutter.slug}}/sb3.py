@@ -17,7 +17,6 @@ from pydantic import Field
 
 Which = Literal["best", "latest"] | int
 RESERVED = {"self", "env", "seed", "_init_setup_model"}
-UNSUPPORTED = ("env_steps", "time_s", "target", "background_evaluation", "profile_steps")
 
 
 class Config(trieye.TrieyeConfig):
@@ -40,9 +39,7 @@ class Config(trieye.TrieyeConfig):
     def check(self) -> None:
         """Create the model once, so that invalid hyperparameters are reported before a run is created."""
         super().check()
-        if self.loop.steps is None:
-            raise trieye.ConfigurationError("loop.steps=null: stable-baselines3 requires a number of timesteps")
-        self.loop.check_supported(UNSUPPORTED, "sb3")
+        self.loop.check_own_loop("stable-baselines3")
         arguments = [name for name in inspect.signature(class_of(self).__init__).parameters if name not in RESERVED]
         for name in self.hyperparameters.keys() - set(arguments):
             hint = f"{trieye.did_you_mean(name, arguments)} (arguments: {', '.join(arguments)}; seed and env are keys)"

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
 
-UNSUPPORTED = ("env_steps", "time_s", "target", "background_evaluation", "profile_steps")
-
 
 class Config(trieye.TrieyeConfig):
     """Hyperparameters of this file, added to the keys of every run."""
@@ -38,9 +36,7 @@ class Config(trieye.TrieyeConfig):
     def check(self) -> None:
         """Create the environment once, so that an unsuitable one is reported before a run is created."""
         super().check()
-        if self.loop.steps is None:
-            raise trieye.ConfigurationError("loop.steps=null: this program requires a number of steps")
-        self.loop.check_supported(UNSUPPORTED, "this program")
+        self.loop.check_own_loop("single_file")
         try:
             env = gym.make(self.env_id)
         except (gym.error.Error, ImportError) as error:

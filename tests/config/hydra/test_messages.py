@@ -315,7 +315,6 @@ def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, proje
     assert f"experiment/mine.yaml: {message}" in mistaken("experiment=mine")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("first_line", ["", "\ufeff# @package _global_\n"])
 @pytest.mark.parametrize("typed", ["experiment=mine", "debug=mine", "+local=mine"])
 def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, typed, first_line):

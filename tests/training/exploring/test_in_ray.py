@@ -148,7 +148,6 @@ def test_explorers_with_whole_gpus_get_other_gpus_than_the_learner(num_gpus, lea
     assert completed.stdout.strip().startswith(expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_long_fragments_continue_with_newer_weights(started, runtime):
     parts = PPO_PARTS | {"explorer": {"num": 2}, "runtime": {"kind": runtime}}
