@@ -92,7 +92,6 @@ def test_a_summary_writer_reports_that_mlflow_is_not_installed():
     assert list(Path().rglob("events.out.tfevents.*"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("runtime", "mlflow", "parts"),
     [

@@ -204,7 +204,6 @@ def test_an_interrupt_leaves_no_part_of_a_project_unless_a_folder_is_overwritten
     assert bool(list(Path().iterdir())) == bool(arguments)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "arguments"), [("My Robot\n\n", []), ("My Robot\n", ["--slug", "my_robot"]), ("\n", ["My Robot"])]
 )

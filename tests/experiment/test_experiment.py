@@ -121,7 +121,6 @@ def test_an_experiment_logs_to_its_run_and_raises_without_one(loop_config):
         Showing(loop_config(steps=4)).step()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("loop", "step", "reason"),
     [
@@ -168,7 +167,6 @@ def attempts(result):
     return RunRecord.read(result.run_dir / "run.json").attempt
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "limit", [{"steps": 20}, {"env_steps": 80}, {"time_s": 1e-9}, {"target": -25.0, "steps": 999}], ids=str
 )

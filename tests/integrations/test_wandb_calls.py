@@ -206,7 +206,6 @@ def test_a_step_below_the_current_one_is_rejected(capsys):
     assert "the current step is 5" in capsys.readouterr().err
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, []), (math.nan, []), (math.inf, []), ([], []), ([7.0], [7.0]), (np.array(8), [8.0]), (False, [0.0])],

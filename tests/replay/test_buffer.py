@@ -381,7 +381,6 @@ def row_values(buffer):
     }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 @pytest.mark.parametrize(

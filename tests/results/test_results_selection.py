@@ -52,7 +52,6 @@ def test_conditions_compare_parameters_seed_name_and_status(results):
     assert names(results.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [

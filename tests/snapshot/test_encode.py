@@ -123,7 +123,6 @@ TENSOR_DTYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")  # complex32 triggers it
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 3)], ids=str)

@@ -247,7 +247,6 @@ class Disturbing(DQN):
         return super().evaluate()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "test"),
     [

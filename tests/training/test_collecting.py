@@ -463,7 +463,6 @@ def clipping(bound):
     return {"wrappers": {"clip": {"name": "ClipReward", "kwargs": {"max_reward": bound}}}}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

@@ -203,7 +203,6 @@ def test_files_that_no_export_wrote_are_untouched(tmp_path, monkeypatch, name):
         export_policy(make_policy(QPolicy), tmp_path / "notes.txt")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "agent"),
     [(DQN, {"kind": "dqn", "learning_starts": 8, "batch_size": 8}), (PPO, {"kind": "ppo", "batch_size": 8})],

@@ -166,7 +166,6 @@ def test_a_gpu_checkpoint_resumes_on_the_cpu_with_a_bit_exactness_warning(tmp_pa
     assert "the resume is not bit-exact" in resumed.stderr
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("explorers", [0, 1])
 @pytest.mark.parametrize(
     ("before", "after"),

@@ -200,7 +200,6 @@ def test_an_option_in_a_subfolder_of_a_group_has_a_closest_match(project, mistak
     assert "unknown option 'atari/pnog' of experiment; did you mean 'atari/pong'?" in message
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "parts"),
     [
@@ -273,7 +272,6 @@ LISTED = """
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "text", "typed"),
     [
@@ -300,7 +298,6 @@ def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(m
     assert "add `defaults: [trieye, _self_]`" in message
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("values", "message"),
     [

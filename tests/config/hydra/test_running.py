@@ -121,7 +121,6 @@ def test_sweeping_over_a_hydra_key_is_rejected(mistaken):
     assert mistaken("-m", "seed=0,1", "hydra.job.chdir=true,false").startswith("hydra.job.chdir=true,false: ")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "limits", "replaced"),
     [
