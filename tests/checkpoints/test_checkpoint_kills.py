@@ -30,11 +30,13 @@ def test_a_save_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_pat
     save = lambda directory: CheckpointStore(directory).save(step, encoded)  # noqa: E731 - runs in the child
     for number, directory, is_done in killed_at_each(OPERATIONS, prepare, save):
         reader, store = CheckpointStore(directory, read_only=True), CheckpointStore(directory)
+        before = sorted(directory.iterdir())
         for opened in (reader, store):
             loaded = opened.load(opened.latest().path)
             assert loaded["step"] == opened.latest().step, number
             assert loaded["version"] in ({2} if is_done else {1, 2}), number
             assert (loaded["a"] == loaded["version"]).all(), number
+            assert opened is store or sorted(directory.iterdir()) == before, number
         assert not is_done or store.latest().step == step
         store.save(3, state(3, 3))
         left = {path.name for path in directory.iterdir()}
