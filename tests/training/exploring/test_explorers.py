@@ -229,6 +229,21 @@ def test_a_resumed_run_with_one_explorer_in_step_equals_an_uninterrupted_one(tra
     assert same(whole, halves)
 
 
+def test_a_save_keeps_the_restored_states_of_explorers_that_are_still_starting(train_config, monkeypatch):
+    config = train_config(**PPO_PARTS, explorer={"num": 1})
+    first = PPO(config)
+    first.advance()
+    engine, is_saved = resumed(first, config), threading.Event()
+    monkeypatch.setattr(Explorer, "writer_name", lambda _: is_saved.wait(10) and None)  # the first answer
+    restored = engine._row_source._group.slots[0].state
+    engine._row_source.begin()
+    (entry,) = engine._row_source.state_dict()["explorers"]
+    is_saved.set()
+    engine.cleanup()
+    assert restored is not None
+    assert entry["state"] is restored
+
+
 class Twice(PPO):
     """Collects twice in a step."""
 

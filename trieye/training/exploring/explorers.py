@@ -325,12 +325,9 @@ class Explorers:
         """
         self._is_paused = True
         timeout_s = self._config.fragment_timeout_s
-        if not self._has_started:
-            states: list[Any] = [slot.state for slot in self._group.slots]
-        else:
-            if self._group.fault is None:
-                self._group.wait(self._is_idle, timeout_s)
-            states = self._group.ask("state_dict", timeout_s)
+        if self._has_started and self._group.fault is None:
+            self._group.wait(self._is_idle, timeout_s)
+        states = self._group.ask("state_dict", timeout_s)
         return {
             "env_steps": self.env_steps,
             "version": self.version,
@@ -338,7 +335,7 @@ class Explorers:
             "published_step": self._published_step,
             "explorers": [
                 {
-                    "state": state,
+                    "state": slot.state if state is None else state,  # starting explorers do not answer
                     "delivered": slot.delivered,
                     "granted": slot.granted,
                     "incarnation": slot.incarnation,

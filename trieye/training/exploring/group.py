@@ -52,7 +52,7 @@ class ExplorerSlot:
         restarts_at: Time of the restart, seconds of `time.monotonic`.
         is_abandoned: Whether it failed too often to be restarted.
         client: Name of its replay writer, if any.
-        state: State to restore at the next start.
+        state: Restored state, until the first fragment is assigned; each start before that loads it.
         on_version: Newest version assigned to it, and the number of fragments assigned with that version.
         waits_until: Time until which it waits for newer weights; None if it does not wait.
         began_at: Start of its oldest assignment, or of the explorer itself.
@@ -173,6 +173,7 @@ class ExplorerGroup:
         assert slot.worker is not None  # noqa: S101 - `assignment` checks it
         slot.began_at = slot.began_at if slot.assignments else time.monotonic()
         slot.assignments.append(assignment)
+        slot.state = None
         slot.granted = assignment.number + 1
         incarnation, call = slot.incarnation, slot.worker.begin("rollout", assignment)
         call.add_done_callback(
@@ -332,8 +333,7 @@ class ExplorerGroup:
         slot.worker = self._pool.start(self._task, slot.index, slot.incarnation)
         self._on_result(slot, slot.worker.find(), partial(self._on_placed, slot))
         if slot.state is not None:
-            state, slot.state = slot.state, None
-            self._on_result(slot, slot.worker.begin("load_state_dict", state), self._count_interrupted)
+            self._on_result(slot, slot.worker.begin("load_state_dict", slot.state), self._count_interrupted)
         self._on_result(slot, slot.worker.begin("writer_name"), partial(self._on_ready, slot))
 
     def _on_placed(self, slot: ExplorerSlot, machine: str) -> None:
