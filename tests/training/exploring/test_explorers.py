@@ -244,6 +244,19 @@ def test_a_save_keeps_the_restored_states_of_explorers_that_are_still_starting(t
     assert entry["state"] is restored
 
 
+def test_a_resume_between_two_versions_publishes_the_weights_of_the_older_one(train_config):
+    config = train_config(**PPO_PARTS, explorer={"num": 1}, sync={"interval": 3})
+    first = PPO(config)
+    first.advance()
+    published, learned = first._row_source._published.handle, first.policy.state_dict()
+    engine = resumed(first, config)
+    engine.collect()
+    republished = engine._row_source._published.handle
+    engine.cleanup()
+    assert same(republished, published)
+    assert not same(republished, learned)
+
+
 class Twice(PPO):
     """Collects twice in a step."""
 

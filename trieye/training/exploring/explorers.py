@@ -17,7 +17,7 @@ from trieye.training.exploring.group import ExplorerGroup, ExplorerSlot
 from trieye.training.exploring.inbox import Fragments, Reports
 from trieye.training.exploring.pace import SyncRules
 from trieye.training.exploring.places import ExplorerPool
-from trieye.training.exploring.transports import weights_of
+from trieye.training.exploring.transports import Weights, weights_of
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.reward_scale import RewardScale
@@ -70,6 +70,7 @@ class Explorers:
         self._step = self._published_step = 0
         self._has_fragments = self._is_publishing = False
         self._published: Published | None = None
+        self._weights: Weights | None = None  # of the newest version, if it lasts for several exact steps
         self._publish_s: list[float] = []
         self._episode_values: dict[str, list[float]] = defaultdict(list)
         self._learned: list[FragmentResult] = []
@@ -112,7 +113,7 @@ class Explorers:
             )
         self.begin()
         if self._published is None:
-            self._announce(max(self.version, 0))
+            self._announce(max(self.version, 0), self._weights or weights_of(self._policy))
         self._is_paused, self._is_waiting = False, True
         self._group.poke()
         try:
@@ -181,7 +182,7 @@ class Explorers:
             self._is_publishing = is_due and self._may_publish()
         if self._is_publishing:
             try:
-                self._announce(self.version + 1)
+                self._announce(self.version + 1, weights_of(self._policy))
                 self._published_step = self._step
             finally:
                 self._is_publishing = False
@@ -209,11 +210,13 @@ class Explorers:
         """Return whether the learner may use a fragment of version `fragment_version` at `version`."""
         return not self._queue.is_bounded or self._rules.is_fresh(fragment_version, version)
 
-    def _announce(self, version: int) -> None:
+    def _announce(self, version: int, weights: Weights) -> None:
         """Publish weights through the transport, then start fragments with them, and announce them to long ones."""
         began = time.perf_counter()
-        published = Published(version, self._publish_with_retries(version))
+        published = Published(version, self._publish_with_retries(version, weights))
         self._publish_s.append(time.perf_counter() - began)
+        is_kept = self._sync.style == "fixed" and self._sync.interval > 1
+        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()} if is_kept else None
         with self._group.lock:
             self.version, self._published = version, published
             for report in self._queue.set_version(version):
@@ -223,9 +226,9 @@ class Explorers:
                 if self._sync.style == "fully_async" and slot.worker is not None and slot.usual_s > _ANNOUNCE_AFTER_S:
                     slot.worker.tell("announce", published)
 
-    def _publish_with_retries(self, version: int) -> Any:
+    def _publish_with_retries(self, version: int, weights: Weights) -> Any:
         """Publish weights through the transport; retry with pauses if it fails."""
-        backoff, weights = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), weights_of(self._policy)
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 return self._task.transport.publish(version, weights)
@@ -333,6 +336,7 @@ class Explorers:
             "version": self.version,
             "step": self._step,
             "published_step": self._published_step,
+            "weights": None if self._step == self._published_step else self._weights,
             "explorers": [
                 {
                     "state": slot.state if state is None else state,  # starting explorers do not answer
@@ -360,6 +364,7 @@ class Explorers:
             state = self._after_collector(state)
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
+        self._weights = state.get("weights")
         self._scale.moments = tuple(state.get("returns", self._scale.moments))
         group = self._group
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
