@@ -257,6 +257,21 @@ def test_a_resume_between_two_versions_publishes_the_weights_of_the_older_one(tr
     assert not same(republished, learned)
 
 
+@pytest.mark.parametrize("replay", [{}, {"replay": {"kind": "fragment"}}])
+def test_a_resume_with_another_fragment_length_drops_the_waiting_fragments_and_says_so(train_config, capsys, replay):
+    parts = PPO_PARTS | {"sync": {"offset": 1}} | replay
+    first = PPO(train_config(**parts, explorer={"num": 1, "fragment_steps": 8}))
+    first.advance()
+    state = decode(encode(first.save_checkpoint(None)))
+    first.cleanup()
+    engine = PPO(train_config(**parts, explorer={"num": 2, "fragment_steps": 4}))
+    engine.load_checkpoint(state)
+    assert engine.collect().valid.shape == (4, 2)
+    assert engine._row_source.metrics()["explorer/lost_fragments"] == len(state["collector"]["inbox"]["reports"]) > 0
+    assert "fragments of 8 steps are lost: explorers now collect 4 steps" in capsys.readouterr().err
+    engine.cleanup()
+
+
 class Twice(PPO):
     """Collects twice in a step."""
 

@@ -351,6 +351,7 @@ class Explorers:
             "lost": self._group.lost + sum(len(slot.assignments) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
             "returns": self._scale.moments,
+            "fragment_steps": self._steps,
             "inbox": self._queue.state_dict(),
         }
 
@@ -370,7 +371,7 @@ class Explorers:
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
         self._load_explorers(state["explorers"], state.get("retired", []))
-        self._queue.load_state_dict(state["inbox"])
+        self._load_queue(state["inbox"], state.get("fragment_steps", self._steps))
         if self._task.make_writer is not None and self._sync.style == "fixed":
             self._say_inexact()
         return False
@@ -387,6 +388,17 @@ class Explorers:
             "retired": [{"state": None, "delivered": 0, "incarnation": 0}],  # explorer 0 gets another seed
             "inbox": {"reports": []},
         }
+
+    def _load_queue(self, state: Mapping[str, Any], fragment_steps: int) -> None:
+        """Restore the waiting fragments, unless the learner cannot join their rows with those of new ones."""
+        if fragment_steps == self._steps or self._task.make_writer is not None:
+            self._queue.load_state_dict(state)
+        elif num := len(state["reports"]):
+            self._group.lost += num
+            say(
+                f"{num} waiting fragments of {fragment_steps} steps are lost: explorers now collect {self._steps} "
+                "steps (explorer.fragment_steps, by default agent.rollout_steps)"
+            )
 
     def _say_inexact(self) -> None:
         config: Any = self._task.config
