@@ -193,6 +193,19 @@ def test_the_replay_survives_a_change_of_discount_or_n_step(train_config, before
     engine.cleanup()
 
 
+def test_explorers_that_are_removed_and_added_again_start_with_other_episodes(train_config):
+    def config(explorers):
+        return train_config(agent=AGENTS["ppo"][1], explorer={"num": explorers})
+
+    engine, starts = PPO(config(0)), []
+    for explorers in (2, 0, 2, 0, 2):
+        engine = resumed(engine, config(explorers))
+        if explorers:
+            starts += [tuple(obs) for obs in engine.collect()["obs"][0].tolist()]
+    engine.cleanup()
+    assert len({*starts}) == len(starts) == 6
+
+
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_resume_starts_new_episodes_when_explorers_are_added_or_removed(train_config, name, before, after, capfd):

@@ -83,6 +83,7 @@ class Collector:
         self.generator = torch.Generator(self._device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
         self._streams = np.arange(self.envs.num_envs)  # environment ids in the replay; replaced after a cut
+        self._retired_entries: list[dict[str, Any]] = []  # of earlier explorers, for later ones
         self._refusals: dict[int, int] = {}  # consecutive refused rows by environment
         self._reset_all(seed)
 
@@ -378,6 +379,7 @@ class Collector:
             "envs": None if self._interrupted_by is not None else self._env_state,
             "env_config": self._config.identity(),
             "generator": self.generator,
+            "retired": self._retired_entries,
         }
 
     def plain_state(self) -> dict[str, Any]:
@@ -399,6 +401,8 @@ class Collector:
             SerializationError: The environments have different wrappers, although their config is the same.
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
+        entries = [*state.get("explorers", ()), *state.get("retired", ())]
+        self._retired_entries = [{**entry, "state": None} for entry in entries]
         if "explorers" in state:
             self._load_explorers(state)
             return False

@@ -385,7 +385,8 @@ class Explorers:
             **dict.fromkeys(("step", "published_step", "restarts", "lost"), 0),
             "interrupted": int(state["interrupted"]) + int(np.count_nonzero(~np.asarray(state["done"]))),
             "explorers": [],
-            "retired": [{"state": None, "delivered": 0, "incarnation": 0}],  # explorer 0 gets another seed
+            # the collector had the first seed of explorer 0
+            "retired": state.get("retired") or [{"state": None, "delivered": 0, "incarnation": 0}],
             "inbox": {"reports": []},
         }
 
