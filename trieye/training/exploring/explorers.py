@@ -98,7 +98,7 @@ class Explorers:
                 self._group.start()
 
     def collect(self, steps: int | None = None) -> Rows:
-        """Wait for the fragments of one learner step, one for each explorer, and return their rows.
+        """Wait for the fragments of one learner step, on average one per explorer, and return their rows.
 
         If there is a replay, the rows went there, and the result is empty.
 
