@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.algorithms import DQN
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, as_arrays, load_weights
+from trieye.training.exploring.transports import (
+    CheckpointTransport,
+    LocalTransport,
+    SupersededError,
+    as_arrays,
+    load_weights,
+)
 
 
 def module(seed=0, *, dtype=torch.float32, width=5):
@@ -70,15 +77,29 @@ def test_only_the_newest_weight_files_remain_and_damaged_ones_are_skipped(tmp_pa
         "version_000000000003.safetensors",
     ]
     ours = module(9)
-    load_weights(ours, transport.fetch(handles[0]))  # the file was deleted: falls back to the newest
+    with pytest.raises(SupersededError, match="version 3 replaced them") as newest:
+        transport.fetch(handles[0])  # the file was deleted
+    load_weights(ours, newest.value.weights)
     assert torch.equal(ours[0].weight, module(3)[0].weight)
+    assert not capfd.readouterr().err  # a deleted file is not damaged
     transport.paths()[1].write_bytes(b"garbage")
-    load_weights(ours, transport.fetch(handles[3]))
+    with pytest.raises(SupersededError, match="version 2 replaced them") as previous:
+        transport.fetch(handles[3])
+    load_weights(ours, previous.value.weights)
     assert torch.equal(ours[0].weight, module(2)[0].weight)
     assert "version_000000000003.safetensors: " in capfd.readouterr().err
     transport.paths()[0].unlink()
     with pytest.raises(CheckpointError, match="contains no intact weights"):
         transport.fetch(handles[3])
+
+
+def test_the_weights_of_all_fragments_in_flight_remain(train_config):
+    parts = {"sync": {"transport": "checkpoint", "offset": 4}, "agent": {"rollout_steps": 8}}
+    engine = DQN(train_config(**parts, explorer={"num": 1, "max_in_flight": 5}))
+    transport = engine._row_source._task.transport  # its private object
+    handles = [transport.publish(version, engine.policy.state_dict()) for version in range(6)]
+    engine.cleanup()
+    assert [str(path) for path in transport.paths()] == handles
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.complex64])

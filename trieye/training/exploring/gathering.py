@@ -26,7 +26,7 @@ from trieye.training.config import TrainingConfig
 from trieye.training.exploring.explorer import Assignment, FragmentResult, Published, Task
 from trieye.training.exploring.group import ExplorerGroup
 from trieye.training.exploring.making import pool_and_transport
-from trieye.training.exploring.transports import CheckpointTransport, load_weights, weights_of
+from trieye.training.exploring.transports import CheckpointTransport, SupersededError, load_weights, weights_of
 from trieye.training.finite import OnNonfinite
 from trieye.training.loading import policy_of
 from trieye.training.policy import Policy
@@ -149,7 +149,10 @@ class _PublishedWeights:
         if newest in {None, self._fetched_file}:
             return None
         self._fetched_file = newest
-        return self._files.fetch(newest[0])
+        try:
+            return self._files.fetch(newest[0])
+        except SupersededError as newer:
+            return newer.weights
 
     def _newest(self) -> tuple[Path, int, int] | None:
         """Return path, inode and modification time of the newest file; each publish creates an inode."""

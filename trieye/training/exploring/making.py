@@ -45,7 +45,9 @@ def make_explorers(
     pool, transport = pool_and_transport(config, policy.device)  # first, because it starts Ray
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
-        transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
+        transport = CheckpointTransport(
+            RunFiles(config.persistence).weights_dir, keep=config.explorer.max_in_flight + 1
+        )
     if config.sync.transport == "collective":
         transport = _make_collective(config, policy)
     if ":" in config.sync.transport:

@@ -47,16 +47,16 @@ class Transport(Protocol):
         """Return the weights by name, as tensors or as arrays of `as_arrays`; the caller only reads them.
 
         They remain valid until the next call. If the requested weights are gone, it may raise `SupersededError` with
-        newer ones.
+        others.
         """
 
 
 class SupersededError(Exception):
-    """Raised by `fetch` if newer weights have replaced the requested ones.
+    """Raised by `fetch` if other weights, usually newer ones, have replaced the requested ones.
 
     Attributes:
-        version: Version of the newer weights.
-        weights: The newer weights, in the form that `fetch` returns.
+        version: Version of the other weights.
+        weights: The other weights, in the form that `fetch` returns.
     """
 
     def __init__(self, version: int, weights: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class CheckpointTransport:
 
     Args:
         directory: Directory of the files.
-        keep: Number of newest files to retain, at least 2.
+        keep: Number of newest files to retain, at least one more than the assignments in flight of an explorer.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
@@ -102,15 +102,23 @@ class CheckpointTransport:
         return str(path)
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
-        """Read the weights; if the file is gone or damaged, the newest intact other file."""
+        """Read the weights.
+
+        Raises:
+            SupersededError: The file is gone or damaged; the newest intact other file replaces it.
+            CheckpointError: No file is intact.
+        """
         path = Path(handle)
         for candidate in [path, *(other_path for other_path in reversed(self.paths()) if other_path != path)]:
             try:
-                return map_tensors(candidate)
-            except FileNotFoundError:
-                continue
+                weights = map_tensors(candidate)
             except SerializationError as error:
-                say(f"skipping damaged weights {candidate}: {error}")
+                if candidate.exists():
+                    say(f"skipping damaged weights {candidate}: {error}")
+                continue
+            if candidate != path:
+                raise SupersededError(int(candidate.stem.removeprefix("version_")), weights)
+            return weights
         raise CheckpointError(f"{handle} is gone, and {self._directory} contains no intact weights")
 
     def paths(self) -> list[Path]:
