@@ -1,7 +1,10 @@
 """Broadcasts by torch.distributed to explorers that join, die and fail, and in trainings on Ray."""
 
 import pickle
+import socket
+import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.inbox import Reports
 from trieye.training.exploring.places import ThreadExplorerPool
+from trieye.training.exploring.rendezvous import Rendezvous, RendezvousClient
 from trieye.training.exploring.transports import SupersededError, load_weights
 
 IN_RAY = {"runtime": {"kind": "ray"}}
@@ -66,6 +70,25 @@ def test_late_explorers_get_the_newest_weights_and_slow_ones_their_version(trans
     assert (newer.value.version, newer.value.weights["n"].item()) == (5, 5)
     assert first.fetch(handles[4])["n"].item() == 4  # the explorer was connected, and retained the weights
     assert first.fetch(handles[5])["n"].item() == 5
+
+
+def test_a_silent_connection_delays_no_explorer(transport):
+    handle = transport.publish(0, weights(0))
+    with socket.create_connection(transport._receiver_args[0]):
+        receiver = BroadcastReceiver(*transport._receiver_args)
+        assert receiver.get(handle, timeout_s=10.0)["n"].item() == 0
+
+
+def test_a_silent_connection_delays_no_member_of_a_group():
+    store = Rendezvous("127.0.0.1", b"key")
+    with socket.create_connection(("127.0.0.1", store.port)):
+        client = threading.Thread(
+            target=lambda: RendezvousClient(("127.0.0.1", store.port), b"key").set("a", b"1"), daemon=True
+        )
+        client.start()
+        store.wait(["a"], timedelta(seconds=10))
+    store.close()
+    assert store.get("a") == b"1"
 
 
 def test_weights_of_another_shape_are_broadcast_without_a_new_epoch(transport):

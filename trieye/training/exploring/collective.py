@@ -13,8 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, wait
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,7 @@ from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[
 
 from trieye.process.progress import say
 from trieye.training.exploring.flat import Flat, Layout, layout_of
-from trieye.training.exploring.rendezvous import BACKLOG, Rendezvous, RendezvousClient
+from trieye.training.exploring.rendezvous import ClientListener, Rendezvous, RendezvousClient
 from trieye.training.exploring.transports import SupersededError, Weights
 
 Backend = Literal["gloo", "nccl"]
@@ -154,8 +153,6 @@ class BroadcastSender:
     def __init__(self, host: str, backend: Backend, device: torch.device) -> None:
         self._host, self._backend, self._device = host, backend, device
         self.key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), backlog=BACKLOG, authkey=self.key)
-        self.address: tuple[str, int] = self._listener.address
         self.epoch = 0
         self._lock = threading.Lock()  # guards all fields below
         self._members: list[Connection] = []
@@ -165,8 +162,8 @@ class BroadcastSender:
         self._sent_weights: tuple[Handle, Flat] | None = None
         self._spare: Flat | None = None
         self._is_closed = False
-        self._thread = threading.Thread(target=self._admit, name="trieye-weights-admit", daemon=True)
-        self._thread.start()
+        self._listener = ClientListener(host, self.key, self._admit)
+        self.address = self._listener.address
 
     @torch.no_grad()
     def publish(self, version: int, weights: Weights) -> Handle:
@@ -192,7 +189,7 @@ class BroadcastSender:
             return handle
 
     def close(self) -> None:
-        """Disconnect the explorers, and stop the thread."""
+        """Disconnect the explorers, and accept no others."""
         with self._lock:
             if self._is_closed:
                 return
@@ -201,30 +198,21 @@ class BroadcastSender:
             for member in self._members:
                 member.close()
             self._members = []
-        with contextlib.suppress(OSError):  # closing the listener does not wake accept()
-            socket.create_connection(self.address, timeout=1.0).close()
-        self._thread.join(5.0)
         self._listener.close()
 
-    def _admit(self) -> None:
-        """Accept explorers, and send them the newest weights; the target of the thread."""
-        while True:
-            try:
-                member = self._listener.accept()
-            except (AuthenticationError, EOFError, OSError):
-                if self._is_closed:
-                    return
-                continue  # not an explorer
-            with self._lock:
-                if self._is_closed:
-                    return
-                self._end_epoch()
-                self._members.append(member)
-                if self._sent_weights is not None:
-                    try:
-                        self._deliver(*self._sent_weights)
-                    except ConnectionError as error:
-                        say(f"{error}; the next version will be sent to all of them")
+    def _admit(self, member: Connection) -> None:
+        """Add an explorer, and send it the newest weights."""
+        with self._lock:
+            if self._is_closed:
+                member.close()
+                return
+            self._end_epoch()
+            self._members.append(member)
+            if self._sent_weights is not None:
+                try:
+                    self._deliver(*self._sent_weights)
+                except ConnectionError as error:
+                    say(f"{error}; the next version will be sent to all of them")
 
     def _deliver(self, handle: Handle, flat: Flat) -> None:
         fault: Exception | None = None

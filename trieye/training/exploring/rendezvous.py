@@ -7,16 +7,62 @@ takes 10 s each time.
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not re-exported explicitly
 
 _TIMEOUT = timedelta(seconds=10)
-BACKLOG = 1024
+_BACKLOG = 1024
 """Explorers that may connect at the same moment; further ones have to retry."""
+
+
+class ClientListener:
+    """Serves each client that knows a key in a thread, so that a silent connection delays no client.
+
+    Args:
+        host: Address of this machine for clients.
+        key: Authentication key of the clients.
+        serve: Called with the connection of each client; owns it.
+
+    Attributes:
+        address: Address to connect to.
+    """
+
+    def __init__(self, host: str, key: bytes, serve: Callable[[Connection], None]) -> None:
+        self._listener = Listener((host, 0), backlog=_BACKLOG)  # with a key, accept() would wait for the client
+        self.address: tuple[str, int] = self._listener.address
+        self._key, self._serve, self._is_closed = key, serve, False
+        threading.Thread(target=self._accept, name="trieye-weights-accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(OSError):  # closing the listener does not wake accept()
+            socket.create_connection(self.address, timeout=1.0).close()
+
+    def _accept(self) -> None:
+        with self._listener:
+            while not self._is_closed:
+                with contextlib.suppress(OSError):
+                    arguments = (self._listener.accept(),)
+                    threading.Thread(
+                        target=self._authenticate, args=arguments, name="trieye-weights-serve", daemon=True
+                    ).start()
+
+    def _authenticate(self, connection: Connection) -> None:
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+        except (AuthenticationError, EOFError, OSError):
+            connection.close()  # not an explorer, or close()
+        else:
+            self._serve(connection)
 
 
 class Rendezvous(Store):
@@ -32,14 +78,12 @@ class Rendezvous(Store):
         self._changed = threading.Condition()  # guards all fields below
         self._values: dict[str, bytes] = {}
         self._is_closed = False
-        self._listener = Listener((host, 0), backlog=BACKLOG, authkey=key)
-        self._address: tuple[str, int] = self._listener.address
-        threading.Thread(target=self._admit, name="trieye-weights-rendezvous", daemon=True).start()
+        self._listener = ClientListener(host, key, self._serve)
 
     @property
     def port(self) -> int:
         """Port of the listener."""
-        return self._address[1]
+        return self._listener.address[1]
 
     def set(self, key: str, value: Any) -> None:
         """Store bytes under a key."""
@@ -61,26 +105,12 @@ class Rendezvous(Store):
     def close(self) -> None:
         """Stop the waiting clients; idempotent."""
         with self._changed:
-            if self._is_closed:
-                return
             self._is_closed = True
             self._changed.notify_all()
-        with contextlib.suppress(OSError):  # closing the listener does not wake accept()
-            socket.create_connection(self._address, timeout=1.0).close()
+        self._listener.close()
 
     def _has(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
-
-    def _admit(self) -> None:
-        with self._listener:
-            while not self._is_closed:
-                try:
-                    connection = self._listener.accept()
-                except (AuthenticationError, EOFError, OSError):
-                    continue  # not an explorer, or close()
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="trieye-weights-serve", daemon=True
-                ).start()
 
     def _serve(self, connection: Connection) -> None:
         # the errors mean that the client left, or that the group was closed
