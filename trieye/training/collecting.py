@@ -81,7 +81,7 @@ class Collector:
         self._interrupted_by: BaseException | None = None
         self._device = policy.device
         self.generator = torch.Generator(self._device).manual_seed(seed)
-        self.env_steps = self.interrupted = 0
+        self.env_steps = self.interrupted = self._reported_interrupted = 0
         self._streams = np.arange(self.envs.num_envs)  # environment ids in the replay; replaced after a cut
         self._retired_entries: list[dict[str, Any]] = []  # of earlier explorers, for later ones
         self._refusals: dict[int, int] = {}  # consecutive refused rows by environment
@@ -253,7 +253,6 @@ class Collector:
                 if self.scale is not None:
                     self.scale.cut(n)
         self.interrupted += len(recorded_steps.cuts)
-        self._episode_values["episode/interrupted"] = [float(self.interrupted)]
         last = len(recorded_steps.rewards) - 1
         self._refusals = {n: num for n, num in self._refusals.items() if not recorded_steps.has_row_before(last + 1, n)}
 
@@ -348,6 +347,9 @@ class Collector:
     def metrics(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, and the count of cut ones if it changed."""
         values, self._episode_values = dict(self._episode_values), defaultdict(list)
+        if self.interrupted != self._reported_interrupted:
+            self._reported_interrupted = self.interrupted
+            values["episode/interrupted"] = [float(self.interrupted)]
         return values
 
     @property
@@ -400,7 +402,8 @@ class Collector:
         Raises:
             SerializationError: The environments have different wrappers, although their config is the same.
         """
-        self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
+        self.env_steps = int(state["env_steps"])
+        self.interrupted = self._reported_interrupted = int(state["interrupted"])
         entries = [*state.get("explorers", ()), *state.get("retired", ())]
         self._retired_entries = [{**entry, "state": None} for entry in entries]
         if "explorers" in state:
@@ -440,8 +443,6 @@ class Collector:
         num_cut = self.num_open
         self._reset_all(training_seed(self._seed, self.env_steps))
         self.interrupted += num_cut
-        if num_cut:
-            self._episode_values["episode/interrupted"] = [float(self.interrupted)]
         say(f"new episodes started, {num_cut} unfinished ones were cut: {why}")
 
     def close(self) -> None:

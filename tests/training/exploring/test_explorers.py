@@ -170,6 +170,18 @@ def test_an_environment_that_raises_is_rebuilt_and_counted_without_a_restart(tra
     engine.cleanup()
 
 
+def test_a_fragment_carries_its_cut_episodes_as_a_count_not_as_a_metric(train_config):
+    env = {"id": "tests.training.worlds:Spoiled-v0", "kwargs": {"target": "reward", "at": 7, "every": 7}}
+    config = train_config(**PPO_PARTS, env=env, loop={"on_nonfinite": "skip"})
+    policy, transport = PPO(config).policy, LocalTransport()
+    explorer = Explorer(Task(config, type(policy), policy.spaces, transport), 0, 0)
+    published = Published(0, transport.publish(0, policy.state_dict()))
+    reports = [explorer.rollout(Assignment(number, 14, 0, published)) for number in range(2)]
+    explorer.close()
+    assert sum(report.interrupted for report in reports) >= 3
+    assert not any("episode/interrupted" in report.ended for report in reports)  # the learner reports the total
+
+
 def test_all_explorers_dead_raises(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
     explorer = {"num": 2, "max_restarts": 1, "restart_backoff_s": 0.01}

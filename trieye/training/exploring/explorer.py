@@ -200,6 +200,7 @@ class Explorer:
             self._writer.version = min(self._versions)
             self._writer.extend(data, env_ids)
             self._writer.flush()
+        # before `metrics`, because the learner reports the cut episodes of all explorers together
         num_cut, self._collector.interrupted = self._collector.interrupted, 0
         num_refused, remarks = self._on_nonfinite.counts.pop("rows", 0), self._remarks.copy()
         self._remarks.clear()
@@ -283,8 +284,8 @@ class Explorer:
         is_whole, stacks_frames = self._collector.load_state_dict(state), self._config.env.frame_stack
         if is_whole and stacks_frames and self._writer is not None and self._collector.num_open:
             self._collector.cut("a new writer continues no episodes, so the replay would lack frames of their stacks")
-        self._collector.metrics()  # the learner reports the cut episodes of all explorers together
         num_cut, self._collector.interrupted = self._collector.interrupted - num_before, 0
+        self._collector.metrics()  # the learner reports the cut episodes of all explorers together
         return num_cut
 
     def cancel(self) -> None:
