@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -194,6 +195,18 @@ def test_rows_collected_before_an_error_or_a_signal_are_written(train_config, fa
     with pytest.raises(error):
         trieye.train(train_config(mode="explore", loop={"steps": 1000}))
     assert not (run_dir / "explored_2.npz").exists()  # no rows were collected
+
+
+@pytest.mark.parametrize("explorers", [0, 2])
+def test_omitted_nonfinite_rows_are_reported_and_counted(train_config, explorers, capfd):
+    env = {"id": "tests.training.worlds:Spoiled-v0", "kwargs": {"target": "reward", "at": 30, "every": 30}}
+    parts = {"agent": {"engine": f"{__name__}:ConstantEngine"}, "env": env | {"eval_episodes": 1}}
+    trieye.train(train_config(**parts, loop={"steps": 10}))
+    chosen = {"explorer": {"num": explorers, "fragment_steps": 20}, "loop": {"steps": 200, "on_nonfinite": "skip"}}
+    trieye.train(train_config(**parts, mode="explore", **chosen))
+    stderr = capfd.readouterr().err
+    assert stderr.count("the reward nan of environment 0") == 1
+    assert re.search(r"\.npz: 2\d\d rows, [3-9] non-finite rows omitted, ", stderr)
 
 
 def test_an_empty_file_is_used_unless_another_process_is_collecting_into_it(train_config, trained):

@@ -70,7 +70,10 @@ def explore(config: TrainingConfig) -> Path:
         "runtime": config.runtime,
     }
     collected_rows = _CollectedRows(
-        limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _DEFAULT_STEPS
+        limit,
+        config.explorer.num * env.num or env.num,
+        config.explorer.fragment_steps or _DEFAULT_STEPS,
+        OnNonfinite(config.loop.on_nonfinite),
     )
     follows = config.sync.transport == "checkpoint"
     published_weights = _PublishedWeights(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
@@ -96,13 +99,16 @@ class _CollectedRows:
         limit: Number of rows to collect.
         num_envs: Number of environments.
         steps: Steps of each in a fragment.
+        on_nonfinite: Counts and reports the non-finite rows that are omitted.
 
     Attributes:
         num: Number of rows collected.
+        num_lost: Number of fragments lost with an explorer.
     """
 
-    def __init__(self, limit: int, num_envs: int, steps: int) -> None:
-        self.limit, self.steps, self.num = limit, steps, 0
+    def __init__(self, limit: int, num_envs: int, steps: int, on_nonfinite: OnNonfinite) -> None:
+        self.limit, self.steps, self.on_nonfinite = limit, steps, on_nonfinite
+        self.num = self.num_lost = 0
         # n-step returns, though unused here, make the buffer and thus the file record episodes
         config = ReplayConfig(capacity=limit + num_envs * steps, n_step=2)
         self._buffer = Experience.from_config(config, seed=0)
@@ -128,8 +134,15 @@ class _CollectedRows:
         """Write the rows to a file."""
         export = export_npz if path.suffix == ".npz" else export_parquet
         num = export(self._buffer, path)
-        mean = f", {len(self._returns)} whole episodes, mean return {np.mean(self._returns):g}" if self._returns else ""
-        say(f"wrote {path}: {num} rows{mean}; learn from them with mode=train data={path} loop.axis=updates")
+        counts = {
+            "rows": num,
+            "non-finite rows omitted": self.on_nonfinite.counts["rows"],
+            "fragments lost": self.num_lost,
+            "whole episodes": len(self._returns),
+        }
+        summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        mean = f", mean return {np.mean(self._returns):g}" if self._returns else ""
+        say(f"wrote {path}: {summary}{mean}; learn from them with mode=train data={path} loop.axis=updates")
 
 
 class _PublishedWeights:
@@ -168,7 +181,7 @@ def _collect_here(
 ) -> None:
     """Collect in this process."""
     num = config.env.num
-    on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
+    on_nonfinite, gamma = collected_rows.on_nonfinite, config.agent.gamma
     collector = Collector(config.env, policy, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
     collector.env_steps = policy.schedule_step
     try:
@@ -215,11 +228,15 @@ def _collect_by_explorers(
             first_env = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
             rows = Rows.of_payloads([report.payload or {}], policy.device)
             collected_rows.add(rows, report.ended, first_env=first_env, were_cut=bool(report.interrupted))
+            collected_rows.on_nonfinite.counts["rows"] += report.refused
+            for remark in report.remarks:
+                collected_rows.on_nonfinite.show("rows", remark)
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
                 version = published.version + 1
                 published = Published(version, transport.publish(version, weights_of(policy)))
     finally:
+        collected_rows.num_lost = group.lost
         group.close()
 
 
