@@ -8,6 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from trieye.config import DEFAULT_METRICS, MetricConfig, PersistenceConfig, StatsConfig, TrieyeConfig
+from trieye.config.explorer import ExplorerConfig
+from trieye.config.launcher import LauncherConfig
 from trieye.files.run_files import RunFiles
 
 TRAINER, WORKER, LOOP = "trainer", "worker", "loop"
@@ -189,6 +191,17 @@ def test_an_unsafe_name_is_rejected(name):
 @pytest.mark.parametrize("name", ["run_20260101_000000", "été", "東京-1", "a b", "lr=0.1,seed=3", "x" * 200, "3"])
 def test_a_safe_name_is_accepted(name):
     assert TrieyeConfig(run_name=name).run_name == name
+
+
+@pytest.mark.parametrize("config_type", [ExplorerConfig, LauncherConfig])
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [({"CPU": 1}, "'CPU' is not a custom resource.*num_cpus"), ({"": 1}, "''"), ({"a": -1}, "'a' is -1; expected")],
+)
+def test_resources_that_ray_would_reject_are_named(config_type, resources, message):
+    assert config_type(resources={"collector": 0.5}).resources == {"collector": 0.5}
+    with pytest.raises(ValidationError, match=message):
+        config_type(resources=resources)
 
 
 @pytest.mark.parametrize(

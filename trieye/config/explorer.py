@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trieye.config.base import StrictModel
-from trieye.config.names import ClassPath
+from trieye.config.names import ClassPath, CustomResources
 
 Style = Literal["fixed", "trainer_driven", "explorer_driven", "fully_async"]
 TransportName = Literal["auto", "local", "object_store", "checkpoint", "collective"]
@@ -67,7 +67,7 @@ class ExplorerConfig(StrictModel):
         description="GPUs that Ray reserves for each explorer; 0 = it acts on the CPU; below 1 = it may "
         "share the learner's GPU; 1 or more = GPUs other than the learner's.",
     )
-    resources: dict[str, float] = Field(
+    resources: CustomResources = Field(
         default_factory=dict,
         description="Custom Ray resources reserved for each explorer, such as `{collector: 1}` on nodes started "
         "with `--resources='{\"collector\": 8}'`.",

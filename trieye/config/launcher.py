@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from trieye.config.base import StrictModel
+from trieye.config.names import CustomResources
 from trieye.config.runtime import RuntimeEnv
 from trieye.exceptions import ConfigurationError
 
@@ -115,7 +116,7 @@ class LauncherConfig(StrictModel):
         ge=1,
         description="Bytes of memory reserved for each job; null = none. backend=local stops jobs that use more.",
     )
-    resources: dict[str, float] = Field(default={}, description="Custom Ray resources of each job, by name.")
+    resources: CustomResources = Field(default={}, description="Custom Ray resources of each job, by name.")
     retries: int = Field(
         default=3,
         ge=0,

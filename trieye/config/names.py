@@ -1,4 +1,4 @@
-"""Validation of names: apps and runs as directory names, file names read from files, strings as valid Unicode.
+"""Validation of names: apps and runs as directory names, file names read from files, resources, strings as Unicode.
 
 Python reads a file name that is not UTF-8 as a string with lone surrogates, which no store accepts.
 """
@@ -17,6 +17,7 @@ MAX_NAME_BYTES = 200
 ClassPath = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", examples=["my_agent.dqn:DQN"])]
 """A class of a project, as `module:Class`, selected by a config key instead of an entry point."""
 
+_PREDEFINED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 _SHOWN = 60
 _ALLOWED = re.compile(r"[\w][\w .,=+@()\[\]-]*", re.UNICODE)
 
@@ -52,6 +53,19 @@ def _checked(name: str, info: ValidationInfo) -> str:
 
 Name = Annotated[str, AfterValidator(_checked)]
 """A name that is joined to paths; it is checked because it may come from a directory that another user created."""
+
+
+def _check_custom(resources: dict[str, float]) -> dict[str, float]:
+    for name, quantity in resources.items():
+        if quantity < 0:
+            raise ConfigurationError(f"{name!r} is {quantity:g}; expected a number >= 0")
+        if not name or name in _PREDEFINED_RESOURCES:
+            raise ConfigurationError(f"{name!r} is not a custom resource; num_cpus and num_gpus reserve CPUs and GPUs")
+    return resources
+
+
+CustomResources = Annotated[dict[str, float], AfterValidator(_check_custom)]
+"""Quantities of custom Ray resources, by name; Ray itself rejects other names only when a run has started."""
 
 
 def check_inside(name: str, *, max_parts: int | None = None) -> str:
