@@ -361,6 +361,7 @@ class Explorers:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore a state, also that of a `Collector`; return False: new writers interrupt the episodes in a replay."""
+        self._last_interrupted = int(state["interrupted"])
         if "explorers" not in state:
             state = self._after_collector(state)
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
