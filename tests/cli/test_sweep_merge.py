@@ -1,6 +1,7 @@
 """A sweep on nodes with separate disks and one shared directory."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -119,6 +120,34 @@ def test_a_run_that_is_alive_is_never_replaced_by_its_mirror(make_config, tmp_pa
         with pytest.raises(RunLockedError):
             _fetch(link, mirror, config.persistence.get_run_base_dir().parents[2])
         assert run.dir.stat().st_ino == inode
+
+
+def test_runs_that_mlflow_lacks_are_delivered_until_it_has_them(shared, make_config, tmp_path, command):
+    store = tmp_path / "store"
+    uri = f"sqlite:///{store}/mlflow.db"
+    persistence = {"mirror": f"file://{shared}/mirror", "mlflow_tracking_uri": uri}
+    config = make_config(app_name="nodes", sinks={"console": {"enabled": False}}, persistence=persistence)
+    with trieye.Run(config) as run:
+        run.log("loss", 1.0, step=1)
+    job = shared / "sweep" / "0"
+    job.mkdir()
+    JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)
+    (job / "run").symlink_to(run.dir)
+    store.touch()  # a file in the place of the directory
+    merge = ["sweep", "merge", "sweep", "--timeout", "0.1", "--root"]
+    here, central = tmp_path / "root", tmp_path / "central"
+    for root in (here, central, central):
+        code, out, _ = command(*merge, root)
+        assert code == 1
+        assert re.search("job 0: mlflow: . items are missing", out)
+    store.unlink()
+    store.mkdir()
+    for _ in range(2):
+        assert "1 of 1 runs" in command.output(*merge, central)
+    client = MlflowClient(uri)
+    (experiment,) = [entry for entry in client.search_experiments() if entry.name == "nodes"]
+    (copy,) = [entry for entry in client.search_runs([experiment.experiment_id]) if entry.data.metrics]
+    assert copy.data.metrics["loss"] == 1.0
 
 
 def test_a_link_to_a_missing_run_is_reported_with_its_job(shared, capfd):

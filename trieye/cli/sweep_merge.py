@@ -10,6 +10,7 @@ from trieye.cli.output import show
 from trieye.exceptions import ConfigurationError, TrieyeError
 
 if TYPE_CHECKING:
+    from trieye.files.run_files import RunFiles
     from trieye.sweeps.record import SweepRecord
 
 _MIRROR = "persistence.mirror"
@@ -41,8 +42,8 @@ def merge(options: argparse.Namespace) -> int:
         started_jobs = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
         for job in started_jobs:
             try:
-                run_dir, is_new = _fetch(directory / str(job.index) / RUN, mirror_url, options.root.resolve())
-                if is_new and (missing_by_sink := _deliver(run_dir, options.timeout)):
+                paths = _fetch(directory / str(job.index) / RUN, mirror_url, options.root.resolve())
+                if missing_by_sink := _deliver(paths, options.timeout):
                     errors[job.index] = "; ".join(f"{sink}: {reason}" for sink, reason in missing_by_sink.items())
             except (TrieyeError, OSError) as error:
                 errors[job.index] = str(error)
@@ -69,7 +70,7 @@ def _mirror(option: str | None, record: "SweepRecord") -> str:
         raise ConfigurationError(f"--mirror {url}: {error}") from error
 
 
-def _fetch(link: Path, mirror_url: str, root: Path) -> tuple[Path, bool]:
+def _fetch(link: Path, mirror_url: str, root: Path) -> "RunFiles":
     """Copy the run of a job from the mirror unless the local copy is up to date.
 
     Args:
@@ -78,7 +79,7 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> tuple[Path, bool]:
         root: Directory of all apps.
 
     Returns:
-        The local run directory, and whether it has new content.
+        The files of the local run.
 
     Raises:
         ConfigurationError: The mirror lacks the run, or another run occupies its directory.
@@ -110,30 +111,42 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> tuple[Path, bool]:
     if not local_run.is_lost():
         generation = local_run.record().generation
         if not generation and origin == run_dir:
-            return run_dir, False  # this machine ran the job
+            return paths  # this machine ran the job
         if not generation:
             raise ConfigurationError(f"{run_dir} is a run that was not copied from a mirror; choose another --root")
         if generation >= newest_states[0][0]:
-            return run_dir, False
+            return paths
         with RunLock(paths.lock_path), RunLock(paths.hub_lock_path):
             if local_run.record().generation >= newest_states[0][0]:  # it was alive, and has uploaded this state itself
-                return run_dir, False
+                return paths
             remove(run_dir)
     paths.create_run_directories()
     with RunLock(paths.lock_path):
         restore_run(paths, mirror_url)
     relink(link, run_dir)
-    return run_dir, True
+    return paths
 
 
-def _deliver(run_dir: Path, timeout_s: float) -> Mapping[str, str]:
-    """Deliver a run to MLflow, and return the missing items by sink."""
-    from trieye.runs.config import config_of
-    from trieye.runs.delivery import deliver
+def _deliver(paths: "RunFiles", timeout_s: float) -> Mapping[str, str]:
+    """Deliver a run to MLflow unless MLflow has all of it, and return the missing items by sink."""
+    from trieye.mirror.local import LocalRun
+    from trieye.runs.config import config_of, sinks_of
+    from trieye.runs.delivery import deliver, is_delivered
+    from trieye.runs.stored_run import record_in
 
+    run_dir, local_run = paths.run_base_dir, LocalRun(paths)
     config = config_of(run_dir)
     mlflow = config.sinks.mlflow.model_copy(update={"enabled": True})
     sinks = config.sinks.model_copy(update={"mlflow": mlflow})
     persistence = config.persistence.model_copy(update={"mirror": None})  # the mirror is already complete
     config = config.model_copy(update={"sinks": sinks, "persistence": persistence})
-    return deliver(config, timeout_s, rewritten=["mlflow"]).missing  # MLflow ignores items that it already has
+    is_new_copy = local_run.record().note is not None
+    if not is_new_copy and is_delivered(run_dir, record_in(run_dir), sinks_of(config)):
+        return {}
+
+    def delete_note(_hub: object) -> None:
+        local_run.store_record(local_run.record().model_copy(update={"note": None}))
+
+    # the cursor of a new copy may refer to another store; MLflow ignores items that it already has
+    rewritten = ["mlflow"] if is_new_copy else []
+    return deliver(config, timeout_s, rewritten=rewritten, change=delete_note).missing

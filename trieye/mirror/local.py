@@ -38,7 +38,7 @@ class MirrorRecord(BaseModel):
     Attributes:
         generation: The newest state that this directory uploaded or was restored from.
         elsewhere: Keys of saved directories that exist in the mirror, but never in this directory, the oldest first.
-        note: Text about a restore, logged when the run opens.
+        note: Text about a restore, logged and deleted when the run opens for the first time after it.
         restoring: Whether a restore into this directory has started, but not completed.
     """
 

@@ -82,7 +82,7 @@ def close(
     """
     record, config = idle_run(run_dir := run_directory(run, root=root))
     sinks = sinks_of(config)
-    if _is_delivered(run_dir, record, sinks):
+    if is_delivered(run_dir, record, sinks):
         return DeliveryResult(run_dir, record.status, sinks)
     return deliver(config, timeout_s, progress=progress)
 
@@ -183,7 +183,7 @@ def deliver(
         config: The config of a run that no process writes to.
         timeout_s: Seconds without any progress after which to stop waiting.
         rewritten: Sinks that start at the beginning of the history.
-        change: Changes the history first.
+        change: Called with the open hub before the delivery.
         progress: Called while it delivers.
     """
     began = time.monotonic()
@@ -209,7 +209,7 @@ def deliver(
     )
 
 
-def _is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> bool:
+def is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> bool:
     """Return True if a run is closed and every sink has everything, without opening it."""
     if record.status == "RUNNING":
         return False
