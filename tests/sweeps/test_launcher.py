@@ -18,7 +18,7 @@ from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from tests.waiting import wait_until
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps import fork_client, orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
@@ -349,6 +349,21 @@ def test_custom_resources_and_addresses_need_ray(sweep):
     for option in ("+hydra.launcher.resources.special=1", "hydra.launcher.address=auto"):
         with pytest.raises(ConfigurationError, match=r"need.* hydra\.launcher\.backend=ray"):
             sweep.launch(done, ["what=x"], option)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_job_whose_resources_no_node_has_is_reported_and_ctrl_c_cancels_it(sweep, monkeypatch):
+    def interrupt(line):
+        lines.append(line)
+        signal.raise_signal(signal.SIGINT)
+
+    lines = []
+    monkeypatch.setattr("trieye.sweeps.in_ray.say", interrupt)
+    with pytest.raises(RunInterrupted, match="resume the unfinished jobs"):
+        sweep.launch(done, ["what=x", "what=y"], "hydra.launcher.address=auto", "+hydra.launcher.resources.tpu=1")
+    assert len(lines) == 1
+    assert all(part in lines[0] for part in ("job 0 waits", "no node", "'tpu': 1.0"))
+    assert sweep.states(2) == [None, None]
 
 
 @pytest.mark.parametrize("sweep_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True)

@@ -43,6 +43,7 @@ class RayPool(WorkerPool):
         self._running: dict[Any, int] = {}
         self._allocated: dict[int, dict[str, float]] = {}
         self._outcomes: list[Outcome] = []
+        self._reported_requests: set[str] = set()
         self._cluster: dict[str, float] = {}
         self._cluster_until = 0.0
 
@@ -82,6 +83,10 @@ class RayPool(WorkerPool):
             except TrieyeError as error:
                 self._outcomes.append(Done(index, error=error))
                 return
+        request = ", ".join(f"{name}={amount}" for name, amount in resources.items() if amount)
+        if request not in self._reported_requests and not _fits_a_node(self._allocated[index]):
+            self._reported_requests.add(request)
+            say(f"sweep: job {index} waits: no node of the cluster has {request}")
         self._running[self._task.options(**resources).remote(self._context_reference, index, overrides, config)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:
@@ -127,6 +132,14 @@ class RayPool(WorkerPool):
             if running_index == index:
                 ray.cancel(reference, force=force)
 
+    def cancel_waiting(self) -> list[int]:
+        """Cancel jobs whose resources no node has, and return their indices."""
+        waiting = [(task, index) for task, index in self._running.items() if not _fits_a_node(self._allocated[index])]
+        for task, index in waiting:
+            ray.cancel(task)
+            del self._running[task], self._allocated[index]
+        return [index for _, index in waiting]
+
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""
         references = list(self._running)
@@ -148,6 +161,12 @@ def _warn_about_remote_runs(context: SweepContext, remote_nodes: Sequence[Node])
         f"{', ...' if len(hosts) > _SHOWN else ''}: runs stay on the node that ran the job; start in a directory that "
         "all nodes share, or set persistence.mirror=URL, from which `trieye sweep merge` copies the runs here"
     )
+
+
+def _fits_a_node(requested: Mapping[str, float]) -> bool:
+    """Return whether some node has these resources, free or not."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return any(all(node.get(name, 0.0) + _ROUNDING >= amount for name, amount in requested.items()) for node in nodes)
 
 
 def _named(resources: Mapping[str, Any]) -> dict[str, float]:

@@ -197,6 +197,8 @@ class SweepExecution:
         with self._signals():
             while True:
                 self._requeued.extend(self._orphans.ended())
+                if self._exit_code is not None or self._fails:
+                    self._requeued.extend(self._running.pop(index) for index in pool.cancel_waiting())
                 self._begin(queue, pool, progress)
                 if self._running:
                     self._collect(queue, pool, progress)

@@ -48,6 +48,10 @@ class WorkerPool:
     def kill(self, index: int) -> None:
         """Kill a job, and the processes that it has started."""
 
+    def cancel_waiting(self) -> list[int]:
+        """Cancel jobs that cannot start before a machine joins, and return their indices."""
+        return []
+
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after `STOP_S`."""
 
