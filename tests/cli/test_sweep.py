@@ -220,6 +220,13 @@ def test_jobs_run_one_after_another_in_one_child_process(planned, tmp_path):
     assert record["own"].count(HERE) == 1
 
 
+def test_run_accepts_options_of_the_launcher(planned, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    words = ["hydra.launcher.num_gpus=1", "hydra.launcher.timeout_min=5"]
+    out = planned.output("run", "-d", "first", "-i", "0", *words, "--json")
+    assert not {*words} - {*json.loads(out)["command"]}
+
+
 @pytest.mark.long
 def test_tasks_of_a_scheduler_run_in_parallel(planned, tmp_path):
     waits = "    while len(open('begun').readlines()) < 2:\n        __import__('time').sleep(0.02)\n    return cfg"
@@ -486,6 +493,7 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
     [
         (["show", "6", "-d", "first"], "job 6 does not exist: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "6: out of range; the sweep has the jobs 0 to 5"),
+        (["run", "-i", "0", "lr=1", "-d", "first"], "lr=1: expected overrides of hydra.launcher.*"),
         (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: must be at least 1"),
         (["find", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
         (["find", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),

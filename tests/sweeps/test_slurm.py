@@ -26,6 +26,7 @@ from trieye.sweeps.slurm_array import SlurmArray
 from trieye.sweeps.status import status_of
 
 WARM = warm.RUN
+HERE = "hydra.launcher.isolate=none"
 PROGRAM = """
 import time
 from pathlib import Path
@@ -286,6 +287,20 @@ def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_on
     assert SlurmArray.read(Path("sweep")).tasks == [[2]]
     record = json.loads(Path("sweep/sweep.json").read_text())
     assert "hydra.launcher.slurm.hours=2" in record["own"]
+
+
+def submitted(sweep, *words):
+    """Submit three jobs in this process, and return the script."""
+    arguments = ["what=a,b,c", "hydra.launcher.backend=slurm", "hydra.launcher.detach=true", *words]
+    assert sweep.search(lambda _: 1, *arguments) == []
+    return (sweep.directory / "slurm.sh").read_text()
+
+
+def test_tasks_receive_the_options_of_the_start_that_submits_them(slurm, sweep):
+    words = ["++hydra.launcher.num_cpus='${cpus}'", "hydra.launcher.timeout_min=5", "hydra.launcher.slurm.hours=1"]
+    (line,) = [line for line in submitted(sweep, *words).splitlines() if " sweep run " in line]
+    received = [word for word in shlex.split(line) if word.startswith("hydra.")]
+    assert received == [HERE, "hydra.launcher.num_cpus='${cpus}'", "hydra.launcher.timeout_min=5"]
 
 
 def waiting_driver(slurm, *, reason):

@@ -78,6 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("-i", "--index", required=True, metavar="I", help="jobs to run, such as 3 or 0-9,12")
             action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
             action.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs (default: 1)")
+            help_text = "overrides of the launcher, such as hydra.launcher.timeout_min=60"
+            action.add_argument("words", nargs="*", metavar=f"{_LAUNCHER}KEY=VALUE", help=help_text)
             add_confirmed(action)
     status = add_action(actions, "status", "show the status of the jobs; exit code 0 if all are completed or pruned")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
@@ -284,6 +286,7 @@ def _find(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from trieye.config.launcher import numbers
 
+    _check_launcher(options.words)
     directory = sweep_directory(options.dir)
     record = _record_at(directory)
     grid = record.the_grid()
@@ -294,10 +297,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     is_sequential = options.max_concurrent == 1
-    if any(word.lstrip("+").startswith("hydra.launcher.timeout_min=") for word in record.own):
+    if any(word.lstrip("+").startswith("hydra.launcher.timeout_min=") for word in [*record.own, *options.words]):
         is_sequential = False  # a job with a time limit needs its own process
     pool_word = "hydra.launcher.isolate=none" if is_sequential else f"hydra.launcher.num_jobs={options.max_concurrent}"
-    return _start(options, record, directory, pool_word, "hydra.launcher.is_part=true", only=indices)
+    return _start(options, record, directory, pool_word, *options.words, "hydra.launcher.is_part=true", only=indices)
 
 
 def _relaunch(options: argparse.Namespace) -> int:
@@ -325,11 +328,13 @@ def _relaunch(options: argparse.Namespace) -> int:
 
 
 def _check_launcher(words: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if an override names no option of the launcher."""
+    """Raise `ConfigurationError` if a word is no override of an option of the launcher."""
     from trieye.config.base import did_you_mean
     from trieye.config.launcher import LauncherConfig
 
     for word in words:
+        if not word.startswith(_LAUNCHER):
+            raise ConfigurationError(f"{word}: expected overrides of {_LAUNCHER}*")
         name = word.removeprefix(_LAUNCHER).partition("=")[0].partition(".")[0]
         if name not in LauncherConfig.model_fields and name not in LauncherConfig.FOREIGN_KEYS:
             raise ConfigurationError(f"{word}: unknown option{did_you_mean(name, LauncherConfig.model_fields)}")

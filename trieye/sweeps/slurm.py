@@ -29,6 +29,12 @@ _USUAL = {"None", "Resources", "Priority", "JobArrayTaskLimit", "BeginTime", "Cl
 _LARGE_CORE_H = 10_000
 """Threshold in core-hours above which core-years are shown too, as a warning."""
 
+_TASK_KEYS = tuple(
+    f"hydra.launcher.{key}="
+    for key in ("num_cpus", "num_gpus", "memory", "retries", "timeout_min", "fail_fast", "isolate")
+)
+"""Options of the launcher that apply inside a task, too."""
+
 _PATIENCE_S = 120.0
 _GIB, _MIB = 1 << 30, 1 << 20
 _HINTS = (
@@ -53,7 +59,7 @@ _HINTS = (
 
 
 def run_on_slurm(
-    directory: Path, jobs: Sequence[Job], options: LauncherConfig, progress: SweepProgress
+    directory: Path, jobs: Sequence[Job], options: LauncherConfig, progress: SweepProgress, *, words: Sequence[str]
 ) -> dict[int, Done]:
     """Submit jobs, and return their outcomes by index; a detached sweep has none.
 
@@ -62,6 +68,7 @@ def run_on_slurm(
         jobs: The jobs.
         options: Options of the launcher.
         progress: Shows the jobs.
+        words: The overrides of Hydra's keys at this start.
 
     Raises:
         ConfigurationError: An array of the sweep is still pending or running, or sbatch refused the script.
@@ -70,7 +77,7 @@ def run_on_slurm(
     if not jobs:
         return {}
     old_records = {job.index: JobRecord.read(directory / str(job.index)) for job in jobs}
-    array = submit_jobs(directory, [job.index for job in jobs], options)
+    array = submit_jobs(directory, [job.index for job in jobs], options, words=words)
     commands = f"status: {command_text('sweep', 'status', directory)}; cancel: scancel {array.id}"
     num = len(array.tasks)
     say(f"sweep: submitted Slurm array {array.id}: {counted(num, 'task')}{_cost(num, options)}")
@@ -141,13 +148,16 @@ def _outcome(index: int, record: JobRecord | None, logs: Path, *, is_over: bool)
     return None
 
 
-def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig) -> SlurmArray:
+def submit_jobs(
+    directory: Path, indices: Sequence[int], options: LauncherConfig, *, words: Sequence[str] = ()
+) -> SlurmArray:
     """Submit an array that runs jobs of a sweep, and record it.
 
     Args:
         directory: Directory of the sweep, visible to all nodes.
         indices: The jobs.
         options: Options of the launcher.
+        words: The overrides of Hydra's keys at this start.
 
     Raises:
         ConfigurationError: An array of the sweep is still pending or running, or sbatch refused the script.
@@ -169,7 +179,7 @@ def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig
             "again"
         )
     (directory / LOGS).mkdir(parents=True, exist_ok=True)
-    write_atomic(directory / SCRIPT, script_of(directory, tasks, options).encode())
+    write_atomic(directory / SCRIPT, script_of(directory, tasks, options, words=words).encode())
     array = SlurmArray(id=_submit(directory / SCRIPT), tasks=tasks)
     array.write(directory)
     return array
@@ -190,10 +200,13 @@ def memory_text(size_bytes: int) -> str:
     return f"{size_bytes // _GIB}G" if size_bytes % _GIB == 0 else f"{math.ceil(size_bytes / _MIB)}M"
 
 
-def script_of(directory: Path, tasks: Sequence[Sequence[int]], options: LauncherConfig) -> str:
+def script_of(
+    directory: Path, tasks: Sequence[Sequence[int]], options: LauncherConfig, *, words: Sequence[str] = ()
+) -> str:
     """Return the bash script of an array whose tasks run these jobs of the sweep in a directory.
 
     Before the time limit, and before preemption, jobs are signaled to save; they resume when the task runs again.
+    Tasks receive those of `words` that set options of their jobs.
 
     Raises:
         ConfigurationError: A line break or another control character would break a line of the header.
@@ -202,6 +215,7 @@ def script_of(directory: Path, tasks: Sequence[Sequence[int]], options: Launcher
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "--yes", "-d", str(directory)]
     if options.slurm.max_concurrent > 1:
         command += ["--max-concurrent", str(options.slurm.max_concurrent)]
+    command += [word for word in (word.lstrip("+") for word in words) if word.startswith(_TASK_KEYS)]
     header = list(_options(directory, len(tasks), options))
     for text in (str(directory), *header):
         if not text.isprintable():
