@@ -20,10 +20,11 @@ from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.config.launcher import LauncherConfig, numbers, ranges
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.jobs import JobRecord, RunningJob
 from trieye.sweeps.slurm import memory_text, script_of, submit_jobs, time_text
 from trieye.sweeps.slurm_array import SlurmArray
 from trieye.sweeps.status import status_of
+from trieye.sweeps.sweeper import SweepError
 
 WARM = warm.RUN
 HERE = "hydra.launcher.isolate=none"
@@ -289,18 +290,26 @@ def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_on
     assert "hydra.launcher.slurm.hours=2" in record["own"]
 
 
-def submitted(sweep, *words):
-    """Submit three jobs in this process, and return the script."""
-    arguments = ["what=a,b,c", "hydra.launcher.backend=slurm", "hydra.launcher.detach=true", *words]
-    assert sweep.search(lambda _: 1, *arguments) == []
-    return (sweep.directory / "slurm.sh").read_text()
+def submit(sweep, *words):
+    """Submit three jobs in this process, and return the overrides of those with an outcome."""
+    return sweep.search(lambda _: 1, "what=a,b,c", "hydra.launcher.backend=slurm", "hydra.launcher.detach=true", *words)
 
 
 def test_tasks_receive_the_options_of_the_start_that_submits_them(slurm, sweep):
     words = ["++hydra.launcher.num_cpus='${cpus}'", "hydra.launcher.timeout_min=5", "hydra.launcher.slurm.hours=1"]
-    (line,) = [line for line in submitted(sweep, *words).splitlines() if " sweep run " in line]
+    assert submit(sweep, *words) == []
+    (line,) = re.findall("^.* sweep run .*$", (sweep.directory / "slurm.sh").read_text(), re.MULTILINE)
     received = [word for word in shlex.split(line) if word.startswith("hydra.")]
     assert received == [HERE, "hydra.launcher.num_cpus='${cpus}'", "hydra.launcher.timeout_min=5"]
+
+
+def test_a_job_whose_node_died_is_submitted_and_a_live_one_skipped_with_an_error(slurm, sweep):
+    record = JobRecord(index=0, overrides=["what=a"], host="node17", boot="other", pid=1)
+    record.write(sweep.directory / "0")
+    message = f"skipped, because process {os.getpid()} on"
+    with RunningJob(sweep.directory / "1", 1, ["what=b"]).running(), pytest.raises(SweepError, match=message):
+        submit(sweep)
+    assert SlurmArray.read(sweep.directory).tasks == [[0], [2]]
 
 
 def waiting_driver(slurm, *, reason):

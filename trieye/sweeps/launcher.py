@@ -80,7 +80,7 @@ class SweepExecution:
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
-        self._orphans = Orphans(self.directory)
+        self._orphans = Orphans(self.directory, observes_unknown=not options.is_array)
         self._timeouts = Timeouts(options, self.directory)
 
     @contextlib.contextmanager
@@ -192,6 +192,7 @@ class SweepExecution:
             for job in jobs:
                 if job.index in outcomes:
                     self._ended[job.index] = queue.ended(job, outcomes[job.index])
+            self._skip(self._orphans.skipped(), queue, progress)
         return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
@@ -251,10 +252,13 @@ class SweepExecution:
     def _await_orphans(self, queue: JobQueue, progress: SweepProgress) -> None:
         """Wait briefly for jobs of other processes, and skip jobs that time out."""
         self._orphans.wait()
-        for job, error in self._orphans.timed_out():
+        self._skip(self._orphans.timed_out(), queue, progress)
+        time.sleep(_LOOK_S)
+
+    def _skip(self, skipped: Sequence[tuple[Job, JobElsewhereError]], queue: JobQueue, progress: SweepProgress) -> None:
+        for job, error in skipped:
             self._ended[job.index] = done = queue.ended(job, Done(job.index, error=error))
             progress.ended(job, done)
-        time.sleep(_LOOK_S)
 
     def _signals(self) -> contextlib.AbstractContextManager[Any]:
         """Stop starting jobs at the first signal; a job in this process handles its own signals."""

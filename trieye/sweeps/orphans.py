@@ -1,6 +1,7 @@
 """Orphans: jobs that a process of an earlier start, or of another part of the sweep, may still be running."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +31,11 @@ class Orphans:
 
     Args:
         directory: Directory of the sweep.
+        observes_unknown: Whether to observe jobs that may run on another machine; tasks of an array do it themselves.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, observes_unknown: bool = True) -> None:
+        self._directory, self._observes_unknown = directory, observes_unknown
         self._orphans: dict[int, _Orphan] = {}
         self._waiting_since: float | None = None
 
@@ -41,13 +43,14 @@ class Orphans:
         return bool(self._orphans)
 
     def add(self, job: Job, record: JobRecord) -> bool:
-        """Observe a job if another process may be running it; return whether it may.
+        """Observe a job if another process may be running it; return whether it is observed.
 
         Args:
             job: The job.
             record: Its record.
         """
-        if record.liveness(self._directory / str(job.index)) == "dead":
+        liveness = record.liveness(self._directory / str(job.index))
+        if liveness == "dead" or (liveness == "unknown" and not self._observes_unknown):
             return False
         self._orphans[job.index] = _Orphan(job, record, time.monotonic())
         return True
@@ -71,7 +74,11 @@ class Orphans:
         """Remove and return the jobs that another process still runs after `ORPHAN_WAIT_S`."""
         if self._waiting_since is None or time.monotonic() - self._waiting_since < ORPHAN_WAIT_S:
             return []
-        indices = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "alive"]
+        return self.skipped(index for index, orphan in self._orphans.items() if self._liveness(orphan) == "alive")
+
+    def skipped(self, indices: Iterable[int] | None = None) -> list[tuple[Job, JobElsewhereError]]:
+        """Remove and return observed jobs, by default all, with the errors for not running them."""
+        indices = list(self._orphans if indices is None else indices)
         return [(self._orphans[index].job, _error(index, self._orphans.pop(index))) for index in indices]
 
     def _liveness(self, orphan: _Orphan) -> Liveness:

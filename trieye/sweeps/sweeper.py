@@ -124,9 +124,8 @@ class SweeperBody:
             outcomes = sweep(before)
             if self.options.dry_run:
                 return []
-            if self._ours is not None and self._ours.options.is_array and self._ours.options.detach:
-                return outcomes
-            self._sum_up(record)
+            if self._ours is None or not (self._ours.options.is_array and self._ours.options.detach):
+                self._sum_up(record)
         failures = [done for done in outcomes if done.error is not None]
         if failures:
             failure_table(failures, self._directory)
