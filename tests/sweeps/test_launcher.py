@@ -383,6 +383,13 @@ def test_num_jobs_limits_concurrent_jobs(sweep_on):
     assert max(sum(began <= moment < ended for began, ended in times) for moment, _ in times) == 2
 
 
+@pytest.mark.parametrize(("option", "is_here"), [("num_jobs=1", True), ("num_jobs=2", False), ("timeout_min=5", False)])
+def test_a_part_with_parallel_jobs_or_a_time_limit_starts_processes(sweep, option, is_here):
+    words = ["hydra.launcher.isolate=none", "hydra.launcher.is_part=true", f"hydra.launcher.{option}"]
+    (pid,) = values(sweep.launch(lambda _: os.getpid(), ["what=a"], *words))
+    assert (pid == os.getpid()) is is_here
+
+
 @pytest.mark.long
 def test_jobs_run_in_separate_processes(sweep_on):
     options = ["hydra.launcher.isolate=process", "hydra.launcher.num_jobs=1"]

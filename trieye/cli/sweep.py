@@ -296,11 +296,10 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"--{name} {value}: must be at least 1")
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
-    is_sequential = options.max_concurrent == 1
-    if any(word.lstrip("+").startswith("hydra.launcher.timeout_min=") for word in [*record.own, *options.words]):
-        is_sequential = False  # a job with a time limit needs its own process
-    pool_word = "hydra.launcher.isolate=none" if is_sequential else f"hydra.launcher.num_jobs={options.max_concurrent}"
-    return _start(options, record, directory, pool_word, *options.words, "hydra.launcher.is_part=true", only=indices)
+    words = ["hydra.launcher.is_part=true", f"hydra.launcher.num_jobs={options.max_concurrent}"]
+    if options.max_concurrent == 1:
+        words.append("hydra.launcher.isolate=none")
+    return _start(options, record, directory, *words, *options.words, only=indices)
 
 
 def _relaunch(options: argparse.Namespace) -> int:

@@ -176,6 +176,12 @@ class LauncherConfig(StrictModel):
         """Whether this process submits the jobs as a Slurm array; a task of the array runs its part itself."""
         return self.backend == "slurm" and not self.is_part
 
+    @property
+    def is_sequential(self) -> bool:
+        """Whether jobs run one after another in this process; a part with a time limit or parallel jobs does not."""
+        needs_processes = self.is_part and (self.timeout_min is not None or (self.num_jobs or 1) > 1)
+        return self.isolate == "none" and not (needs_processes or self.is_array)
+
     @model_validator(mode="after")
     def _check_detach(self) -> Self:
         if self.detach and self.backend != "slurm":

@@ -33,7 +33,7 @@ def backend_of(options: LauncherConfig, *, runs_in_ray: bool) -> Backend:
 
 def location_of(options: LauncherConfig, context: SweepContext) -> str:
     """Return where the jobs of a sweep run, for its first line."""
-    if options.isolate == "none":
+    if options.is_sequential:
         return "one after another in this process"
     backend = backend_of(options, runs_in_ray=context.runs_in_ray)
     location = f"at {options.address}" if options.address is not None else f"on {counted(num_cores(), 'core')}"
@@ -46,7 +46,7 @@ def pool_of(options: LauncherConfig, context: SweepContext) -> WorkerPool:
     Raises:
         ConfigurationError: The options do not fit the backend, or it is not available.
     """
-    if options.isolate == "none":
+    if options.is_sequential:
         if options.timeout_min is not None:
             raise ConfigurationError(
                 f"hydra.launcher.timeout_min={options.timeout_min:g}: with isolate=none, jobs run in this process and "

@@ -39,7 +39,7 @@ class RayPool(WorkerPool):
             )
             _warn_about_remote_runs(context, [node for node in nodes if not node.sees_root])
         self._options, self._context, self._context_reference = options, context, ray.put(context)
-        self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)
+        self._task: Any = ray.remote(max_retries=0, max_calls=0 if options.isolate == "worker" else 1)(work)
         self._running: dict[Any, int] = {}
         self._allocated: dict[int, dict[str, float]] = {}
         self._outcomes: list[Outcome] = []

@@ -175,7 +175,7 @@ class SweepExecution:
         raise interrupt
 
     def _progress(self, size: int | None) -> SweepProgress:
-        location, is_live = location_of(self.options, self._context), self.options.isolate != "none"
+        location, is_live = location_of(self.options, self._context), not self.options.is_sequential
         return SweepProgress(self.directory, size, self._context.varying, location=location, is_live=is_live)
 
     def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
@@ -262,7 +262,7 @@ class SweepExecution:
 
     def _signals(self) -> contextlib.AbstractContextManager[Any]:
         """Stop starting jobs at the first signal; a job in this process handles its own signals."""
-        if self.options.isolate == "none":
+        if self.options.is_sequential:
             return contextlib.nullcontext()
         code = OmegaConf.select(self.config, "runtime.requeue_exit_code", default=None)
         return StopSignals(self._on_signal, _no_more_jobs, requeue_exit_code=code)
