@@ -327,7 +327,7 @@ def _relaunch(options: argparse.Namespace) -> int:
 
 
 def _check_launcher(words: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if a word is no override of an option of the launcher."""
+    """Raise `ConfigurationError` if a word is no override of an option of the launcher, or selects jobs."""
     from trieye.config.base import did_you_mean
     from trieye.config.launcher import LauncherConfig
 
@@ -335,6 +335,9 @@ def _check_launcher(words: Sequence[str]) -> None:
         if not word.startswith(_LAUNCHER):
             raise ConfigurationError(f"{word}: expected overrides of {_LAUNCHER}*")
         name = word.removeprefix(_LAUNCHER).partition("=")[0].partition(".")[0]
+        if name in ("only", "is_part"):
+            hint = "`trieye sweep run -i` selects jobs by index, `trieye sweep relaunch --only` by state"
+            raise ConfigurationError(f"{word}: not accepted here; {hint}")
         if name not in LauncherConfig.model_fields and name not in LauncherConfig.FOREIGN_KEYS:
             raise ConfigurationError(f"{word}: unknown option{did_you_mean(name, LauncherConfig.model_fields)}")
 
