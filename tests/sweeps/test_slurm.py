@@ -22,7 +22,7 @@ from trieye.config.launcher import LauncherConfig, numbers, ranges
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import JobRecord, RunningJob
 from trieye.sweeps.slurm import memory_text, script_of, submit_jobs, time_text
-from trieye.sweeps.slurm_array import SlurmArray
+from trieye.sweeps.slurm_array import SlurmArray, TaskState
 from trieye.sweeps.status import status_of
 from trieye.sweeps.sweeper import SweepError
 
@@ -239,8 +239,11 @@ def test_a_missing_sbatch_is_reported_with_the_script(slurm, monkeypatch):
 def test_a_pending_or_running_array_is_not_submitted_again(slurm):
     array = submit_jobs(Path("sweep"), [0, 1, 5], options(jobs_per_task=2))
     assert (array.id, array.tasks, SlurmArray.read(Path("sweep"))) == ("4711", [[0, 1], [5]], array)
+    assert array.cluster == "cluster"
     (slurm / "queue").write_text("0 RUNNING None\n1 PENDING Priority\n")
-    with pytest.raises(ConfigurationError, match=r"2 tasks of its Slurm array 4711 are .*`scancel 4711`"):
+    with pytest.raises(
+        ConfigurationError, match=r"2 tasks of its Slurm array 4711 are .*`scancel --clusters=cluster 4711`"
+    ):
         submit_jobs(Path("sweep"), [5], options())
     (slurm / "queue").unlink()
     assert submit_jobs(Path("sweep"), [5], options()).tasks == [[5]]
@@ -260,8 +263,11 @@ def test_the_status_of_jobs_follows_the_queue(slurm):
     JobRecord(index=2, overrides=["x=3"], host="node1", boot="other", pid=1).write(Path("sweep/2"))
     (slurm / "queue").write_text(" 1 PENDING Resources\n2 RUNNING None\n3 PENDING (a b)\n")
     assert [job.how for job in status_of(Path("sweep"))] == ["completed", "waiting", "running", "waiting", "missing"]
-    assert "--jobs 4711" in (slurm / "asked").read_text()
-    (slurm / "queue").write_text("2 RUNNING None\nCLUSTER: other\n")  # as with several clusters
+    asked = (slurm / "asked").read_text()
+    assert ("--jobs 4711" in asked, "--clusters=cluster" in asked) == (True, True)
+    (slurm / "queue").write_text("CLUSTER: cluster\n2 RUNNING None\n")  # as with several clusters
+    assert array.states() == {2: TaskState("RUNNING", "None")}
+    (slurm / "queue").write_text("2 RUNNING None\nerror: ...\n")
     assert array.states() is None
     (slurm / "queue").unlink()
     states = ["completed", "incomplete", "unknown", "missing", "missing"]
@@ -330,7 +336,7 @@ def test_a_waiting_driver_shows_the_jobs_and_the_best(slurm):
     (slurm / "queue").unlink()
     out, err = driver.communicate(timeout=60)
     assert driver.returncode == 1
-    assert "tasks are pending because of PartitionConfig; `squeue -j 4711` lists them" in err
+    assert "tasks are pending because of PartitionConfig; `squeue --clusters=cluster -j 4711` lists them" in err
     assert re.search(r"\[1/2\] job 0 x=1: 1", err), err
     assert "job 1 x=2: FAILED: its Slurm task ended before the job did; output of the tasks: " in err
     assert "sweep/slurm/4711_*.log" in out + err

@@ -78,7 +78,7 @@ def run_on_slurm(
         return {}
     old_records = {job.index: JobRecord.read(directory / str(job.index)) for job in jobs}
     array = submit_jobs(directory, [job.index for job in jobs], options, words=words)
-    commands = f"status: {command_text('sweep', 'status', directory)}; cancel: scancel {array.id}"
+    commands = f"status: {command_text('sweep', 'status', directory)}; cancel: {shlex.join(array.command('scancel'))}"
     num = len(array.tasks)
     say(f"sweep: submitted Slurm array {array.id}: {counted(num, 'task')}{_cost(num, options)}")
     if options.detach:
@@ -119,7 +119,8 @@ def _wait(
         is_over = tasks == {}  # before the records, which are then final
         for reason in {task.reason for task in (tasks or {}).values() if task.state == "PENDING"} - _USUAL - reasons:
             reasons.add(reason)
-            say(f"sweep: tasks are pending because of {reason}; `squeue -j {array.id}` lists them")
+            command = shlex.join(array.command("squeue", "-j"))
+            say(f"sweep: tasks are pending because of {reason}; `{command}` lists them")
         for index, job in list(jobs_left.items()):
             record = JobRecord.read(directory / str(index))
             is_new = record is not None and record != old_records[index]
@@ -175,12 +176,13 @@ def submit_jobs(
     if before is not None and states:
         raise ConfigurationError(
             f"{directory}: {len(states)} tasks of its Slurm array {before.id} are still pending or running; wait for "
-            f"them (`{command_text('sweep', 'status', directory)}`), or cancel them (`scancel {before.id}`) and try "
-            "again"
+            f"them (`{command_text('sweep', 'status', directory)}`), or cancel them "
+            f"(`{shlex.join(before.command('scancel'))}`) and try again"
         )
     (directory / LOGS).mkdir(parents=True, exist_ok=True)
     write_atomic(directory / SCRIPT, script_of(directory, tasks, options, words=words).encode())
-    array = SlurmArray(id=_submit(directory / SCRIPT), tasks=tasks)
+    array_id, cluster = _submit(directory / SCRIPT)
+    array = SlurmArray(id=array_id, cluster=cluster, tasks=tasks)
     array.write(directory)
     return array
 
@@ -276,8 +278,8 @@ def _options(directory: Path, num_tasks: int, options: LauncherConfig) -> Iterat
         yield key if value is None else f"{key}={shlex.quote(str(value))}"
 
 
-def _submit(script: Path) -> str:
-    """Submit a script to sbatch; return the id of the array."""
+def _submit(script: Path) -> tuple[str, str]:
+    """Submit a script to sbatch; return the id of the array, and its cluster if there are several."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise ConfigurationError(
@@ -291,9 +293,9 @@ def _submit(script: Path) -> str:
         raise ConfigurationError(
             f"sbatch did not answer for {_PATIENCE_S:.0f} s; check with `squeue --me` whether the array was submitted"
         ) from None
-    array_id = process.stdout.strip().rpartition("\n")[2].partition(";")[0]
+    array_id, _, cluster = process.stdout.strip().rpartition("\n")[2].partition(";")
     if process.returncode == 0 and array_id.isdecimal():
-        return array_id
+        return array_id, cluster
     raise ConfigurationError(_refusal(process.stderr.strip() or process.stdout.strip(), process.returncode))
 
 

@@ -23,6 +23,7 @@ class SlurmArray(JsonRecord, kw_only=True):
 
     Attributes:
         id: Its id in Slurm.
+        cluster: Name of its cluster; empty without several clusters.
         tasks: The jobs of each task.
     """
 
@@ -30,21 +31,28 @@ class SlurmArray(JsonRecord, kw_only=True):
     ADVICE = "delete it after all arrays of the sweep have ended"
 
     id: str
+    cluster: str = ""
     tasks: list[list[int]]
+
+    def command(self, program: str, *options: str) -> list[str]:
+        """Return the words of a Slurm command, with its cluster and, after the options, its id."""
+        return [program, *([f"--clusters={self.cluster}"] if self.cluster else []), *options, self.id]
 
     def states(self) -> Mapping[int, TaskState] | None:
         """Return the states of its pending and running tasks by number; None if squeue gives no usable answer."""
         squeue = shutil.which("squeue")
         if squeue is None:
             return None
-        command = [squeue, "--noheader", "--array", "--jobs", self.id, "--format", "%K %T %r"]
+        command = self.command(squeue, "--noheader", "--array", "--format", "%K %T %r", "--jobs")
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
         except subprocess.TimeoutExpired:
             return None
         if done.returncode != 0:
             return {} if "invalid job id" in done.stderr.lower() else None
-        rows = [re.fullmatch(r"(\d+) +(\w+) +(.*)", line.strip()) for line in done.stdout.splitlines() if line.strip()]
+        lines = [line.strip() for line in done.stdout.splitlines()]
+        lines = [line for line in lines if line and not line.startswith("CLUSTER:")]
+        rows = [re.fullmatch(r"(\d+) +(\w+) +(.*)", line) for line in lines]
         states = {int(row[1]): TaskState(row[2], row[3]) for row in rows if row is not None}
         return None if None in rows else states
 
