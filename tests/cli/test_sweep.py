@@ -494,6 +494,8 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
         (["show", "6", "-d", "first"], "job 6 does not exist: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "6: out of range; the sweep has the jobs 0 to 5"),
         (["run", "-i", "0", "lr=1", "-d", "first"], "lr=1: expected overrides of hydra.launcher.*"),
+        (["run", "-i", "", "-d", "first"], "'': expected indices of jobs, such as 7 or 0-9,12"),
+        (["plan", "lr=1,2", "-o", "sw\udcff"], r"'sw\udcff': the path of a sweep must be valid UTF-8"),
         (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: must be at least 1"),
         (["find", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
         (["find", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),

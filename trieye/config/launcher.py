@@ -38,7 +38,7 @@ def numbers(text: str, size: int | None = None) -> list[int]:
         ConfigurationError: The text has another format, a range is empty, or a job does not exist.
     """
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise ConfigurationError(f"{text}: expected indices of jobs, such as 7 or 0-9,12")
+        raise ConfigurationError(f"{text!r}: expected indices of jobs, such as 7 or 0-9,12")
     pairs = [[int(number) for number in part.split("-")] for part in text.split(",")]
     for first, last in ((pair[0], pair[-1]) for pair in pairs):
         if last < first:

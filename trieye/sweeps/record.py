@@ -30,7 +30,13 @@ _PLANNED = {"hydra.sweep.dir", *(f"hydra.sweeper.{name}" for name in ("seeds", "
 
 
 def lock_in(directory: Path) -> RunLock:
-    """Return the lock that a process holds while it runs the sweep in a directory or changes its record."""
+    """Return the lock that a process holds while it runs the sweep in a directory or changes its record.
+
+    Raises:
+        ConfigurationError: The path cannot be recorded.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in str(directory)):
+        raise ConfigurationError(f"{str(directory)!a}: the path of a sweep must be valid UTF-8; rename the directory")
     return RunLock(directory / LOCK, subject="sweep", alternative="set another hydra.sweep.dir")
 
 
