@@ -150,6 +150,17 @@ def test_runs_that_mlflow_lacks_are_delivered_until_it_has_them(shared, make_con
     assert copy.data.metrics["loss"] == 1.0
 
 
+def test_a_job_that_is_still_running_here_is_not_opened_for_delivery(shared, make_config, command):
+    config = make_config(app_name="nodes", persistence={"mirror": f"file://{shared}/mirror"})
+    job = shared / "sweep" / "0"
+    job.mkdir()
+    JobRecord(index=0, overrides=["seed=0"], state="running").write(job)
+    with trieye.Run(config) as run:
+        (job / "run").symlink_to(run.dir)
+        output = command.output("sweep", "merge", "sweep", "--root", config.persistence.root_data_dir)
+    assert "job 0 is still running; merge again after it has ended" in output
+
+
 def test_a_link_to_a_missing_run_is_reported_with_its_job(shared, capfd):
     job = shared / "sweep" / "0"
     job.mkdir()

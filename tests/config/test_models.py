@@ -196,7 +196,12 @@ def test_a_safe_name_is_accepted(name):
 @pytest.mark.parametrize("config_type", [ExplorerConfig, LauncherConfig])
 @pytest.mark.parametrize(
     ("resources", "message"),
-    [({"CPU": 1}, "'CPU' is not a custom resource.*num_cpus"), ({"": 1}, "''"), ({"a": -1}, "'a' is -1; expected")],
+    [
+        ({"CPU": 1}, "'CPU' is not a custom resource.*num_cpus"),
+        ({"": 1}, "''"),
+        ({"a": -1}, "'a' is -1; expected"),
+        ({"a": 1e-5}, "1e-05; expected"),
+    ],
 )
 def test_resources_that_ray_would_reject_are_named(config_type, resources, message):
     assert config_type(resources={"collector": 0.5}).resources == {"collector": 0.5}

@@ -28,7 +28,7 @@ def add_merge(actions: Any) -> None:
 
 def merge(options: argparse.Namespace) -> int:
     """Copy new runs and new states of runs from the mirror, deliver them to MLflow, and return the exit code."""
-    from trieye.process.lock import RunLock
+    from trieye.process.lock import RunLock, is_alive
     from trieye.sweeps.jobs import RUN
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import status_of
@@ -38,17 +38,20 @@ def merge(options: argparse.Namespace) -> int:
     record = SweepRecord.of(directory)
     mirror_url = _mirror(options.mirror, record)
     errors: dict[int, str] = {}
+    lines: list[str] = []
     with RunLock(directory / LOCK):
         started_jobs = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
         for job in started_jobs:
             try:
                 paths = _fetch(directory / str(job.index) / RUN, mirror_url, options.root.resolve())
-                if missing_by_sink := _deliver(paths, options.timeout):
+                if is_alive(paths.run_base_dir):  # it delivers itself, to the sinks of its config
+                    lines.append(f"job {job.index} is still running; merge again after it has ended")
+                elif missing_by_sink := _deliver(paths, options.timeout):
                     errors[job.index] = "; ".join(f"{sink}: {reason}" for sink, reason in missing_by_sink.items())
             except (TrieyeError, OSError) as error:
                 errors[job.index] = str(error)
         show_in_mlflow(directory, record, status_of(directory))
-    lines = [f"job {index}: {reason}" for index, reason in errors.items()]
+    lines += [f"job {index}: {reason}" for index, reason in errors.items()]
     lines.append(f"{len(started_jobs) - len(errors)} of {len(started_jobs)} runs are in {options.root}")
     show(options, "sweep.merge", {"sweep": directory, "num_runs": len(started_jobs), "failed": errors}, lines)
     return 1 if errors else 0

@@ -133,7 +133,8 @@ class LauncherConfig(StrictModel):
     isolate: Literal["process", "worker", "none"] = Field(
         default="process",
         description="process = a new process for each job; worker = processes that run several jobs, which start "
-        "faster but share process state; none = one after another in this process, without a backend.",
+        "faster but share process state; none = one after another in this process, without a backend, unless "
+        "`trieye sweep run` has a time limit or parallel jobs.",
     )
     address: str | None = Field(
         default=None,

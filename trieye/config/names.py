@@ -1,4 +1,4 @@
-"""Validation of names: apps and runs as directory names, file names read from files, resources, strings as Unicode.
+"""Validation of app and run names, file names, custom resources and Unicode strings.
 
 Python reads a file name that is not UTF-8 as a string with lone surrogates, which no store accepts.
 """
@@ -18,6 +18,7 @@ ClassPath = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", examples=["my_agent.dq
 """A class of a project, as `module:Class`, selected by a config key instead of an entry point."""
 
 _PREDEFINED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
+_MIN_QUANTITY = 1e-4
 _SHOWN = 60
 _ALLOWED = re.compile(r"[\w][\w .,=+@()\[\]-]*", re.UNICODE)
 
@@ -57,10 +58,12 @@ Name = Annotated[str, AfterValidator(_checked)]
 
 def _check_custom(resources: dict[str, float]) -> dict[str, float]:
     for name, quantity in resources.items():
-        if quantity < 0:
-            raise ConfigurationError(f"{name!r} is {quantity:g}; expected a number >= 0")
+        if quantity < 0 or 0 < quantity < _MIN_QUANTITY:
+            raise ConfigurationError(f"{name!r} is {quantity:g}; expected 0 or a number >= {_MIN_QUANTITY:g}")
         if not name or name in _PREDEFINED_RESOURCES:
-            raise ConfigurationError(f"{name!r} is not a custom resource; num_cpus and num_gpus reserve CPUs and GPUs")
+            raise ConfigurationError(
+                f"{name!r} is not a custom resource; CPUs, GPUs and memory have own keys, such as num_cpus"
+            )
     return resources
 
 

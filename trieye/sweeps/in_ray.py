@@ -84,7 +84,7 @@ class RayPool(WorkerPool):
                 self._outcomes.append(Done(index, error=error))
                 return
         request = ", ".join(f"{name}={amount}" for name, amount in resources.items() if amount)
-        if request not in self._reported_requests and not _fits_a_node(self._allocated[index]):
+        if request not in self._reported_requests and not _fits(self._allocated[index], _nodes()):
             self._reported_requests.add(request)
             say(f"sweep: job {index} waits: no node of the cluster has {request}")
         self._running[self._task.options(**resources).remote(self._context_reference, index, overrides, config)] = index
@@ -134,7 +134,8 @@ class RayPool(WorkerPool):
 
     def cancel_waiting(self) -> list[int]:
         """Cancel jobs whose resources no node has, and return their indices."""
-        waiting = [(task, index) for task, index in self._running.items() if not _fits_a_node(self._allocated[index])]
+        nodes = _nodes()
+        waiting = [(task, i) for task, i in self._running.items() if not _fits(self._allocated[i], nodes)]
         for task, index in waiting:
             ray.cancel(task)
             del self._running[task], self._allocated[index]
@@ -163,9 +164,13 @@ def _warn_about_remote_runs(context: SweepContext, remote_nodes: Sequence[Node])
     )
 
 
-def _fits_a_node(requested: Mapping[str, float]) -> bool:
-    """Return whether some node has these resources, free or not."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def _nodes() -> list[dict[str, float]]:
+    """Return the resources of each living node, free or not."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _fits(requested: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether some node has the requested resources."""
     return any(all(node.get(name, 0.0) + _ROUNDING >= amount for name, amount in requested.items()) for node in nodes)
 
 

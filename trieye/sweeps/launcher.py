@@ -187,12 +187,12 @@ class SweepExecution:
                 largest_needs = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
                 memory = max(need.get("memory") or 0 for need in needs) or None
                 options = options.model_copy(update={**largest_needs, "memory": memory})
+            self._skip(self._orphans.skipped(), queue, progress)
             words: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra, resolve=False)
             outcomes = run_on_slurm(self.directory, jobs, options, progress, words=words)
             for job in jobs:
                 if job.index in outcomes:
                     self._ended[job.index] = queue.ended(job, outcomes[job.index])
-            self._skip(self._orphans.skipped(), queue, progress)
         return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:

@@ -79,6 +79,16 @@ def test_a_silent_connection_delays_no_explorer(transport):
         assert receiver.get(handle, timeout_s=10.0)["n"].item() == 0
 
 
+def test_explorers_that_join_at_the_same_time_share_an_epoch(transport):
+    sender = transport._sender
+    handle = transport.publish(0, weights(0))
+    with sender._lock:  # as during a broadcast
+        receivers = [BroadcastReceiver(*transport._receiver_args) for _ in range(5)]
+        wait_until(lambda: len(sender._joining) == 5)
+    assert [receiver.get(handle, timeout_s=10.0)["n"].item() for receiver in receivers] == [0] * 5
+    assert sender.epoch == 1
+
+
 def test_a_silent_connection_delays_no_member_of_a_group():
     store = Rendezvous("127.0.0.1", b"key")
     with socket.create_connection(("127.0.0.1", store.port)):

@@ -256,6 +256,22 @@ def test_a_save_keeps_the_restored_states_of_explorers_that_are_still_starting(t
     assert entry["state"] is restored
 
 
+def test_a_state_that_an_explorer_cannot_restore_is_loaded_once(train_config, monkeypatch):
+    config = train_config(**PPO_PARTS, explorer={"num": 1})
+    first = PPO(config)
+    first.advance()
+    engine, loads = resumed(first, config), []
+
+    def load_state_dict(_, state):
+        loads.append(state)
+        raise ConnectionError("the process died")
+
+    monkeypatch.setattr(Explorer, "load_state_dict", load_state_dict)
+    engine.advance()
+    engine.cleanup()
+    assert len(loads) == 1
+
+
 def test_a_resume_between_two_versions_publishes_the_weights_of_the_older_one(train_config):
     config = train_config(**PPO_PARTS, explorer={"num": 1}, sync={"interval": 3})
     first = PPO(config)
@@ -280,7 +296,7 @@ def test_a_resume_with_another_fragment_length_drops_the_waiting_fragments_and_s
     engine.load_checkpoint(state)
     assert engine.collect().valid.shape == (4, 2)
     assert engine._row_source.metrics()["explorer/lost_fragments"] == len(state["collector"]["inbox"]["reports"]) > 0
-    assert "fragments of 8 steps are lost: explorers now collect 4 steps" in capsys.readouterr().err
+    assert "of 8 steps: explorers now collect 4 steps" in capsys.readouterr().err
     engine.cleanup()
 
 

@@ -206,7 +206,7 @@ def test_omitted_nonfinite_rows_are_reported_and_counted(train_config, explorers
     trieye.train(train_config(**parts, mode="explore", **chosen))
     stderr = capfd.readouterr().err
     assert stderr.count("the reward nan of environment 0") == 1
-    assert re.search(r"\.npz: 2\d\d rows, [3-9] non-finite rows omitted, ", stderr)
+    assert re.search(r"\.npz: 2\d\d rows, [3-9] omitted non-finite rows, ", stderr)
 
 
 def test_an_empty_file_is_used_unless_another_process_is_collecting_into_it(train_config, trained):

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, wait
@@ -156,6 +157,7 @@ class BroadcastSender:
         self.epoch = 0
         self._lock = threading.Lock()  # guards all fields below
         self._members: list[Connection] = []
+        self._joining = deque[Connection]()  # members of the next epoch
         self._group: _EpochGroup | None = None
         self._store: Rendezvous | TCPStore | None = None
         self._serial = 0
@@ -195,20 +197,18 @@ class BroadcastSender:
                 return
             self._is_closed = True
             self._end_epoch()
-            for member in self._members:
+            for member in (*self._members, *self._joining):
                 member.close()
             self._members = []
         self._listener.close()
 
     def _admit(self, member: Connection) -> None:
         """Add an explorer, and send it the newest weights."""
+        self._joining.append(member)  # the next holder of the lock adds all that wait, in one epoch
         with self._lock:
             if self._is_closed:
                 member.close()
-                return
-            self._end_epoch()
-            self._members.append(member)
-            if self._sent_weights is not None:
+            elif self._joining and self._sent_weights is not None:
                 try:
                     self._deliver(*self._sent_weights)
                 except ConnectionError as error:
@@ -217,6 +217,10 @@ class BroadcastSender:
     def _deliver(self, handle: Handle, flat: Flat) -> None:
         fault: Exception | None = None
         for _ in range(_MAX_EPOCHS):
+            if self._joining:
+                self._end_epoch()
+            while self._joining:
+                self._members.append(self._joining.popleft())
             if not self._members:
                 return
             try:

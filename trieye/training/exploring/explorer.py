@@ -153,7 +153,7 @@ class Explorer:
         self._on_nonfinite = OnNonfinite(mode, owner=owner, show=self._remarks.append)
         self._collector = self._make_collector(self._seed)
         self._writer = None if task.make_writer is None else task.make_writer()
-        self._version = -1
+        self._version = self._requested_version = -1  # they differ if the requested weights were gone
         self._versions: list[int] = []
         self._newest: Published | None = None
         self._is_cancelled, self._num_good = False, 0
@@ -236,12 +236,12 @@ class Explorer:
     def _before_step(self) -> None:
         if self._is_cancelled:
             raise CancelledError(f"explorer {self._index} was abandoned")
-        if self._newest is not None and self._newest.version > self._version:
+        if self._newest is not None and self._newest.version > max(self._version, self._requested_version):
             self._load(self._newest)
             self._versions.append(self._version)
 
     def _load(self, published: Published) -> None:
-        if published.version != self._version:
+        if published.version not in (self._version, self._requested_version):
             version = published.version
             try:
                 weights = self._task.transport.fetch(published.handle)
@@ -255,7 +255,7 @@ class Explorer:
                     f"{type(error).__name__}: {error}"
                 ) from error
             load_weights(self._policy, weights)
-            self._version = version
+            self._version, self._requested_version = version, published.version
 
     def _rebuild(self, assignment: Assignment) -> None:
         num_cut = self._collector.num_open

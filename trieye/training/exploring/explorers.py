@@ -10,6 +10,7 @@ import numpy as np
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
+from trieye.process.text import counted
 from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
 from trieye.training.exploring.explorer import Assignment, FragmentResult, Published, Task
@@ -398,8 +399,8 @@ class Explorers:
         elif num := len(state["reports"]):
             self._group.lost += num
             say(
-                f"{num} waiting fragments of {fragment_steps} steps are lost: explorers now collect {self._steps} "
-                "steps (explorer.fragment_steps, by default agent.rollout_steps)"
+                f"lost {counted(num, 'waiting fragment')} of {fragment_steps} steps: explorers now collect "
+                f"{self._steps} steps (explorer.fragment_steps, by default agent.rollout_steps)"
             )
 
     def _say_inexact(self) -> None:
@@ -416,7 +417,7 @@ class Explorers:
         if len(entries) != len(slots):
             say(f"explorer.num was {len(entries)} and is {len(slots)}")
         for slot in slots:  # additional explorers start with the counts of the others
-            slot.delivered = max((entry["delivered"] for entry in entries), default=0)
+            slot.delivered = max((entry["delivered"] for entry in (*entries, *retired)), default=0)
         for slot, entry in zip(slots, [*entries, *retired], strict=False):
             slot.state, slot.delivered = entry["state"], entry["delivered"]
             slot.incarnation = entry["incarnation"] + (entry["state"] is None)  # without a state: other seeds

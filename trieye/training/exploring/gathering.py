@@ -19,6 +19,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
+from trieye.process.text import counted
 from trieye.replay.exchange import export_npz, export_parquet
 from trieye.training.batches import Experience
 from trieye.training.collecting import Collector
@@ -135,12 +136,12 @@ class _CollectedRows:
         export = export_npz if path.suffix == ".npz" else export_parquet
         num = export(self._buffer, path)
         counts = {
-            "rows": num,
-            "non-finite rows omitted": self.on_nonfinite.counts["rows"],
-            "fragments lost": self.num_lost,
-            "whole episodes": len(self._returns),
+            "row": num,
+            "omitted non-finite row": self.on_nonfinite.counts["rows"],
+            "lost fragment": self.num_lost,
+            "complete episode": len(self._returns),
         }
-        summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        summary = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
         mean = f", mean return {np.mean(self._returns):g}" if self._returns else ""
         say(f"wrote {path}: {summary}{mean}; learn from them with mode=train data={path} loop.axis=updates")
 

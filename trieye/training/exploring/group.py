@@ -52,7 +52,7 @@ class ExplorerSlot:
         restarts_at: Time of the restart, seconds of `time.monotonic`.
         is_abandoned: Whether it failed too often to be restarted.
         client: Name of its replay writer, if any.
-        state: Restored state, until the first fragment is assigned; each start before that loads it.
+        state: Restored state, until the first fragment is assigned or the explorer fails.
         on_version: Newest version assigned to it, and the number of fragments assigned with that version.
         waits_until: Time until which it waits for newer weights; None if it does not wait.
         began_at: Start of its oldest assignment, or of the explorer itself.
@@ -408,6 +408,7 @@ class ExplorerGroup:
     def _fail(self, slot: ExplorerSlot, error: BaseException) -> None:
         """Handle the failure of an explorer: restart it after a pause, abandon it, or set `fault`."""
         slot.failures, slot.num_good_fragments = slot.failures + 1, 0
+        slot.state = None  # may be the cause
         while slot.assignments:
             self._deliver_oldest(slot, slot.assignments.popleft())
         if slot.worker is not None:
