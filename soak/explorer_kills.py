@@ -114,9 +114,11 @@ class TrainingProcess:
             if alive:
                 raise TimeoutError(f"processes survive the learner: {[process.name() for process in alive]}")
             return
-        processes = self.of_kind(kind)
-        if not processes:
-            raise RuntimeError(f"no {kind} is running")
+        until = time.monotonic() + DEADLINE_S
+        while not (processes := self.of_kind(kind)):  # it may be restarting after the previous kill
+            if time.monotonic() > until:
+                raise TimeoutError(f"no {kind} is running")
+            time.sleep(0.1)
         random.choice(processes).send_signal(signal.SIGKILL)
 
 
