@@ -62,7 +62,7 @@ def _check_custom(resources: dict[str, float]) -> dict[str, float]:
             raise ConfigurationError(f"{name!r} is {quantity:g}; expected 0 or a number >= {_MIN_QUANTITY:g}")
         if not name or name in _PREDEFINED_RESOURCES:
             raise ConfigurationError(
-                f"{name!r} is not a custom resource; CPUs, GPUs and memory have own keys, such as num_cpus"
+                f"{name!r} is not a custom resource; CPUs and GPUs have keys of their own, such as num_cpus"
             )
     return resources
 
