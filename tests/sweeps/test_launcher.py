@@ -366,6 +366,41 @@ def test_a_job_whose_resources_no_node_has_is_reported_and_ctrl_c_cancels_it(swe
     assert sweep.states(2) == [None, None]
 
 
+@pytest.fixture
+def busy_core(ray_cluster):
+    """Let other work occupy one of the two cores of the cluster until the returned function is called."""
+    import ray
+
+    other = ray.remote(num_cpus=1)(type("Other", (), {"ready": lambda _: None})).remote()
+    ray.get(other.ready.remote())
+    yield lambda: ray.kill(other)
+    ray.kill(other)
+
+
+@pytest.mark.usefixtures("busy_core")
+def test_after_ctrl_c_a_running_job_ends_and_a_job_that_waits_for_a_busy_node_never_starts(sweep):
+    def task(cfg):
+        began.touch()
+        time.sleep(1)
+        return cfg.what
+
+    began = sweep.directory.with_name("began")
+    interrupt = threading.Thread(target=lambda: (wait_until(began.exists), os.kill(os.getpid(), signal.SIGINT)))
+    interrupt.start()
+    with pytest.raises(RunInterrupted, match="resume the unfinished jobs"):
+        sweep.launch(task, ["what=x", "what=y"], "hydra.launcher.address=auto")
+    interrupt.join()
+    assert sweep.states(2) == ["completed", None]
+
+
+def test_the_time_limit_of_a_job_on_a_cluster_does_not_count_waiting_for_a_busy_node(sweep, busy_core):
+    options = ["hydra.launcher.address=auto", "hydra.launcher.timeout_min=0.05", "hydra.launcher.num_cpus=2"]
+    release = threading.Timer(6, busy_core)
+    release.start()
+    assert values(sweep.launch(lambda cfg: cfg.what, ["what=x"], *options)) == ["x"]
+    release.join()
+
+
 @pytest.mark.parametrize("sweep_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True)
 def test_num_jobs_limits_concurrent_jobs(sweep_on):
     directory = sweep_on.directory  # the fixture's own class is not to be found in a worker

@@ -1,7 +1,8 @@
 """RayPool: runs the jobs of a sweep as Ray tasks."""
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -10,7 +11,7 @@ from trieye.config import RuntimeConfig
 from trieye.config.launcher import LauncherConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.hub.cluster import Node
-from trieye.hub.ray_start import join_ray
+from trieye.hub.ray_start import join_ray, on_this_node
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done, ReportedError
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
@@ -22,10 +23,43 @@ _LOOK_S = 1.0
 _SHOWN = 5
 
 
+class Starts:
+    """Actor that decides whether a job starts or is cancelled; its record may be on the disk of another machine."""
+
+    def __init__(self) -> None:
+        self._started: set[int] = set()
+        self._cancelled: set[int] = set()
+
+    def start(self, submission: int) -> bool:
+        """Return whether a job may start, and record that it has."""
+        if submission in self._cancelled:
+            return False
+        self._started.add(submission)
+        return True
+
+    def started(self) -> set[int]:
+        """Return the submissions whose jobs have started."""
+        return self._started
+
+    def cancel(self, submissions: set[int]) -> set[int]:
+        """Cancel the jobs that have not started, and return their submissions."""
+        self._cancelled |= submissions - self._started
+        return submissions & self._cancelled
+
+
+def _work(starts: Any, submission: int, *arguments: Any) -> Done:
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        # `ray.get` would release the resources of this job while it waits
+        if starts is not None and not starts.start.remote(submission).future().result():
+            raise KeyboardInterrupt
+    return work(*arguments)
+
+
 class RayPool(WorkerPool):
     """Runs jobs as Ray tasks with their requested resources; Ray schedules them when resources are free."""
 
     def __init__(self, context: SweepContext, options: LauncherConfig) -> None:
+        self._starts: Any = None
         if options.address is None:
             join_ray(RuntimeConfig(kind="ray"), log_to_driver=False)  # jobs print to their files
         else:
@@ -38,9 +72,12 @@ class RayPool(WorkerPool):
                 RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher", log_to_driver=False
             )
             _warn_about_remote_runs(context, [node for node in nodes if not node.sees_root])
+            self._starts = ray.remote(num_cpus=0, scheduling_strategy=on_this_node())(Starts).remote()
         self._options, self._context, self._context_reference = options, context, ray.put(context)
-        self._task: Any = ray.remote(max_retries=0, max_calls=0 if options.isolate == "worker" else 1)(work)
+        self._task: Any = ray.remote(max_retries=0, max_calls=0 if options.isolate == "worker" else 1)(_work)
         self._running: dict[Any, int] = {}
+        self._num_submissions = 0
+        self._submissions: dict[int, int] = {}
         self._allocated: dict[int, dict[str, float]] = {}
         self._outcomes: list[Outcome] = []
         self._reported_requests: set[str] = set()
@@ -87,7 +124,12 @@ class RayPool(WorkerPool):
         if request not in self._reported_requests and not _fits(self._allocated[index], _nodes()):
             self._reported_requests.add(request)
             say(f"sweep: job {index} waits: no node of the cluster has {request}")
-        self._running[self._task.options(**resources).remote(self._context_reference, index, overrides, config)] = index
+        self._num_submissions += 1
+        self._submissions[index] = self._num_submissions
+        task = self._task.options(**resources).remote(
+            self._starts, self._num_submissions, self._context_reference, index, overrides, config
+        )
+        self._running[task] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
@@ -132,14 +174,30 @@ class RayPool(WorkerPool):
             if running_index == index:
                 ray.cancel(reference, force=force)
 
+    def started_jobs(self) -> Collection[int] | None:
+        """Return the indices of the jobs whose process has started; None if their records show it."""
+        return None if self._starts is None else self._indices(self._starts.started.remote())
+
     def cancel_waiting(self) -> list[int]:
-        """Cancel jobs whose resources no node has, and return their indices."""
-        nodes = _nodes()
-        waiting = [(task, i) for task, i in self._running.items() if not _fits(self._allocated[i], nodes)]
-        for task, index in waiting:
-            ray.cancel(task)
-            del self._running[task], self._allocated[index]
-        return [index for _, index in waiting]
+        """Cancel jobs that wait for nodes of a cluster, and return their indices."""
+        if self._starts is None:
+            return []
+        running = {self._submissions[index] for index in self._running.values()}
+        cancelled = self._indices(self._starts.cancel.remote(running))
+        for task, index in list(self._running.items()):
+            if index in cancelled:
+                ray.cancel(task)
+                del self._running[task], self._allocated[index]
+        return list(cancelled)
+
+    def _indices(self, submissions: Any) -> set[int]:
+        """Return the jobs of submissions that the actor returns; none if it was killed."""
+        try:
+            numbers = ray.get(submissions)
+        except ray.exceptions.RayActorError:
+            self._starts = None
+            return set()
+        return {index for index, number in self._submissions.items() if number in numbers}
 
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""

@@ -1,6 +1,6 @@
 """WorkerPool: runs jobs, and its implementation in this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,12 @@ class WorkerPool:
     def kill(self, index: int) -> None:
         """Kill a job, and the processes that it has started."""
 
+    def started_jobs(self) -> Collection[int] | None:
+        """Return the indices of the jobs whose process has started; None if their records show it."""
+        return None
+
     def cancel_waiting(self) -> list[int]:
-        """Cancel jobs that cannot start before a machine joins, and return their indices."""
+        """Cancel jobs that wait for resources, and return their indices."""
         return []
 
     def stop(self) -> None:

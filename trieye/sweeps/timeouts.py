@@ -13,8 +13,7 @@ _MINUTE_S = 60.0
 class Timeouts:
     """Interrupts jobs that run too long, and kills those that do not stop.
 
-    The clock of a job starts with its process, or on a Ray cluster, whose nodes may not share a disk, when the job is
-    submitted.
+    The clock of a job starts with its process.
 
     Args:
         options: The options of the launcher.
@@ -23,7 +22,6 @@ class Timeouts:
 
     def __init__(self, options: LauncherConfig, directory: Path) -> None:
         self._timeout_min, self._directory = options.timeout_min, directory
-        self._is_remote = options.address is not None
         self._submitted: dict[int, float] = {}  # jobs whose process has not started, with the wall time
         self._stop_at: dict[int, float] = {}
         self._kill_at: dict[int, float] = {}
@@ -45,12 +43,11 @@ class Timeouts:
         """Interrupt or kill the jobs whose time is over."""
         if self._timeout_min is None:
             return
-        now = time.monotonic()
-        for index in [
-            index for index, at in self._submitted.items() if self._is_remote or self._has_started(index, at)
-        ]:
-            del self._submitted[index]
-            self._stop_at[index] = now + self._timeout_min * _MINUTE_S
+        now, started = time.monotonic(), pool.started_jobs() if self._submitted else ()
+        for index, at in list(self._submitted.items()):
+            if self._has_started(index, at) if started is None else index in started:
+                del self._submitted[index]
+                self._stop_at[index] = now + self._timeout_min * _MINUTE_S
         for index in [index for index, at in self._stop_at.items() if now > at]:
             del self._stop_at[index]
             self._kill_at[index] = now + STOP_S
