@@ -256,20 +256,23 @@ def test_a_save_keeps_the_restored_states_of_explorers_that_are_still_starting(t
     assert entry["state"] is restored
 
 
-def test_a_state_that_an_explorer_cannot_restore_is_loaded_once(train_config, monkeypatch):
+@pytest.mark.parametrize("num_deaths", [1, 3])
+def test_the_state_of_an_explorer_that_dies_while_it_starts_is_loaded_again_once(train_config, monkeypatch, num_deaths):
     config = train_config(**PPO_PARTS, explorer={"num": 1})
     first = PPO(config)
     first.advance()
-    engine, loads = resumed(first, config), []
+    engine, loads, load = resumed(first, config), [], Explorer.load_state_dict
 
-    def load_state_dict(_, state):
+    def load_state_dict(self, state):
         loads.append(state)
-        raise ConnectionError("the process died")
+        if len(loads) <= num_deaths:
+            raise ConnectionError("the process died")
+        return load(self, state)
 
     monkeypatch.setattr(Explorer, "load_state_dict", load_state_dict)
     engine.advance()
     engine.cleanup()
-    assert len(loads) == 1
+    assert loads == [loads[0]] * 2
 
 
 def test_a_resume_between_two_versions_publishes_the_weights_of_the_older_one(train_config):

@@ -408,7 +408,8 @@ class ExplorerGroup:
     def _fail(self, slot: ExplorerSlot, error: BaseException) -> None:
         """Handle the failure of an explorer: restart it after a pause, abandon it, or set `fault`."""
         slot.failures, slot.num_good_fragments = slot.failures + 1, 0
-        slot.state = None  # may be the cause
+        if slot.failures > 1 or not isinstance(error, ConnectionError):
+            slot.state = None  # may be the cause; a process may die without one
         while slot.assignments:
             self._deliver_oldest(slot, slot.assignments.popleft())
         if slot.worker is not None:
