@@ -288,6 +288,26 @@ def test_a_resume_between_two_versions_publishes_the_weights_of_the_older_one(tr
     assert not same(republished, learned)
 
 
+@pytest.mark.parametrize(
+    ("engine_class", "parts", "reasons"),
+    [
+        (PPO, PPO_PARTS, []),
+        (
+            PPO,
+            PPO_PARTS | {"sync": {"offset": 2}},
+            ["sync.offset + sync.interval = 3 exceeds"],
+        ),
+        (DQN, DQN_PARTS | {"explorer": {"num": 2}}, ["the order of the rows of several explorers"]),
+    ],
+)
+def test_a_resume_that_depends_on_timing_says_why(train_config, capsys, engine_class, parts, reasons):
+    config = train_config(**{"explorer": {"num": 1}} | parts)
+    resumed(engine_class(config), config).cleanup()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "the resume is not exact" in line]
+    assert len(lines) == bool(reasons)
+    assert all(reason in lines[0] for reason in reasons)
+
+
 @pytest.mark.parametrize("replay", [{}, {"replay": {"kind": "fragment"}}])
 def test_a_resume_with_another_fragment_length_drops_the_waiting_fragments_and_says_so(train_config, capsys, replay):
     parts = PPO_PARTS | {"sync": {"offset": 1}} | replay

@@ -374,7 +374,7 @@ class Explorers:
         group.interrupted = int(state["interrupted"])
         self._load_explorers(state["explorers"], state.get("retired", []))
         self._load_queue(state["inbox"], state.get("fragment_steps", self._steps))
-        if self._task.make_writer is not None and self._sync.style == "fixed":
+        if self._sync.style == "fixed":
             self._say_inexact()
         return False
 
@@ -405,11 +405,19 @@ class Explorers:
 
     def _say_inexact(self) -> None:
         config: Any = self._task.config
-        reasons = ["the order of the rows of several explorers depends on their timing"] if self._config.num > 1 else []
-        if config.replay.n_step > 1:
-            reasons.append(f"the returns of replay.n_step={config.replay.n_step} steps end at the checkpoint")
-        if reasons:
-            say(f"the resume is not exact: in the replay, {', and '.join(reasons)}")
+        ahead, limit = self._sync.offset + self._sync.interval, self._config.max_in_flight
+        in_replay = self._task.make_writer is not None
+        reasons = {
+            f"sync.offset + sync.interval = {ahead} exceeds explorer.max_in_flight={limit}, so the schedules of "
+            "explorers depend on timing": ahead > limit,
+            "the order of the rows of several explorers in the replay depends on timing": in_replay
+            and self._config.num > 1,
+            f"the returns of replay.n_step={config.replay.n_step} steps end at the checkpoint": in_replay
+            and config.replay.n_step > 1,
+            "episodes with env.frame_stack start again": in_replay and bool(config.env.frame_stack),
+        }
+        if any(reasons.values()):
+            say(f"the resume is not exact: {'; '.join(reason for reason, applies in reasons.items() if applies)}")
 
     def _load_explorers(self, entries: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
         """Restore each explorer by its index; keep the counts of surplus explorers for a later resume."""
