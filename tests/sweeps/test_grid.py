@@ -12,11 +12,11 @@ from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trieye.config.hydra.conditions import same_value
 from trieye.config.hydra.loader import VERSION_BASE
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.command import command_of
-from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import Axis, Grid, shown
 from trieye.sweeps.record import SWEEP, SweepRecord
 from trieye.sweeps.spec import grid_of, with_seeds, zipped

@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import NotRequired, Self, TypedDict
 
 from trieye.config.base import did_you_mean
+from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions, same_value
 from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError
 from trieye.renames import current_override
-from trieye.sweeps.conditions import NO_CONDITIONS, Conditions, same_value
 from trieye.sweeps.numbering import Numbering
 
 _MOST_SHOWN = 10

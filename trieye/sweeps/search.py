@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config.hydra.axes import Dimension
+from trieye.config.hydra.conditions import same_value
 from trieye.config.packages import load, require
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import JournalError, SerializationError
 from trieye.hub.status import read_status
 from trieye.process.progress import say
 from trieye.process.terminal import Terminal
-from trieye.sweeps.conditions import same_value
 from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord, have_objectives
 from trieye.sweeps.objectives import ObjectiveError, ObjectiveNames

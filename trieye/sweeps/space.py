@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from trieye.config.hydra.axes import Dimension, dimensions_of
+from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions
 from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.renames import current_override
-from trieye.sweeps.conditions import NO_CONDITIONS, Conditions
 from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.record import OTHER_SWEEP
 

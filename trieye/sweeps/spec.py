@@ -5,9 +5,9 @@ from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import axes_of, typed
+from trieye.config.hydra.conditions import Conditions
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.conditions import Conditions
 from trieye.sweeps.grid import Axis, Grid, bare
 
 

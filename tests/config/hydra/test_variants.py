@@ -149,6 +149,47 @@ def test_a_sweep_can_vary_the_kind(variants):
             check(["agent=ppo", "agent.lr=0.1,0.7"], multirun=True)
 
 
+WHEN = "hydra.sweeper.when={agent.epsilon: {agent: dqn}}"
+ZIP = "hydra.sweeper.zip=[[agent,agent.lr]]"
+EXCLUDE = "hydra.sweeper.exclude=[{agent: ppo, agent.lr: 0.7}]"
+
+
+def check_sweep(variants: Project, typed: list[str]) -> None:
+    with opened(ConfigSource(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
+        Preflight(loader, TrainConfig).compose(["hydra/sweeper=trieye", *typed], multirun=True)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["agent=dqn,ppo", "agent.epsilon=0.1,0.2", WHEN],
+        ["agent=ppo,dqn", "agent.epsilon=interval(0,1)", WHEN, "hydra.sweeper.kind=random"],
+        ["agent=ppo,dqn", "agent.epsilon=0.1", WHEN],
+        ["agent=dqn,ppo", "agent.lr=0.7,0.1", ZIP],
+        ["agent=dqn,ppo", "agent.lr=0.7,0.1", EXCLUDE],
+        ["agent=ppo,dqn", "agent.lr=0.7,0.1", EXCLUDE],
+    ],
+)
+def test_values_of_a_sweep_are_checked_in_jobs_that_it_has(variants, typed):
+    check_sweep(variants, typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["agent=dqn,ppo", "agent.epsilon=0.1,2", WHEN], r"^agent\.epsilon=2: expected a number >= 0 and <= 1"),
+        (["agent=ppo,dqn", "agent.epsilon=2,0.1", WHEN], r"^agent\.epsilon=2: expected a number >= 0 and <= 1"),
+        (["agent=ppo,dqn", "agent.epsilon=2", WHEN], r"^agent\.epsilon=2: expected a number >= 0 and <= 1"),
+        (["agent=dqn,ppo", "agent.lr=0.1,0.7", ZIP], r"^agent\.lr=0\.7: expected a number > 0 and <= 0\.5"),
+        (["agent=dqn,ppo", "agent.lr=0.1,0.7,-1", EXCLUDE], r"^agent\.lr=-1: expected a number > 0"),
+        (["agent=dqn,ppo", "agent.epsilon=1,2", "hydra.sweeper.when={agent.epsilon: dqn}"], r"when=.*: expected \{KEY"),
+    ],
+)
+def test_an_invalid_value_is_reported_from_a_job_that_has_it(variants, typed, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_sweep(variants, typed)
+
+
 @pytest.mark.parametrize(
     ("typed", "lines"),
     [

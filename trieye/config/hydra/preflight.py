@@ -20,7 +20,8 @@ from trieye.config.hydra.keys import field_at, holds_text, is_in_variant
 from trieye.config.hydra.launch import plain
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, absent_key, without_parser_words
-from trieye.config.hydra.typed import Config, as_in_a_job, plugin_options, resolved, typed, without_hydra
+from trieye.config.hydra.sampled_jobs import SampledJobs
+from trieye.config.hydra.typed import Config, Options, as_in_a_job, plugin_options, resolved, typed, without_hydra
 from trieye.config.launcher import LauncherConfig
 from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig
@@ -30,6 +31,8 @@ from trieye.renames import CHOICES
 
 _NEEDED_KEYS = {"loop", "persistence"}
 _SPACE = "tune.space."
+_MOST_COMPOSED = 200
+"""Most values of a zipped or conditional key that are checked in a job of the sweep, which takes 20 ms each."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,12 @@ class Preflight(Generic[Config]):
                 "keys of trieye are missing; add `defaults: [trieye, _self_]`"
             )
         # one by one into the composed config, so that each error is reported with the keys of that config
-        self._set([item for item in items if item not in choices and item not in axes], composed)
+        fixed = [item for item in items if item not in choices and item not in axes]
+        if takes_axes:  # a conditional key may be absent from this config
+            self._set([item for item in fixed if item.is_hydra_override()], composed)
+            conditional = _sweeper_options(composed, [str(item.input_line) for item in items]).when or {}
+            fixed = [item for item in fixed if not item.is_hydra_override() and item.key_or_group not in conditional]
+        self._set(fixed, composed)
         self._loader.record(items, composed)
         return composed
 
@@ -209,20 +217,29 @@ class Preflight(Generic[Config]):
             sweep: The composed config of the sweep.
         """
         items = parsed([*params, *overrides], self._config_type)
-        axes = {index: item for index, item in enumerate(items) if item.is_sweep_override()}
-        first_words = [self._values(item)[0] if item.is_sweep_override() else str(item.input_line) for item in items]
+        words = [self._values(item) if item.is_sweep_override() else [str(item.input_line)] for item in items]
+        samples = SampledJobs([str(item.key_or_group) for item in items], words, _sweeper_options(sweep, overrides))
+        first_words = samples.first()
         typed_keys = {item.get_key_element() for item in items[len(params) :] if not item.is_sweep_override()}
-        indices = [index for index, item in enumerate(items) if item.get_key_element() not in typed_keys]
-        if any(self._loader.is_choice(items[index]) for index in indices):
+        kept = [index for index, item in enumerate(items) if item.get_key_element() not in typed_keys]
+        if any(self._loader.is_choice(items[index]) or samples.is_dependent(index) for index in kept):
             composed = self.load(first_words)
         else:
             composed = copy.deepcopy(sweep)
-            self._set(parsed([first_words[index] for index in indices], self._config_type), composed)
+            self._set(parsed([words[index][0] for index in kept], self._config_type), composed)
         _check_plugins(composed, overrides)
         values = self._resolved(composed)
         yield "", self._typed(values, first_words)
-        for index, axis in axes.items():
-            yield from self._others(axis, first_words, index, composed, values)
+        for index, axis in enumerate(items):
+            if not axis.is_sweep_override():
+                continue
+            if samples.is_dependent(index) and len(words[index]) <= _MOST_COMPOSED:
+                jobs = ((word, samples.with_value(index, position)) for position, word in enumerate(words[index]))
+                for word, job in jobs:
+                    if job is not None:
+                        yield word, self._typed(self._resolved(self.load(job)), job)
+            else:
+                yield from self._others(axis, words[index], first_words, composed, values)
 
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
@@ -244,7 +261,7 @@ class Preflight(Generic[Config]):
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
 
     def _others(
-        self, axis: Override, first_words: list[str], index: int, composed: DictConfig, values: dict[str, Any]
+        self, axis: Override, words: list[str], first_words: list[str], composed: DictConfig, values: dict[str, Any]
     ) -> Iterator[tuple[str, Config]]:
         """Yield the override and the config of each value of an axis except the first."""
         *parents, name = axis.key_or_group.split(".")
@@ -253,11 +270,9 @@ class Preflight(Generic[Config]):
         holder: Any = None if depends else functools.reduce(_item, parents, values)
         if not isinstance(holder, dict) or isinstance(holder.get(name, {}), dict):
             holder = None
-        for word in self._values(axis)[1:]:
-            overrides, value = (
-                [*first_words[:index], word, *first_words[index + 1 :]],
-                parsed([word], self._config_type)[0].value(),
-            )
+        for word in words[1:]:
+            overrides = [word if other == words[0] else other for other in first_words]
+            value = parsed([word], self._config_type)[0].value()
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
                 yield word, self._typed(self._resolved(self.load(overrides)), overrides)
             else:  # nothing depends on a plain value: validating is a hundred times faster than composing
@@ -281,15 +296,25 @@ class Preflight(Generic[Config]):
 
 def _check_plugins(composed: DictConfig, overrides: Sequence[str]) -> None:
     """Raise for invalid options of trieye's launcher and sweeper before the sweep starts."""
-    for node, model in (("hydra.launcher", LauncherConfig), ("hydra.sweeper", SweeperConfig)):
-        if not str(OmegaConf.select(composed, f"{node}._target_")).startswith("hydra_plugins.trieye."):
-            continue
-        try:
-            with as_in_a_job(composed):
-                values = plain(composed, node)
-        except OmegaConfBaseException as error:
-            raise ConfigurationError(f"{error.full_key or node}: {str(error).splitlines()[0]}") from error
-        plugin_options(node, model, values, overrides)
+    _plugin_options(composed, "hydra.launcher", LauncherConfig, overrides)
+    _sweeper_options(composed, overrides)
+
+
+def _sweeper_options(composed: DictConfig, overrides: Sequence[str]) -> SweeperConfig:
+    """Return the options of trieye's sweeper; the defaults for another sweeper."""
+    return _plugin_options(composed, "hydra.sweeper", SweeperConfig, overrides) or SweeperConfig()
+
+
+def _plugin_options(composed: DictConfig, node: str, model: type[Options], overrides: Sequence[str]) -> Options | None:
+    """Return the options of a plugin of trieye; None for another plugin."""
+    if not str(OmegaConf.select(composed, f"{node}._target_")).startswith("hydra_plugins.trieye."):
+        return None
+    try:
+        with as_in_a_job(composed):
+            values = plain(composed, node)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{error.full_key or node}: {str(error).splitlines()[0]}") from error
+    return plugin_options(node, model, values, overrides)
 
 
 def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:

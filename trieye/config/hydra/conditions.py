@@ -43,6 +43,10 @@ class Conditions:
     def __bool__(self) -> bool:
         return bool(self.when)
 
+    def keys(self) -> set[str]:
+        """Return the conditional keys, and the keys that they depend on."""
+        return {*self.when, *(key for condition in self.when.values() for key in condition)}
+
     def sentences(self) -> list[str]:
         """Return each condition as text, such as `agent.clip_range exists where agent=ppo`."""
         terms = {
