@@ -83,11 +83,16 @@ class Table:
             cell for cell, library in self._planned() if not (DATA / self.name / f"{cell}-{library}.parquet").exists()
         ]
         pending = f" Not finished yet: {', '.join(dict.fromkeys(missing))}." if missing else ""
+        has_peer = any(library == "sb3" for _, library in self._planned())
+        pairs = (
+            "Probabilities are estimated from all pairs of a run of trieye and a run of stable-baselines3. "
+            if has_peer
+            else ""
+        )
         return (
             f"{self.spec['about'].strip()}\n\nScores are the mean of the last 10 % of the evaluations of a run; "
             f"figures are interquartile means over seeds with 95 % bootstrap intervals. {COVERAGE} "
-            "Probabilities are estimated from all pairs of a run of trieye and a run of stable-baselines3. Seeds were "
-            f"fixed in advance, and a cell is shown when all of its runs are complete.{pending} "
+            f"{pairs}Seeds were fixed in advance, and a cell is shown when all of its runs are complete.{pending} "
             f"All figures, profiles and runs: [{self.name}.html]({self.name}.html)."
         )
 
@@ -150,7 +155,8 @@ class Table:
         complete = {path.stem.rpartition("-")[0] for path in self.paths}
         cell, *others = sorted(self.spec["cells"], key=lambda cell: cell not in complete)
         both = " with both libraries" if "sb3" in self.spec["cells"][cell] else ""
-        more = f" The other cells are {', '.join(f'`{other}`' for other in others)}." if others else ""
+        names = ", ".join(f"`{other}`" for other in others)
+        more = f" The other {'cells are' if len(others) > 1 else 'cell is'} {names}." if others else ""
         script = ".venv/bin/python benchmarks/reference"
         return (
             f"    make .venv/.ready\n    {script}/run.py {self.name} --cell {cell} --again\n\n"

@@ -22,7 +22,10 @@ Every command that prints results takes `--json` and then prints one JSON docume
 key, `schema`, is the name and the version of its schema, such as `trieye.runs/1`. Within a version keys are only added,
 so ignore unknown keys; a key that changes its meaning or disappears raises the version. Numbers that are
 not finite are `null`; times are Unix seconds. Progress, notes and warnings go to stderr. An error prints no document
-but one line on stderr; where a document comes with an exit code other than 0, the table mentions it.
+but one line on stderr. A document comes with exit code 1 if it reports damage (`verify`, `checkpoints`), missing items
+(`close`, `rebuild`, `attempts --restore`), skipped items (`import`, `convert`), problems (`cluster check`), failed jobs
+(`sweep merge`), or jobs that are neither completed nor pruned (`sweep status`). `sweep run`, `sweep relaunch`, `rerun`
+and `fork` exit with the code of the program.
 
 [json-schemas.json](json-schemas.json) has the same as [JSON Schema](https://json-schema.org), and
 `python tests/cli/test_json_output.py` formats it and generates this page from it. `trieye new` and `trieye ui` have no
