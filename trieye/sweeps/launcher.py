@@ -200,7 +200,10 @@ class SweepExecution:
             while True:
                 self._requeued.extend(self._orphans.ended())
                 if self._exit_code is not None or self._fails:
-                    self._requeued.extend(self._running.pop(index) for index in pool.cancel_waiting())
+                    for index in pool.cancel_waiting():
+                        self._timeouts.ended(index)
+                        self._requeued.append(self._running.pop(index))
+                        progress.cancelled(self._requeued[-1])
                 self._begin(queue, pool, progress)
                 if self._running:
                     self._collect(queue, pool, progress)

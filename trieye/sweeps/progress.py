@@ -116,6 +116,10 @@ class SweepProgress:
         self._num_by_state[_RESTARTS] += 1
         self.retried(job, f"its process died; restarting it in another process ({reason})")
 
+    def cancelled(self, job: Job) -> None:
+        """Record that a job was cancelled before it started."""
+        del self._running[job.index]
+
     def retried(self, job: Job, text: str) -> None:
         """Record that a job restarts, and print why."""
         self._running.pop(job.index, None)

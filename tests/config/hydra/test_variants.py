@@ -151,6 +151,9 @@ def test_a_sweep_can_vary_the_kind(variants):
 
 WHEN = "hydra.sweeper.when={agent.epsilon: {agent: dqn}}"
 ZIP = "hydra.sweeper.zip=[[agent,agent.lr]]"
+TWO = "hydra.sweeper.when={agent.epsilon: {agent: dqn, seed: 1}}"
+EXCLUDE_RANDOM = "hydra.sweeper.exclude=[{agent.epsilon: 0.2, agent.lr: 0.1}]"
+BOTH = "hydra.sweeper.when={agent.epsilon: {agent: dqn}, agent.lam: {agent: ppo}}"
 EXCLUDE = "hydra.sweeper.exclude=[{agent: ppo, agent.lr: 0.7}]"
 
 
@@ -163,11 +166,27 @@ def check_sweep(variants: Project, typed: list[str]) -> None:
     "typed",
     [
         ["agent=dqn,ppo", "agent.epsilon=0.1,0.2", WHEN],
-        ["agent=ppo,dqn", "agent.epsilon=interval(0,1)", WHEN, "hydra.sweeper.kind=random"],
+        pytest.param(
+            ["agent=ppo,dqn", "agent.epsilon=interval(0,1)", WHEN, "hydra.sweeper.kind=random"], marks=pytest.mark.long
+        ),
         ["agent=ppo,dqn", "agent.epsilon=0.1", WHEN],
         ["agent=dqn,ppo", "agent.lr=0.7,0.1", ZIP],
-        ["agent=dqn,ppo", "agent.lr=0.7,0.1", EXCLUDE],
+        pytest.param(["agent=dqn,ppo", "agent.lr=0.7,0.1", EXCLUDE], marks=pytest.mark.long),
         ["agent=ppo,dqn", "agent.lr=0.7,0.1", EXCLUDE],
+        pytest.param(
+            ["+agent@critic=ppo,dqn", "++critic.lr=0.2,0.7", "hydra.sweeper.zip=[[agent@critic,critic.lr]]"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["agent=dqn,ppo", "agent.lr=0.7,0.1", "seed=1,2", "hydra.sweeper.zip=[[seed,agent.lr],[agent,seed]]"],
+            marks=pytest.mark.long,
+        ),
+        ["agent=ppo,dqn", "seed=range(20,140)", "agent.epsilon=0.1", "hydra.sweeper.exclude=[{agent: ppo},{seed: 30}]"],
+        pytest.param(
+            ["seed=1,2", "tags.n=3", "hydra.sweeper.kind=random", "hydra.sweeper.num_trials=${tags.n}"],
+            marks=pytest.mark.long,
+        ),
+        ["agent=dqn,ppo", "agent.lam=0.9", "agent.epsilon=0.1", "hydra.sweeper.zip=[[agent,seed]]", "seed=1,2", BOTH],
     ],
 )
 def test_values_of_a_sweep_are_checked_in_jobs_that_it_has(variants, typed):
@@ -178,10 +197,15 @@ def test_values_of_a_sweep_are_checked_in_jobs_that_it_has(variants, typed):
     ("typed", "message"),
     [
         (["agent=dqn,ppo", "agent.epsilon=0.1,2", WHEN], r"^agent\.epsilon=2: expected a number >= 0 and <= 1"),
-        (["agent=ppo,dqn", "agent.epsilon=2,0.1", WHEN], r"^agent\.epsilon=2: expected a number >= 0 and <= 1"),
-        (["agent=ppo,dqn", "agent.epsilon=2", WHEN], r"^agent\.epsilon=2: expected a number >= 0 and <= 1"),
         (["agent=dqn,ppo", "agent.lr=0.1,0.7", ZIP], r"^agent\.lr=0\.7: expected a number > 0 and <= 0\.5"),
         (["agent=dqn,ppo", "agent.lr=0.1,0.7,-1", EXCLUDE], r"^agent\.lr=-1: expected a number > 0"),
+        (["agent=dqn", "agent.epsilon=2", "seed=0,1", WHEN], r"^agent\.epsilon=2: "),
+        (["agent=ppo,dqn", "seed=0,1", "agent.epsilon=2", TWO], r"^agent\.epsilon=2: "),
+        (["agent=dqn,none", "agent.epsilon=0.1,0.2", "agent.lr=0.1,0.2", WHEN, EXCLUDE_RANDOM], r"^agent=none: "),
+        (
+            ["agent=ppo", "seed=range(20,320)", "agent.lr=0.1,0.7", "hydra.sweeper.exclude=[{seed: 30}]"],
+            r"^agent\.lr=0\.7",
+        ),
         (["agent=dqn,ppo", "agent.epsilon=1,2", "hydra.sweeper.when={agent.epsilon: dqn}"], r"when=.*: expected \{KEY"),
     ],
 )

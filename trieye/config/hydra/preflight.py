@@ -4,7 +4,7 @@ import copy
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -31,8 +31,6 @@ from trieye.renames import CHOICES
 
 _NEEDED_KEYS = {"loop", "persistence"}
 _SPACE = "tune.space."
-_MOST_COMPOSED = 200
-"""Most values of a zipped or conditional key that are checked in a job of the sweep, which takes 20 ms each."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,13 @@ class Preflight(Generic[Config]):
         fixed = [item for item in items if item not in choices and item not in axes]
         if takes_axes:  # a conditional key may be absent from this config
             self._set([item for item in fixed if item.is_hydra_override()], composed)
-            conditional = _sweeper_options(composed, [str(item.input_line) for item in items]).when or {}
-            fixed = [item for item in fixed if not item.is_hydra_override() and item.key_or_group not in conditional]
+            when = OmegaConf.select(composed, "hydra.sweeper.when") if _is_ours(composed, "hydra.sweeper") else None
+            conditional = {str(key) for key in when} if isinstance(when, DictConfig) else set()
+            fixed = [
+                item
+                for item in fixed
+                if not item.is_hydra_override() and item.get_key_element().lstrip("+~") not in conditional
+            ]
         self._set(fixed, composed)
         self._loader.record(items, composed)
         return composed
@@ -218,11 +221,11 @@ class Preflight(Generic[Config]):
         """
         items = parsed([*params, *overrides], self._config_type)
         words = [self._values(item) if item.is_sweep_override() else [str(item.input_line)] for item in items]
-        samples = SampledJobs([str(item.key_or_group) for item in items], words, _sweeper_options(sweep, overrides))
+        samples = SampledJobs([item.get_key_element() for item in items], words, _sweeper_options(sweep, overrides))
         first_words = samples.first()
         typed_keys = {item.get_key_element() for item in items[len(params) :] if not item.is_sweep_override()}
         kept = [index for index, item in enumerate(items) if item.get_key_element() not in typed_keys]
-        if any(self._loader.is_choice(items[index]) or samples.is_dependent(index) for index in kept):
+        if samples.is_restricted or any(self._loader.is_choice(items[index]) for index in kept):
             composed = self.load(first_words)
         else:
             composed = copy.deepcopy(sweep)
@@ -230,16 +233,14 @@ class Preflight(Generic[Config]):
         _check_plugins(composed, overrides)
         values = self._resolved(composed)
         yield "", self._typed(values, first_words)
-        for index, axis in enumerate(items):
-            if not axis.is_sweep_override():
-                continue
-            if samples.is_dependent(index) and len(words[index]) <= _MOST_COMPOSED:
-                jobs = ((word, samples.with_value(index, position)) for position, word in enumerate(words[index]))
-                for word, job in jobs:
-                    if job is not None:
-                        yield word, self._typed(self._resolved(self.load(job)), job)
-            else:
-                yield from self._others(axis, words[index], first_words, composed, values)
+        holders = self._holders(items, composed, values)
+        checked = {tuple(first_words)}
+        for index, choices in enumerate(words):
+            for position, word in enumerate(choices):
+                job = samples.with_value(index, position)
+                if job is not None and tuple(job) not in checked:
+                    checked.add(tuple(job))
+                    yield word, self._job(job, first_words, holders, values)
 
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
@@ -260,26 +261,53 @@ class Preflight(Generic[Config]):
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
 
-    def _others(
-        self, axis: Override, words: list[str], first_words: list[str], composed: DictConfig, values: dict[str, Any]
-    ) -> Iterator[tuple[str, Config]]:
-        """Yield the override and the config of each value of an axis except the first."""
-        *parents, name = axis.key_or_group.split(".")
-        depends = "${" in OmegaConf.to_yaml(without_hydra(composed)) or axis.package is not None
-        depends = depends or is_in_variant(self._config_type, [*parents, name])
-        holder: Any = None if depends else functools.reduce(_item, parents, values)
-        if not isinstance(holder, dict) or isinstance(holder.get(name, {}), dict):
-            holder = None
-        for word in words[1:]:
-            overrides = [word if other == words[0] else other for other in first_words]
-            value = parsed([word], self._config_type)[0].value()
-            if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
-                yield word, self._typed(self._resolved(self.load(overrides)), overrides)
-            else:  # nothing depends on a plain value: validating is a hundred times faster than composing
-                old_value, holder[name] = holder[name], value
-                config = self._typed(values, overrides)
-                holder[name] = old_value
-                yield word, config
+    def _holders(
+        self, items: Iterable[Override], composed: DictConfig, values: dict[str, Any]
+    ) -> dict[str, tuple[dict[str, Any], str]]:
+        """Return the dict of values, and the name there, of each key on whose plain values no other key depends."""
+        holders: dict[str, tuple[dict[str, Any], str]] = {}
+        if "${" in OmegaConf.to_yaml(without_hydra(composed)):
+            return holders
+        for item in items:
+            *parents, name = item.key_or_group.split(".")
+            if item.package is None and not is_in_variant(self._config_type, [*parents, name]):
+                holder: Any = functools.reduce(_item, parents, values)
+                if isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict):
+                    holders[item.get_key_element()] = (holder, name)
+        return holders
+
+    def _job(
+        self,
+        job: Sequence[str],
+        first_words: Sequence[str],
+        holders: Mapping[str, tuple[dict[str, Any], str]],
+        values: dict[str, Any],
+    ) -> Config:
+        """Return the config of a job.
+
+        Args:
+            job: Its overrides.
+            first_words: Those of the first job.
+            holders: See `_holders`.
+            values: The values of the first job.
+        """
+        if [word.partition("=")[0] for word in job] == [word.partition("=")[0] for word in first_words]:
+            changed_words = [word for word, first in zip(job, first_words, strict=True) if word != first]
+            changed = [(word.partition("=")[0], item.value()) for word, item in self._parsed(changed_words)]
+            # nothing depends on a plain value: validating is a hundred times faster than composing
+            if all(key in holders and not _is_reference(value) for key, value in changed):
+                old_values = [(*holders[key], holders[key][0][holders[key][1]]) for key, _ in changed]
+                for key, value in changed:
+                    holder, name = holders[key]
+                    holder[name] = value
+                config = self._typed(values, job)
+                for holder, name, value in old_values:
+                    holder[name] = value
+                return config
+        return self._typed(self._resolved(self.load(job)), job)
+
+    def _parsed(self, words: Sequence[str]) -> Iterator[tuple[str, Override]]:
+        return zip(words, parsed(words, self._config_type), strict=True)
 
     def _values(self, axis: Override) -> list[str]:
         """Return an override for each value of an axis."""
@@ -307,7 +335,7 @@ def _sweeper_options(composed: DictConfig, overrides: Sequence[str]) -> SweeperC
 
 def _plugin_options(composed: DictConfig, node: str, model: type[Options], overrides: Sequence[str]) -> Options | None:
     """Return the options of a plugin of trieye; None for another plugin."""
-    if not str(OmegaConf.select(composed, f"{node}._target_")).startswith("hydra_plugins.trieye."):
+    if not _is_ours(composed, node):
         return None
     try:
         with as_in_a_job(composed):
@@ -315,6 +343,15 @@ def _plugin_options(composed: DictConfig, node: str, model: type[Options], overr
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{error.full_key or node}: {str(error).splitlines()[0]}") from error
     return plugin_options(node, model, values, overrides)
+
+
+def _is_ours(composed: DictConfig, node: str) -> bool:
+    return str(OmegaConf.select(composed, f"{node}._target_")).startswith("hydra_plugins.trieye.")
+
+
+def _is_reference(value: Any) -> bool:
+    """Return whether a value refers to other keys, or is a missing one."""
+    return isinstance(value, str) and ("${" in value or value == "???")
 
 
 def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -52,7 +52,7 @@ class ExplorerSlot:
         restarts_at: Time of the restart, seconds of `time.monotonic`.
         is_abandoned: Whether it failed too often to be restarted.
         client: Name of its replay writer, if any.
-        state: Restored state, until the first fragment is assigned or the explorer fails.
+        state: Restored state, until the first fragment is assigned or the explorer fails twice.
         on_version: Newest version assigned to it, and the number of fragments assigned with that version.
         waits_until: Time until which it waits for newer weights; None if it does not wait.
         began_at: Start of its oldest assignment, or of the explorer itself.
