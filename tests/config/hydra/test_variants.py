@@ -206,6 +206,7 @@ def test_values_of_a_sweep_are_checked_in_jobs_that_it_has(variants, typed):
             ["agent=ppo", "seed=range(20,320)", "agent.lr=0.1,0.7", "hydra.sweeper.exclude=[{seed: 30}]"],
             r"^agent\.lr=0\.7",
         ),
+        (["agent=dqn,ppo", "agent.epsilon=0,1", "hydra.sweeper.when={agent.epsilom: {agent: dqn}}"], "'agent.epsilon'"),
         (["agent=dqn,ppo", "agent.epsilon=1,2", "hydra.sweeper.when={agent.epsilon: dqn}"], r"when=.*: expected \{KEY"),
     ],
 )

@@ -55,6 +55,18 @@ class Conditions:
         }
         return [f"{key} exists where {' and '.join(term)}" for key, term in terms.items()]
 
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Check that each key exists.
+
+        Raises:
+            ConfigurationError: A key is unknown.
+        """
+        for name in (name for key, condition in self.when.items() for name in (key, *condition)):
+            if name not in keys:
+                raise ConfigurationError(
+                    f"{OPTION}: {name} is not a key of the sweep{did_you_mean(name, keys)} (keys: {', '.join(keys)})"
+                )
+
     def check(self, choices: Mapping[str, Sequence[str]]) -> None:
         """Check that each key exists and each condition can hold; a key with a single value restricts the sweep.
 
@@ -64,13 +76,8 @@ class Conditions:
         Raises:
             ConfigurationError: A key is unknown, or has none of the required values.
         """
+        self.check_keys(list(choices))
         for key, condition in self.when.items():
-            for name in (key, *condition):
-                if name not in choices:
-                    raise ConfigurationError(
-                        f"{OPTION}: {name} is not a key of the sweep{did_you_mean(name, choices)} "
-                        f"(keys: {', '.join(choices)})"
-                    )
             for other, values in condition.items():
                 allowed = choices[other]
                 if not allowed:

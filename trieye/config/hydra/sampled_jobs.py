@@ -18,6 +18,9 @@ class SampledJobs:
         words: The overrides of each key, one per value.
         options: The options of the sweeper.
 
+    Raises:
+        ConfigurationError: A condition has an unknown key.
+
     Attributes:
         is_restricted: Whether the sweep lacks some combinations of its values.
     """
@@ -25,6 +28,8 @@ class SampledJobs:
     def __init__(self, keys: Sequence[str], words: Sequence[Sequence[str]], options: SweeperConfig) -> None:
         self._keys, self._words = list(map(_bare, keys)), words
         self._conditions = Conditions.of(options.when or {})
+        own_keys = dict.fromkeys(key for key in self._keys if not key.startswith(("hydra.", "hydra/")))
+        self._conditions.check_keys([*(["seed"] if options.seeds else []), *own_keys])
         self._groups: dict[int, list[int]] = {}
         for zipped_keys in (list(map(_bare, group)) for group in options.zip):
             group = [at for at, key in enumerate(self._keys) if key in zipped_keys]
