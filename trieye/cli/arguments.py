@@ -272,7 +272,7 @@ def exclusion(text: str) -> dict[str, Any]:
         ConfigurationError: The text has another form.
     """
     from trieye.config.hydra.axes import value_of
-    from trieye.sweeps.grid import bare
+    from trieye.config.hydra.override_text import bare
 
     with _option_named("--exclude"):
         return {bare(key): value_of(value, bare(key)) for key, value in map(pair, _parts(text, ","))}
@@ -285,7 +285,7 @@ def condition(text: str) -> tuple[str, dict[str, list[Any]]]:
         ConfigurationError: The text has another form.
     """
     from trieye.config.hydra.axes import value_of
-    from trieye.sweeps.grid import bare
+    from trieye.config.hydra.override_text import bare
 
     key, _, values = text.partition(":")
     with _option_named("--when"):

@@ -7,6 +7,7 @@ from typing import Any
 
 from trieye.cli.confirmation import confirm
 from trieye.cli.run_selection import RunSelection
+from trieye.config.hydra.override_text import bare
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
@@ -15,7 +16,7 @@ from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load, seeds_of
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.selection import differences
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.spec import grid_of

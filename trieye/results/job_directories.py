@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from trieye.config.fingerprint import leaves
+from trieye.config.hydra.override_text import bare
 from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
@@ -19,7 +20,6 @@ from trieye.results.event_files import points_in_events
 from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
 from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
-from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import OUTPUT_DIR, JobRecord
 
 HYDRA = ".hydra"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config.base import did_you_mean
+from trieye.config.hydra.override_text import bare
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.process.text import counted
@@ -20,7 +21,7 @@ from trieye.results.run_directories import RunDirectories
 from trieye.results.runs import LoadedRun, PointReader, Problems, is_seed
 from trieye.runs.finding import has_file
 from trieye.sinks.mlflow.store import database_of
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid
 from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SWEEP, SweepRecord
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from trieye.config.hydra.override_text import values_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.renames import current_override
-from trieye.sweeps.grid import values_of
 from trieye.sweeps.jobs import Job, JobRecord
 from trieye.sweeps.record import OTHER_SWEEP
 

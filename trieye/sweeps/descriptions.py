@@ -14,9 +14,10 @@ from typing import Any, Self
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import axes_of, typed
+from trieye.config.hydra.override_text import bare
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
-from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.grid import Grid
 
 SWEPT = "metaParameters"
 SAVE_PATHS = "save_paths.jsonl"

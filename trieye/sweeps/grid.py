@@ -13,6 +13,7 @@ from typing import NotRequired, Self, TypedDict
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions, same_value
+from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError
 from trieye.renames import current_override
@@ -350,16 +351,6 @@ class Grid:
             for axis in self.axes
         )
         return replace(self, axes=tuple(axes))
-
-
-def bare(key: str) -> str:
-    """Return a key without Hydra's prefixes `+` and `~`."""
-    return key.lstrip("+~")
-
-
-def values_of(overrides: Iterable[str]) -> dict[str, str]:
-    """Return the values of overrides, as typed, by key without prefixes."""
-    return {bare(key): value for key, _, value in (word.partition("=") for word in overrides)}
 
 
 def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:

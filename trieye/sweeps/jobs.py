@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from trieye.config.hydra.override_text import values_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, JournalError, RunLockedError, TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.identity import Liveness, ProcessIdentity
 from trieye.process.lock import RunLock
 from trieye.renames import current_override
-from trieye.sweeps.grid import values_of
 from trieye.sweeps.record import OTHER_SWEEP, JsonRecord
 
 STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"

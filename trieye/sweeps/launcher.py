@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trieye.config.hydra.override_text import values_of
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
@@ -25,7 +26,6 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.process.text import command_text, counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
-from trieye.sweeps.grid import values_of
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
 from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.orphans import Orphans

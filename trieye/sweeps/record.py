@@ -10,11 +10,12 @@ import msgspec
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.launch import name_of_sweep, runs_of_sweep
+from trieye.config.hydra.override_text import bare
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
 from trieye.snapshot.signing import is_own_command, sign_command
-from trieye.sweeps.grid import Grid, PlainGrid, bare
+from trieye.sweeps.grid import Grid, PlainGrid
 
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from trieye.config.hydra.override_text import bare
 from trieye.process.terminal import Terminal, TextTable
 from trieye.process.text import command_text, counted
-from trieye.sweeps.grid import Grid, bare, short
+from trieye.sweeps.grid import Grid, short
 from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
 from trieye.sweeps.record import KEEP_GOING, SweepRecord

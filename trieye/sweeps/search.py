@@ -13,13 +13,13 @@ from typing import Any
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.hydra.conditions import same_value
+from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.packages import load, require
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import JournalError, SerializationError
 from trieye.hub.status import read_status
 from trieye.process.progress import say
 from trieye.process.terminal import Terminal
-from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.jobs import RUN, STOP_REASON, Done, Job, JobRecord, have_objectives
 from trieye.sweeps.objectives import ObjectiveError, ObjectiveNames
 from trieye.sweeps.report import importance_table

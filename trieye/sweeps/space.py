@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions
+from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.renames import current_override
-from trieye.sweeps.grid import bare, values_of
 from trieye.sweeps.record import OTHER_SWEEP
 
 _LARGEST_CONDITION = 10_000

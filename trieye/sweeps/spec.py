@@ -6,9 +6,10 @@ from typing import Any
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import axes_of, typed
 from trieye.config.hydra.conditions import Conditions
+from trieye.config.hydra.override_text import bare
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.grid import Axis, Grid, bare
+from trieye.sweeps.grid import Axis, Grid
 
 
 def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any = None) -> Grid:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.fingerprint import leaves
 from trieye.config.hydra.axes import dimensions_of, typed
+from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import ranges
@@ -28,7 +29,7 @@ from trieye.files.run_record import RunRecord
 from trieye.process.progress import say
 from trieye.process.text import command_text
 from trieye.sweeps.budgets import run_further, with_raised_budget
-from trieye.sweeps.grid import Grid, bare, values_of
+from trieye.sweeps.grid import Grid
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs, have_objectives, records_in
 from trieye.sweeps.launcher import LauncherBody, SweepExecution
 from trieye.sweeps.objectives import ObjectiveNames, Objectives

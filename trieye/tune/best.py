@@ -11,10 +11,10 @@ import yaml
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.axes import value_of
 from trieye.config.hydra.launch import Launch
+from trieye.config.hydra.override_text import values_of
 from trieye.config.redaction import with_references
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
-from trieye.sweeps.grid import values_of
 from trieye.sweeps.jobs import STATUS, JobRecord
 from trieye.tune.ended import overrides_of, with_secrets_of
 from trieye.tune.space import Space

@@ -8,7 +8,8 @@ from ray.tune.experiment import Trial
 from ray.tune.search import SearchAlgorithm
 
 from trieye.config.hydra.axes import value_of
-from trieye.sweeps.grid import Grid, values_of
+from trieye.config.hydra.override_text import values_of
+from trieye.sweeps.grid import Grid
 from trieye.sweeps.jobs import Done, Job, JobRecord, ReportedError
 from trieye.sweeps.search import Search, SearchQueue
 

@@ -20,6 +20,7 @@ from trieye.config.hydra.keys import field_at, holds_text, is_in_variant
 from trieye.config.hydra.launch import plain
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, absent_key, without_parser_words
+from trieye.config.hydra.override_text import bare
 from trieye.config.hydra.sampled_jobs import SampledJobs
 from trieye.config.hydra.typed import Config, Options, as_in_a_job, plugin_options, resolved, typed, without_hydra
 from trieye.config.launcher import LauncherConfig
@@ -156,7 +157,7 @@ class Preflight(Generic[Config]):
             fixed = [
                 item
                 for item in fixed
-                if not item.is_hydra_override() and item.get_key_element().lstrip("+~") not in conditional
+                if not item.is_hydra_override() and bare(item.get_key_element()) not in conditional
             ]
         self._set(fixed, composed)
         self._loader.record(items, composed)
@@ -230,7 +231,7 @@ class Preflight(Generic[Config]):
         else:
             composed = copy.deepcopy(sweep)
             self._set(parsed([words[index][0] for index in kept], self._config_type), composed)
-        _check_plugins(composed, overrides)
+        _plugin_options(composed, "hydra.launcher", LauncherConfig, overrides)
         values = self._resolved(composed)
         yield "", self._typed(values, first_words)
         holders = self._holders(items, composed, values)
@@ -292,8 +293,9 @@ class Preflight(Generic[Config]):
             values: The values of the first job.
         """
         if [word.partition("=")[0] for word in job] == [word.partition("=")[0] for word in first_words]:
-            changed_words = [word for word, first in zip(job, first_words, strict=True) if word != first]
-            changed = [(word.partition("=")[0], item.value()) for word, item in self._parsed(changed_words)]
+            words = [word for word, first in zip(job, first_words, strict=True) if word != first]
+            items = parsed(words, self._config_type)
+            changed = [(word.partition("=")[0], item.value()) for word, item in zip(words, items, strict=True)]
             # nothing depends on a plain value: validating is a hundred times faster than composing
             if all(key in holders and not _is_reference(value) for key, value in changed):
                 old_values = [(*holders[key], holders[key][0][holders[key][1]]) for key, _ in changed]
@@ -305,9 +307,6 @@ class Preflight(Generic[Config]):
                     holder[name] = value
                 return config
         return self._typed(self._resolved(self.load(job)), job)
-
-    def _parsed(self, words: Sequence[str]) -> Iterator[tuple[str, Override]]:
-        return zip(words, parsed(words, self._config_type), strict=True)
 
     def _values(self, axis: Override) -> list[str]:
         """Return an override for each value of an axis."""
@@ -322,19 +321,17 @@ class Preflight(Generic[Config]):
         return [f"{axis.get_key_element()}={value}" for value in values]
 
 
-def _check_plugins(composed: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise for invalid options of trieye's launcher and sweeper before the sweep starts."""
-    _plugin_options(composed, "hydra.launcher", LauncherConfig, overrides)
-    _sweeper_options(composed, overrides)
-
-
 def _sweeper_options(composed: DictConfig, overrides: Sequence[str]) -> SweeperConfig:
     """Return the options of trieye's sweeper; the defaults for another sweeper."""
     return _plugin_options(composed, "hydra.sweeper", SweeperConfig, overrides) or SweeperConfig()
 
 
 def _plugin_options(composed: DictConfig, node: str, model: type[Options], overrides: Sequence[str]) -> Options | None:
-    """Return the options of a plugin of trieye; None for another plugin."""
+    """Return the options of trieye's launcher or sweeper; None for another plugin.
+
+    Raises:
+        ConfigurationError: An option is invalid.
+    """
     if not _is_ours(composed, node):
         return None
     try:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trieye.config.hydra.axes import typed
 from trieye.config.hydra.conditions import Conditions, same_value
+from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.sweeper import SweeperConfig
 
 _MOST_TRIES = 10_000
@@ -26,16 +27,16 @@ class SampledJobs:
     """
 
     def __init__(self, keys: Sequence[str], words: Sequence[Sequence[str]], options: SweeperConfig) -> None:
-        self._keys, self._words = list(map(_bare, keys)), words
+        self._keys, self._words = list(map(bare, keys)), words
         self._conditions = Conditions.of(options.when or {})
         own_keys = dict.fromkeys(key for key in self._keys if not key.startswith(("hydra.", "hydra/")))
         self._conditions.check_keys([*(["seed"] if options.seeds else []), *own_keys])
         self._groups: dict[int, list[int]] = {}
-        for zipped_keys in (list(map(_bare, group)) for group in options.zip):
+        for zipped_keys in (list(map(bare, group)) for group in options.zip):
             group = [at for at, key in enumerate(self._keys) if key in zipped_keys]
             group = sorted({other for at in group for other in self._group(at)})  # of groups that share a key
             self._groups |= dict.fromkeys(group, group)
-        self._excluded = [{_bare(key): typed(value) for key, value in each.items()} for each in options.exclude]
+        self._excluded = [{bare(key): typed(value) for key, value in each.items()} for each in options.exclude]
         excluded_keys = {key for each in self._excluded for key in each}
         self._varied = {self._group(at)[0] for at, key in enumerate(self._keys) if key in excluded_keys}
         self.is_restricted = bool(self._conditions or options.zip or self._excluded)
@@ -86,7 +87,7 @@ class SampledJobs:
         return [words[positions.get(at, 0)] for at, words in enumerate(self._words)]
 
     def _is_excluded(self, words: Iterable[str]) -> bool:
-        values = _values(words) if self._excluded else {}
+        values = values_of(words) if self._excluded else {}
         return any(
             all(key in values and same_value(values[key], value) for key, value in each.items())
             for each in self._excluded
@@ -97,16 +98,8 @@ class SampledJobs:
         words = self._at(dict(enumerate(positions)))
         if not self._conditions:
             return words
-        values = _values(words)
+        values = values_of(words)
         return [word for key, word in zip(self._keys, words, strict=True) if self._conditions.is_active(key, values)]
-
-
-def _bare(key: str) -> str:
-    return key.lstrip("+~")
-
-
-def _values(words: Iterable[str]) -> dict[str, str]:
-    return {_bare(key): value for key, _, value in (word.partition("=") for word in words)}
 
 
 def _has_any_of(word: str, allowed: Iterable[str]) -> bool:
