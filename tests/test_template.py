@@ -309,7 +309,11 @@ def test_answers_reach_configs_metadata_readme_and_ci(
 
 @pytest.mark.parametrize(
     ("slug", "env_id", "option"),
-    [("on", "2048-v0", "env_2048"), ("null", "pkg:On-v0", "env_on"), ("mine", "pkg:Atari", "env_atari")],
+    [
+        ("on", "2048-v0", "env_2048"),
+        pytest.param("null", "pkg:On-v0", "env_on", marks=pytest.mark.long),
+        pytest.param("mine", "pkg:Atari", "env_atari", marks=pytest.mark.long),
+    ],
 )
 def test_answers_that_yaml_or_hydra_reads_as_other_values_compose(tmp_path, slug, env_id, option):
     project = make(tmp_path, slug=slug, env_id=env_id)

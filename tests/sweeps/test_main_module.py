@@ -94,7 +94,12 @@ def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolat
 
 @pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(
-    "guard", ["if True:", 'if __name__ == "__main__":', 'if __name__ == "__main__":\n    SCALE = 2']
+    "guard",
+    [
+        pytest.param("if True:", marks=pytest.mark.long),
+        pytest.param('if __name__ == "__main__":', marks=pytest.mark.long),
+        'if __name__ == "__main__":\n    SCALE = 2',
+    ],
 )
 def test_an_unguarded_or_changed_main_module_reaches_jobs_by_value(tmp_path, guard):
     lines, job = swept(tmp_path, BY_VALUE.replace("GUARD", guard), ["project/fit.py"], "+x=2")

@@ -342,7 +342,10 @@ def proposals(search, indices):
     return proposed
 
 
-@pytest.mark.parametrize(("sampler", "num"), [("tpe", 16), ("random", 8), ("gp", 8), ("cmaes", 16)])
+@pytest.mark.parametrize(
+    ("sampler", "num"),
+    [("tpe", 16), ("random", 8), *(pytest.param(*one, marks=pytest.mark.long) for one in (("gp", 8), ("cmaes", 16)))],
+)
 def test_a_restarted_sampler_continues_its_sequence_of_proposals(sampler, num):
     dimensions = dimensions_of(["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=range(1,64)"])
     options = SweeperConfig(kind="optuna", sampler=sampler, seed=3)

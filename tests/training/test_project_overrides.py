@@ -142,7 +142,7 @@ def test_an_override_trains_or_is_rejected_in_one_line_before_the_start(compose,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ppo", pytest.param("sac", marks=pytest.mark.long)])
+@pytest.mark.parametrize("agent", ["dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "sac"))])
 def test_combinations_train_unless_one_of_their_overrides_is_rejected(compose, agent):
     plain, num_trained = compose(agent), 0
     values = plain.model_dump(exclude={"replay"})

@@ -110,7 +110,7 @@ def test_the_checkpoint_of_the_policy_is_configurable(train_config, which, actio
     assert set(rows["action"]) == {action}
 
 
-@pytest.mark.parametrize("explorers", [0, 2])
+@pytest.mark.parametrize("explorers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_collection_follows_weights_that_another_process_publishes(train_config, explorers, tmp_path, monkeypatch):
     engine = {"engine": f"{__name__}:ConstantEngine"}
     config = train_config(agent=engine, loop={"steps": 20})
