@@ -236,7 +236,7 @@ class _Repository(ConfigRepository):
         return copy(self)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        source = next((source for source in self.get_sources() if source.is_config(config_path)), None)
         if source is None or source.scheme() != "pkg" or source.path not in ("hydra.conf", "trieye.conf"):
             return super().load_config(config_path)
         key = source.path, config_path
