@@ -12,6 +12,7 @@ from tests.damage import contents
 from tests.full_disk import full_disk
 from trieye.exceptions import TrieyeError
 from trieye.files.run_record import RunRecord
+from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock
 
 
@@ -130,6 +131,66 @@ def test_a_run_is_kept_if_its_mirror_cannot_be_deleted(make_run, tmp_path, triey
     before = contents(run_dir)
     assert f"file://{tmp_path}/mirror" in trieye_command.error("rm", "first", "--yes", code=1)
     assert contents(run_dir) == before
+
+
+def test_a_retry_deletes_the_rest_of_a_mirror_whose_deletion_failed(make_run, tmp_path, trieye_command, monkeypatch):
+    run_dir = make_run("first", persistence={"mirror": f"file://{tmp_path}/mirror"})
+    num_objects = len(contents(tmp_path / "mirror"))
+    for num_deleted in range(1, num_objects):
+        with monkeypatch.context() as patch:
+            keys, delete = [], MirrorStore.delete
+
+            def disconnected(store, key, keys=keys, delete=delete):
+                if keys:
+                    raise ConnectionError("the mirror does not answer")
+                keys.append(key)
+                delete(store, key)
+
+            patch.setattr(MirrorStore, "delete", disconnected)
+            assert "retry when it answers" in trieye_command.error("rm", "first", "--yes", code=1)
+        assert (run_dir.exists(), len(contents(tmp_path / "mirror"))) == (True, num_objects - num_deleted)
+    assert "not deleted" not in trieye_command.output("rm", "first", "--yes")
+    assert (run_dir.exists(), contents(tmp_path / "mirror")) == (False, {})
+
+
+@pytest.fixture
+def half_deleted(make_run, monkeypatch):
+    """Return the rest of a run whose deletion was interrupted."""
+    run_dir = make_run("first")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trieye.runs.remove(run_dir)
+    (rest,) = run_dir.parent.iterdir()
+    return rest
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_retry_completes_an_interrupted_deletion(half_deleted, trieye_command):
+    assert half_deleted.name in trieye_command.output("rm", "first", "--dry-run")
+    assert half_deleted.exists()
+    trieye_command.output("rm", "agents/first", "--yes")
+    assert not half_deleted.exists()
+    assert "no such run" in trieye_command.error("rm", "first", "--yes")
+
+
+def test_prune_completes_interrupted_deletions_but_follows_no_link(half_deleted, make_run, tmp_path, trieye_command):
+    second = make_run("second")
+    (tmp_path / "precious" / "file").mkdir(parents=True)
+    link = second.with_name(half_deleted.name.replace("first", "link"))
+    link.symlink_to(tmp_path / "precious")
+    trieye_command.output("prune", "agents", "--older-than", "1d", "--yes")
+    assert sorted(second.parent.iterdir()) == [link, second]
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_no_run_starts_from_a_half_deleted_one(half_deleted, make_config):
+    with trieye.Run(make_config(app_name="agents", run_name="second", persistence={"auto_resume_latest": True})) as run:
+        assert not run.restore(weights=[0.0])
+    assert half_deleted.exists()
 
 
 @pytest.mark.parametrize(

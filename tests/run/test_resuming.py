@@ -137,6 +137,14 @@ def test_a_copied_run_is_rejected_while_its_renamed_original_exists(make_config)
     assert train(make_config(run_name="renamed"), 9) == (5, 5.0)
 
 
+def test_a_new_run_starts_from_a_run_and_not_from_an_older_copy(make_config):
+    config = make_config()
+    train(config, 5)
+    shutil.copytree(run_dir_of(config), run_dir_of(config).with_name("run_backup"))
+    train(config, 8)
+    assert train(make_config(run_name="new", persistence={"auto_resume_latest": True}), 9) == (8, 8.0)
+
+
 def test_sweep_members_never_start_from_each_other_and_resume_separately(make_config):
     def member(name):
         return make_config(run_name=name, persistence={"auto_resume_latest": True})

@@ -147,7 +147,7 @@ def replaced(parent: Path) -> dict[str, Path]:
     """Return entries that are missing after interrupted replacements: names, and the paths with the old content."""
     old_path_by_name: dict[str, Path] = {}
     for old_path in sorted(parent.glob(".old-*~*~*~*")):
-        name = _name_of(old_path)
+        name = original_name(old_path)
         if not os.path.lexists(parent / name):
             old_path_by_name[name] = old_path
     return old_path_by_name
@@ -163,17 +163,22 @@ def recover(parent: Path, name: str | None = None) -> None:
     for missing_name, old_path in replaced(parent).items():
         if name in {None, missing_name} and _is_abandoned(old_path):
             old_path.rename(parent / missing_name)
+    for leftover_path in (*abandoned(parent, name), *abandoned(parent, name, "old")):
+        remove(leftover_path)
+
+
+def abandoned(parent: Path, name: str | None = None, kind: str = "tmp") -> list[Path]:
+    """Return what dead processes had not written or not deleted completely, of one entry or of all."""
     pattern = "*" if name is None else glob.escape(name)
-    for leftover_path in (*parent.glob(f".tmp-{pattern}~*~*~*"), *parent.glob(f".old-{pattern}~*~*~*")):
-        if _is_abandoned(leftover_path):
-            remove(leftover_path)
+    return sorted(path for path in parent.glob(f".{kind}-{pattern}~*~*~*") if _is_abandoned(path))
 
 
 def _scratch(path: Path, kind: str) -> Path:
     return path.parent / f".{kind}-{path.name}~{_HOST}~{os.getpid()}~{secrets.token_hex(4)}"
 
 
-def _name_of(path: Path) -> str:
+def original_name(path: Path) -> str:
+    """Return the name of the entry that a path of `abandoned` was or would be."""
     return path.name.split("-", 1)[1].rsplit("~", 3)[0]
 
 

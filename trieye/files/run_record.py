@@ -352,9 +352,9 @@ class EarlierRun(NamedTuple):
 def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
     """Return the other runs of the app that were created before `run_name`, the newest first.
 
-    The runs are those in the same directory and below `resume_dirs`; there, a run of the same name is another run. The
-    time of creation comes from `run.json`; for a run of trieye 0.1.5 from the date in its name, or else from the
-    modification time of its directory.
+    The runs are those in the same directory and below `resume_dirs`; there, a run of the same name is another run. A
+    copy of a run that still exists does not count. The time of creation comes from `run.json`; for a run of trieye
+    0.1.5 from the date in its name, or else from the modification time of its directory.
 
     Raises:
         ConfigurationError: A directory of `resume_dirs` does not exist.
@@ -371,12 +371,13 @@ def _other_runs(files: RunFiles, own_directory: Path) -> Iterator[EarlierRun]:
         for path in root.iterdir() if root.is_dir() else ():
             if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
                 logger.warning("%s is ignored: it is a link to a directory outside %s", path, root)
-            elif path != own_directory and path.is_dir():
+            elif path != own_directory and path.name[0] != "." and path.is_dir():
                 try:
                     record = RunRecord.read(path / RUN_RECORD)
                 except SerializationError as error:
                     logger.warning("run %r is not considered for resuming: %s", path.name, error)
-                else:
+                    continue
+                if record is None or record.copy_of(path) is None:
                     yield EarlierRun(path, _creation_time(path) if record is None else record.created, record)
 
 

@@ -4,7 +4,15 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from trieye.exceptions import SerializationError
-from trieye.mirror.layout import COMMIT, StateMark, objects_of_run, whole_states
+from trieye.mirror.layout import (
+    COMMIT,
+    STATES,
+    StateMark,
+    objects_of_run,
+    state_directory,
+    states_in,
+    whole_states,
+)
 from trieye.mirror.store import MirrorStore
 
 
@@ -26,7 +34,8 @@ def owned_objects(store: MirrorStore, *, run_id: str, owners: Collection[str]) -
     Args:
         store: The store of the run's mirror.
         run_id: Id of the run.
-        owners: Tokens of the directory, one of which the newest complete state must contain.
+        owners: Tokens of the directory, one of which the newest complete state must contain; without a complete state,
+            after an interrupted upload or deletion, the names of all states.
 
     Raises:
         ConnectionError: The mirror does not answer.
@@ -45,14 +54,18 @@ def owned_objects(store: MirrorStore, *, run_id: str, owners: Collection[str]) -
         except (SerializationError, FileNotFoundError):
             return None
         return objects if state.run_id == run_id and state.owner in owners else None
-    return None
+    states = states_in(sizes)
+    own_names = {state_directory(generation, owner) for generation in states.values() for owner in owners}
+    return objects if states and states.keys() <= own_names else None
 
 
 def delete_objects(store: MirrorStore, keys: Mapping[str, int]) -> None:
-    """Delete objects, the markers of complete states first, so that a partially deleted run is never restored.
+    """Delete objects so that a partially deleted run is never restored, and a retry recognizes its owner.
+
+    The markers of complete states are deleted first, and other files of states last.
 
     Raises:
         ConnectionError: The mirror does not answer.
     """
-    for key in sorted(keys, key=lambda key: not key.endswith(COMMIT)):
+    for key in sorted(keys, key=lambda key: (not key.endswith(COMMIT), key.startswith(f"{STATES}/"))):
         store.delete(key)

@@ -4,7 +4,7 @@ import contextlib
 import glob
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError, TrieyeError
-from trieye.files.atomic import recover, remove_directory
+from trieye.files.atomic import abandoned, original_name, recover, remove_directory
+from trieye.files.atomic import remove as remove_tree
 from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.files.run_record import claim as record_owner
@@ -40,7 +41,8 @@ def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT), dry_run: bool 
         The removal; its `notes` name remains of the run, with the reason.
 
     Raises:
-        ConfigurationError: There is no such run, a symbolic link leads to it, or a name leads out of `root`.
+        ConfigurationError: There is no such run, a symbolic link leads to it, or a name or a `StoredRun` leads out of
+            `root`; a directory may be anywhere.
         RunLockedError: The run is alive.
         SerializationError: Its run.json is damaged.
         TrieyeError: MLflow or the mirror does not answer; the directory still exists.
@@ -95,6 +97,7 @@ def prune(
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
     runs, retained = _idle_runs(app, root)
+    app_dir, inside = _app_directory(app, root)
     cutoff = time.time() - older_than_s
     retained |= {run.run_dir: "used recently" for run in runs if run.last_used > cutoff}
     retained |= {run.run_dir: _best_of(keep_newest, "newest") for run in runs[::-1][:keep_newest]}
@@ -102,7 +105,9 @@ def prune(
         ranked_runs = _best_first(runs, metric, mode)
         retained |= {run.run_dir: "objective unknown" for run in runs if run not in ranked_runs}
         retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked_runs[:keep_best]}
-    removals = [run for run in runs if run.run_dir not in retained]
+    half_deleted = [path for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, inside)]
+    removals = [Removal.of(path.resolve(), inside) for path in half_deleted]
+    removals += [run for run in runs if run.run_dir not in retained]
     for removal in () if dry_run else removals:
         removal.delete()
     return PruneResult(removals, retained)
@@ -121,6 +126,9 @@ def _named_directory(run: RunReference, root: Path) -> Path:
         name = str(reference)
         leftovers = [path for path in root.glob("*/*/*") if name in {path.name, f"{path.parents[1].name}/{path.name}"}]
         leftovers = [path for path in (Path(name), *leftovers) if _is_inside(path, root) and is_run_leftover(path)]
+        for rest, path in _half_deleted(root.glob("*/*")).items() if not leftovers else ():
+            if name in {path.name, f"{path.parents[1].name}/{path.name}"} or Path(name).resolve() == path.resolve():
+                leftovers.append(rest)
         if len({path.resolve() for path in leftovers}) != 1:
             raise
         path = leftovers[0]
@@ -129,9 +137,15 @@ def _named_directory(run: RunReference, root: Path) -> Path:
             f"{path} is a symbolic link to {path.resolve()}; to delete the run, name that directory; to delete only "
             f"the link, use `rm {path}`"
         )
-    if path != Path(reference) and not _is_inside(path, root):
+    if (isinstance(run, StoredRun) or path != Path(reference)) and not _is_inside(path, root):
         raise ConfigurationError(f"run {reference!r}: {path.resolve()} is outside --root {root}; name its directory")
     return path.resolve()
+
+
+def _half_deleted(directories: Iterable[Path]) -> dict[Path, Path]:
+    """Return what remains, below directories of runs, of runs whose deletion was interrupted, and where each was."""
+    paths = [path for directory in directories for path in abandoned(directory)]
+    return {path: path.with_name(original_name(path)) for path in paths if path.is_dir() and not path.is_symlink()}
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,9 @@ class Removal:
             RunLockedError: The run is alive.
             SerializationError: Its run.json is damaged.
         """
+        name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
+        if run_dir in abandoned(run_dir.parent):  # its MLflow run and its mirror were deleted before
+            return cls(run_dir, name, None, None, "its deletion was interrupted")
         if is_alive(run_dir):
             raise RunLockedError(f"run {run_dir.name!r} is still running; nothing was deleted; stop it first")
         record, config = RunRecord.read(run_dir / RUN_RECORD), None
@@ -172,7 +189,6 @@ class Removal:
             config = config_of(run_dir)
         except ConfigurationError as error:
             refusal = refusal or str(error)
-        name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
         return cls(run_dir, name, record, config, refusal)
 
     @property
@@ -252,6 +268,17 @@ class Removal:
             TrieyeError: It was used since it was listed, or MLflow or the mirror does not answer; the directory still
                 exists.
         """
+        if self.run_dir in abandoned(self.run_dir.parent):
+            remove_tree(self.run_dir)
+            remainder = self.run_dir if self.run_dir.exists() else None
+        else:
+            self._delete_run()
+            recover(self.run_dir.parent, self.run_dir.name)
+            remainder = next(self.run_dir.parent.glob(f".tmp-{glob.escape(self.run_dir.name)}~*"), None)
+        if remainder is not None:
+            raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
+
+    def _delete_run(self) -> None:
         with RunLock(self.run_dir / "run.lock"), RunLock(self.run_dir / "hub.lock"), _explained():
             if all(path.name.startswith(("run.lock", "hub.lock")) for path in self.run_dir.iterdir()):
                 remove_directory(self.run_dir)  # another process deleted it, and its locks created it again
@@ -263,10 +290,6 @@ class Removal:
             for store, objects in self.mirrors:
                 delete_objects(store, objects.sizes if objects else {})
             remove_directory(self.run_dir)
-        recover(self.run_dir.parent, self.run_dir.name)
-        remainder = next(self.run_dir.parent.glob(f".tmp-{glob.escape(self.run_dir.name)}~*"), None)
-        if remainder is not None:
-            raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
 
 
 def claim(run: RunReference, *, root: Path | None = None) -> Path:
@@ -290,13 +313,18 @@ def _use_of(record: RunRecord | None) -> tuple[str, int, float | None] | None:
     return None if record is None else (record.run_id, record.attempt, record.ended)
 
 
+def _app_directory(app: str, root: Path) -> tuple[Path, Path]:
+    """Return the directory of an app, and the directory of all apps that has it."""
+    is_named = Path(app).name == app and (root / app).is_dir()
+    return (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
+
+
 def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
     """Return the runs of an app to choose from, the last used one at the end, and why each other run is kept.
 
     A run that a link above it leads to outside the app's root counts as a link.
     """
-    is_named = Path(app).name == app and (root / app).is_dir()
-    app_dir, inside = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
+    app_dir, inside = _app_directory(app, root)
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
     if not runs:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
