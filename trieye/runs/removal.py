@@ -148,6 +148,10 @@ def _half_deleted(directories: Iterable[Path]) -> dict[Path, Path]:
     return {path: path.with_name(original_name(path)) for path in paths if path.is_dir() and not path.is_symlink()}
 
 
+def _is_rest(path: Path) -> bool:
+    return path.name.startswith(".") and path in abandoned(path.parent)
+
+
 @dataclass(frozen=True)
 class Removal:
     """A run, or a directory without run.json, to delete; its MLflow run and mirror go only if they name it as owner.
@@ -179,7 +183,7 @@ class Removal:
             SerializationError: Its run.json is damaged.
         """
         name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
-        if run_dir in abandoned(run_dir.parent):  # its MLflow run and its mirror were deleted before
+        if _is_rest(run_dir):  # its MLflow run and its mirror were deleted before
             return cls(run_dir, name, None, None, "its deletion was interrupted")
         if is_alive(run_dir):
             raise RunLockedError(f"run {run_dir.name!r} is still running; nothing was deleted; stop it first")
@@ -268,7 +272,7 @@ class Removal:
             TrieyeError: It was used since it was listed, or MLflow or the mirror does not answer; the directory still
                 exists.
         """
-        if self.run_dir in abandoned(self.run_dir.parent):
+        if _is_rest(self.run_dir):
             remove_tree(self.run_dir)
             remainder = self.run_dir if self.run_dir.exists() else None
         else:
