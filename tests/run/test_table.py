@@ -47,6 +47,19 @@ def test_cells_of_any_library_become_plain_values():
     assert make(odd).rows()[1] == [["2026-01-02"], [str(2**70)], ["\\ud800"], [None], [3], ["s"]]
 
 
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_numpy_times_of_any_resolution_become_the_same_iso_text(unit):
+    times = np.array(["2026-01-02T03:04:05", "1969-12-31T23:59:59", "NaT"], f"datetime64[{unit}]")
+    assert make({"at": times}).rows()[1] == [["2026-01-02T03:04:05"], ["1969-12-31T23:59:59"], [None]]
+
+
+def test_fractions_of_numpy_times_are_kept():
+    times = np.array(["2026-01-02T03:04:05.5", "2026-01-02T03:04:05.000000001"], "datetime64[ns]")
+    frame = pd.DataFrame({"at": times})
+    assert make({"at": times}).rows() == (["at"], [["2026-01-02T03:04:05.500000"], ["2026-01-02T03:04:05.000000001"]])
+    assert make(frame).rows() == make({"at": times}).rows()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -58,6 +71,8 @@ def test_cells_of_any_library_become_plain_values():
         ({"a": [1], "b": [1, 2]}, "'b' has 2 values.*'a' has 1"),
         ({"a": [object()]}, "'a' contains a object"),
         ({"a": np.zeros((2, 2))}, "'a' contains a ndarray"),
+        ({"a": np.array([5], "timedelta64[us]")}, "'a' contains a timedelta64"),
+        ({"a": np.array(["NaT", 5], "timedelta64[ns]")}, "'a' contains a timedelta64"),
         ({"a": [1], 1: [1], "1": [2]}, "'1'"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "share a name"),
         ({"a": ["x" * 1000] * 5000}, "4.8 MiB, the limit is 4 MiB.*log_artifact"),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from trieye.config.names import printable
 from trieye.run.media import header_of
@@ -106,10 +107,23 @@ def _cell(title: str, column: str, value: Any) -> Cell:
         return str(value.isoformat())
     if callable(getattr(value, "item", None)):  # NumPy scalars and tensors
         try:
-            return _cell(title, column, value.item())
-        except (ValueError, RuntimeError):  # an array of several values
+            return _cell(title, column, _item(value))
+        except (ValueError, RuntimeError):  # an array of several values, or a duration
             pass
     raise TypeError(
         f"{title}: column {column!r} contains a {type(value).__name__}; "
         "a cell must be a string, number, boolean, date or None"
     )
+
+
+def _item(value: Any) -> Any:
+    """Return the value of a NumPy scalar or a tensor; a time whose `item()` is an integer becomes ISO text."""
+    item = value.item()
+    kind = getattr(getattr(value, "dtype", None), "kind", None)  # dtypes of torch have none
+    if kind == "m" and item is not None:
+        raise ValueError("a cell cannot be a duration")
+    if kind != "M" or not isinstance(item, int):
+        return item
+    seconds, _, decimals = str(np.datetime_as_string(value.reshape(()))).partition(".")
+    decimals = decimals.rstrip("0")
+    return f"{seconds}.{decimals:0<6}" if decimals else seconds  # the digits of `datetime.isoformat`
