@@ -239,6 +239,42 @@ def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("saved", [{"w": 1}, {"w": 1, "q": np.ones(2)}], ids=["plain", "with array"])
+@pytest.mark.parametrize("array", [{}, {"q": np.zeros(2)}], ids=["into plain", "into array"])
+def test_keys_that_the_checkpoint_lacks_are_refused_or_kept(saved, array):
+    own = {"w": 0, "new": 5, **array}
+    with pytest.raises(CheckpointError, match=r"missing: (state\.q, )?state\.new; .*strict=False"):
+        restore_objects(saved_state(state=saved), {"state": own}, source="it")
+    assert (own["w"], own["new"]) == (0, 5)
+    mismatch = restore_objects(saved_state(state=saved), {"state": own}, source="it", strict=False)
+    assert set(mismatch.missing) == {"state.new", *(f"state.{name}" for name in array if name not in saved)}
+    assert (own["w"], own["new"]) == (1, 5)
+    assert not array or own["q"] is array["q"]
+
+
+@pytest.mark.parametrize("rest", [{}, {"rng": np.random.default_rng(0)}], ids=["plain", "with object"])
+def test_keys_that_the_checkpoint_lacks_are_kept_in_nested_dicts(rest):
+    own = {"visits": {"room_a": 3, "room_b": 0}, "games": {}, "lr": {"start": 1.0}, **rest}
+    state = saved_state(state={"visits": {"room_b": 1, "room_c": 2}, "lr": 0.5, **rest, "n": 4})
+    with pytest.raises(CheckpointError, match=r"missing: state\.visits\.room_a, state\.games; "):
+        restore_objects(state, {"state": own}, source="it")
+    mismatch = restore_objects(state, {"state": own}, source="it", strict=False)
+    assert str(mismatch) == "missing: state.visits.room_a, state.games"
+    visits = {"room_b": 1, "room_c": 2, "room_a": 3}
+    assert own == {"visits": visits, "lr": 0.5, **rest, "n": 4, "games": {}}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_empty_dict_receives_all_items(strict):
+    saved = {"room": 1, "q": np.ones(2), "inner": {1: "a"}}
+    own, nested = {}, {}
+    state = saved_state(own=saved, outer={"nested": saved})
+    assert not restore_objects(state, {"own": own, "outer": {"nested": nested}}, source="it", strict=strict)
+    for filled in (own, nested):
+        assert list(filled) == ["room", "q", "inner"]
+        assert (filled["q"].tolist(), filled["inner"]) == ([1.0, 1.0], {1: "a"})
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_keys_with_equal_paths_are_restored_separately(strict):
     saved = {1: np.array([1.0]), "1": np.array([2.0]), "a.b": np.array([3.0]), "a": {"b": np.array([4.0])}}

@@ -382,7 +382,8 @@ class Run(Recorder):
             from_checkpoint: Directory of a checkpoint to restore even if the run has newer ones: a copy of one of this
                 run, or one of another run, which contributes its state but not its curves. None: by the config.
             **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled
-                in place, under the names passed to `save`.
+                in place, under the names passed to `save`. The checkpoint must have all keys of a dict, unless `strict`
+                is False; an empty dict accepts any keys.
 
         Returns:
             Whether a checkpoint was restored.

@@ -255,14 +255,26 @@ class _Planner:
                     f"restore({path}=...): {item_path} is a {type(value).__name__} with a {type(inner).__name__}, "
                     "which cannot be restored in place; pass it as an object of its own, or in a dict"
                 )
-        if not target:  # an empty dict accepts everything
-            state: Any = saved_dict
-        elif self._is_exact(path):
-            state = {key: members.get(key, value) for key, value in saved_dict.items()}
+        if self._is_exact(path) or not (_is_branch(target) or (members and _is_branch(saved_dict))):
+            state: Any = self._filled(path, target, saved_dict, members)
         else:
             state = self._fitted(path, target, target, saved_dict, members)
         if state is not None:
             self.plans.append(_Plan(path, DictState(target), state, is_certain=True))
+
+    def _filled(
+        self, path: str, target: dict[Any, Any], saved_dict: Mapping[Any, Any], members: Mapping[Any, Any]
+    ) -> dict[Any, Any]:
+        """Return the items of a saved dict, then the items that it lacks; list the latter as missing."""
+        state = {key: members.get(key, value) for key, value in saved_dict.items()}
+        for key, value in target.items():
+            if key not in state:
+                item_path = f"{path}.{key}"
+                saved_item = value if key in members else self.tree.item(saved_dict, key, item_path)
+                if saved_item is _MISSING:  # a missing member is already listed
+                    self.mismatch.missing.append(item_path)
+                state[key] = value if saved_item is _MISSING else saved_item
+        return state
 
     def _is_alias(self, value: Any, saved_value: Any) -> bool:
         """Return whether an array is also the target of another value, as a best result that is the current one."""
