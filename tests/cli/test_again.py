@@ -197,6 +197,49 @@ def test_a_reserved_name_is_free_again_if_the_program_never_starts(project):
     assert run_names(project) == ["first"]
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["rerun", "first"], "first_rerun"), (["fork", "first", "--checkpoint", "step:2"], "first_fork")],
+)
+def test_a_restart_does_not_take_the_name_of_a_run_in_the_mirror(words, name, command, project, tmp_path):
+    words = [*words, f"persistence.mirror=file://{tmp_path}/mirror", "loop.steps=4"]
+    command.output(*words, "seed=1")
+    run_id = record_of(project, name).run_id
+    shutil.rmtree(runs_of(project) / name)  # as on another machine
+    assert f"run_name={name}_2" in command.output(*words, "seed=2", "--dry-run")
+    assert run_names(project) == ["first"]
+    command.output(*words, "seed=2")
+    assert run_names(project) == ["first", f"{name}_2"]
+    record = record_of(project, f"{name}_2")
+    assert (config_of(project, f"{name}_2")["seed"], record.attempt, record.status) == (2, 1, "FINISHED")
+    assert record.summary["progress/env_steps"]["last"] == 16.0
+    assert record.run_id != run_id
+    assert re.search(rf"run_name={name}\b", command.output(*words, "persistence.mirror=null", "--dry-run"))
+
+
+def test_a_typed_name_that_the_mirror_has_is_refused(command, project, tmp_path):
+    url = f"file://{tmp_path}/mirror"
+    words = ["run_name=second", f"persistence.mirror={url}", "loop.steps=2"]
+    plan = runs.plan_rerun("first", words)
+    command.output("rerun", "first", *words)
+    shutil.rmtree(runs_of(project) / "second")
+    for arguments in (["rerun", "first"], ["rerun", "first", "--dry-run"], ["fork", "first", "--checkpoint", "step:2"]):
+        err = command.error(*arguments, *words, "loop.steps=4")
+        assert f"run_name=second: the mirror {url} already has a run of this name" in err
+    with pytest.raises(ConfigurationError, match="run_name=second: the mirror"):
+        plan.start()
+    assert run_names(project) == ["first"]
+    command.output("rerun", "first", *words, "app_name=others", "--dry-run")  # the mirror has it in another app
+
+
+def test_a_restart_with_an_unreachable_mirror_is_refused(command, project, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    err = command.error("rerun", "first", f"persistence.mirror=file://{tmp_path}/file/below")
+    assert "cannot be searched for a run 'first_rerun'" in err
+    assert "persistence.mirror=null" in err
+    assert run_names(project) == ["first"]
+
+
 def test_an_unsigned_stored_command_needs_confirmation_from_python(planted):
     _, trace = planted(command=[sys.executable, "stranger.py"])
     with pytest.raises(ConfigurationError, match="has not signed for this directory"):

@@ -20,7 +20,7 @@ from trieye.files.run_files import RunFiles
 from trieye.history.table import read_history
 from trieye.mirror.layout import whole_states
 from trieye.mirror.local import LocalRun
-from trieye.mirror.restore import restore_run
+from trieye.mirror.restore import has_run, restore_run
 from trieye.mirror.store import MirrorStore
 
 
@@ -144,6 +144,15 @@ def test_a_damaged_history_file_that_the_mirror_lacks_is_named(make_config, url,
 def test_a_run_without_a_mirrored_state_is_not_restored(other, url):
     assert restore_run(other.paths, url) is None
     assert restore_run(other.paths, None) is None
+
+
+def test_a_mirror_has_a_run_if_it_has_a_complete_state(run, url):
+    assert has_run(url, APP, RUN)
+    assert not has_run(url, APP, "another")
+    assert not has_run(url, "another", RUN)
+    for path in objects(run, "states/*/COMMIT"):
+        path.unlink()
+    assert not has_run(url, APP, RUN)
 
 
 def test_a_new_run_under_the_former_name_of_a_renamed_run_is_refused(run, url):

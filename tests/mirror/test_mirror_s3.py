@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.mirror.mirrored_run import MirroredRun
+from tests.mirror.mirrored_run import APP, RUN, MirroredRun
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.history.history import read_history
-from trieye.mirror.restore import restore_run
+from trieye.mirror.restore import has_run, restore_run
 from trieye.mirror.store import MirrorStore
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -238,6 +238,8 @@ def test_a_missing_bucket_stops_a_new_run_before_its_start(s3, tmp_path):
     run = MirroredRun(tmp_path / "first", "s3://no-such-bucket/x", begin=False)
     with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/x: .*bucket does not exist"):
         restore_run(run.paths, run.url)
+    with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/x: .*bucket does not exist"):
+        has_run(run.url, APP, RUN)
 
 
 def test_an_unreachable_store_stops_a_new_run_before_its_start(s3, url, tmp_path):

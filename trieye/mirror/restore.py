@@ -15,7 +15,7 @@ from trieye.files.checksum import FileEntry, verify_file
 from trieye.files.run_files import BUFFERS, CHECKPOINTS, HISTORY, RUN_RECORD, RunFiles
 from trieye.files.run_record import RunRecord, earlier_runs
 from trieye.journal.journal import Segment
-from trieye.mirror.layout import SaveName, StateMark, history_key, manifest_key, object_key, whole_states
+from trieye.mirror.layout import STATES, SaveName, StateMark, history_key, manifest_key, object_key, whole_states
 from trieye.mirror.local import LocalRun, MirrorRecord
 from trieye.mirror.store import MirrorStore
 
@@ -56,6 +56,26 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
             f"persistence.mirror={url}: run {paths.run_base_dir.name!r} is missing on this machine, or has lost its "
             f"checkpoints, and cannot be restored from the mirror: {error}; try again, or start from scratch with "
             "persistence.mirror=null"
+        ) from error
+
+
+def has_run(url: str, app_name: str, run_name: str) -> bool:
+    """Return whether a mirror has a run, which `restore_run` would restore on a machine without its files.
+
+    Args:
+        url: URL of the mirror.
+        app_name: Name of the app.
+        run_name: Name of the run.
+
+    Raises:
+        ConfigurationError: The mirror cannot be used or reached, so that it may or may not have the run.
+    """
+    try:
+        return bool(whole_states(MirrorStore(url, app_name, run_name).list(STATES)))
+    except OSError as error:
+        raise ConfigurationError(
+            f"persistence.mirror={url}: the mirror cannot be searched for a run {run_name!r}: {error}; try again, or "
+            "start without a mirror with persistence.mirror=null"
         ) from error
 
 

@@ -14,6 +14,7 @@ from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.experiment.finished import TrainingProgress
 from trieye.files.run_files import RunFiles
+from trieye.mirror.restore import has_run
 from trieye.process.lock import is_alive
 from trieye.run.provenance import sources_in
 from trieye.runs.comparing import Divergence
@@ -35,6 +36,7 @@ class RestartPlan:
         divergence: Differences to the stored run in config, commit and packages.
         checkpoint: The checkpoint that a fork starts from; None for a rerun.
         typed_overrides: The overrides that replace or extend those of the stored run.
+        mirror_url: URL of the mirror of the new run; None without a mirror.
     """
 
     source: StoredRun
@@ -44,6 +46,7 @@ class RestartPlan:
     divergence: Divergence
     checkpoint: CheckpointEntry | None = None
     typed_overrides: Sequence[str] = ()
+    mirror_url: str | None = None
 
     @property
     def line(self) -> str:
@@ -69,10 +72,11 @@ class RestartPlan:
             The plan, with the next free name if another restart took a name that was not typed.
 
         Raises:
-            ConfigurationError: The typed name is taken, or the directory cannot be created.
+            ConfigurationError: The typed name is taken, the directory cannot be created, or the mirror of the new run
+                cannot be reached.
         """
         plan = self
-        while not _is_created(plan.run_dir):
+        while _is_mirrored(plan.run_dir, plan.mirror_url) or not _is_created(plan.run_dir):
             plan = _renamed(plan)
         try:
             yield plan
@@ -106,7 +110,8 @@ def rerun(
         confirm: Asks whether to run a stored command that this user's key does not sign; None refuses it.
 
     Raises:
-        ConfigurationError: There is no such run, its program cannot be started again, or its command was not confirmed.
+        ConfigurationError: There is no such run, its program cannot be started again, its command was not confirmed, a
+            typed name is taken, or the mirror of the new run cannot be reached.
     """
     return plan_rerun(run, overrides, without=without, root=root, confirm=confirm).start()
 
@@ -199,14 +204,15 @@ def _plan(
         sources = sources_in(program.directory, source.provenance.sources) | provenance.sources
         provenance = provenance.model_copy(update={"sources": sources})
     divergence = Divergence.between((old_values, source.provenance), (report.config, provenance), ignored=(LOAD,))
-    plan = RestartPlan(source, run_dir, program, words, divergence, checkpoint, overrides)
-    return _renamed(plan) if run_dir.exists() else plan
+    mirror_url = report.config["persistence"]["mirror"]
+    plan = RestartPlan(source, run_dir, program, words, divergence, checkpoint, overrides, mirror_url)
+    return _renamed(plan) if _is_taken(run_dir, mirror_url) else plan
 
 
 def _renamed(plan: RestartPlan) -> RestartPlan:
     """Return a plan with the next free name; a typed name that is taken is refused."""
     suffix = "rerun" if plan.checkpoint is None else "fork"
-    name = _new_name(plan.run_dir.with_name(plan.source.name), plan.typed_overrides, suffix)
+    name = _new_name(plan.run_dir.with_name(plan.source.name), plan.typed_overrides, suffix, mirror_url=plan.mirror_url)
     words = [override(RUN_NAME, name) if key_of(word) == RUN_NAME else word for word in plan.overrides]
     return replace(plan, run_dir=plan.run_dir.with_name(name), overrides=words)
 
@@ -223,7 +229,16 @@ def _is_created(run_dir: Path) -> bool:
     return True
 
 
-def _new_name(source_dir: Path, overrides: Sequence[str], suffix: str) -> str:
+def _is_taken(run_dir: Path, mirror_url: str | None) -> bool:
+    return run_dir.exists() or _is_mirrored(run_dir, mirror_url)
+
+
+def _is_mirrored(run_dir: Path, mirror_url: str | None) -> bool:
+    """Return whether a program that starts in a new directory would restore and resume a run of the mirror."""
+    return mirror_url is not None and has_run(mirror_url, run_dir.parents[1].name, run_dir.name)
+
+
+def _new_name(source_dir: Path, overrides: Sequence[str], suffix: str, *, mirror_url: str | None = None) -> str:
     """Return the name of a run next to `source_dir`: the typed name, or the name of that directory with a suffix."""
     typed_name = next(
         (word.partition("=")[2].strip("'\"") for word in reversed(overrides) if key_of(word) == RUN_NAME), None
@@ -231,14 +246,19 @@ def _new_name(source_dir: Path, overrides: Sequence[str], suffix: str) -> str:
     runs = source_dir.parent
     if typed_name is not None:
         check_name(RUN_NAME, typed_name)
-        _check_free(runs / typed_name)
+        _check_free(runs / typed_name, mirror_url)
         return typed_name
     names = (f"{source_dir.name}_{suffix}{number}" for number in ("", *(f"_{count}" for count in range(2, 10_000))))
-    return next(name for name in names if not (runs / name).exists())
+    return next(name for name in names if not _is_taken(runs / name, mirror_url))
 
 
-def _check_free(run_dir: Path) -> None:
+def _check_free(run_dir: Path, mirror_url: str | None) -> None:
     if not run_dir.exists():
+        if _is_mirrored(run_dir, mirror_url):
+            raise ConfigurationError(
+                f"run_name={run_dir.name}: the mirror {mirror_url} already has a run of this name, which the program "
+                "would resume; choose another name"
+            )
         return
     if is_alive(run_dir):
         raise ConfigurationError(
