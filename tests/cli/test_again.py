@@ -25,7 +25,7 @@ from trieye.run.provenance import Provenance
 from trieye.runs import get
 from trieye.runs.comparing import Divergence
 from trieye.runs.program import LOAD, Program
-from trieye.sweeps.record import moved_program
+from trieye.sweeps.record import SweepRecord, moved_program
 
 WARM = warm.RUN
 
@@ -459,6 +459,26 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(com
     assert f"cd {copied} && " in command.output("fork", "first", "--checkpoint", "best", "loop.steps=7", "--yes")
     assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
     assert (project / "begun.txt").read_text() == begun
+
+
+@pytest.mark.parametrize("transfer", [Path.rename, shutil.copytree], ids=["moved", "copied"])
+def test_a_sweep_job_of_a_moved_or_copied_project_runs_the_program_of_its_own_sweep(
+    transfer, command, project, tmp_path, monkeypatch
+):
+    old, new = shutil.copytree(project, tmp_path / "old"), tmp_path / "new"
+    run_dir, sweep_dir = runs_of(old) / "first", Path("multirun", "lr")
+    update_json(run_dir / "run.json", group=str(old / sweep_dir), job=0)
+    fork_server = [sys.executable, "-c", "import fork_server"]
+    update_json(run_dir / "provenance" / "attempt-1.json", directory=str(old), command=fork_server)
+    words = [sys.executable, str(old / "train.py")]
+    SweepRecord(spec=[], program=words, working_dir=str(old)).write(old / sweep_dir)
+    transfer(old, new)
+    update_json(new / sweep_dir / "sweep.json", program=[sys.executable, "-u", str(old / "train.py")])
+    monkeypatch.chdir(new)
+    for arguments in (["rerun", "first"], ["fork", "first", "--checkpoint", "best"]):
+        out = command.output(*arguments, "--dry-run", "--yes")
+        assert f"cd {new} && {sys.executable} -u {new / 'train.py'} agent.lr=0.25 run_name=first_{arguments[0]}" in out
+    assert not Program.of(get("first")).is_signed
 
 
 @pytest.mark.parametrize(

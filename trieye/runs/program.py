@@ -19,7 +19,6 @@ from trieye.config.redaction import HIDDEN
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.run_files import CONFIGS
-from trieye.files.run_record import RunRecord
 from trieye.process.child import run_program
 from trieye.renames import current_overrides
 from trieye.run.provenance import DIRECTORY, Provenance
@@ -75,7 +74,7 @@ class Program:
                 f"{cannot}: it has no intact {DIRECTORY}/attempt-{run.attempt}.json, as runs of trieye 0.1.5; "
                 f"start its program yourself, with the values of {run.run_dir / CONFIGS}"
             )
-        sweep = _sweep_of(run.record)
+        sweep = _sweep_of(run, Path(provenance.directory))
         command = shlex.join(provenance.command if sweep is None else sweep.program)  # a job is started by trieye
         if provenance.program_keys and RUN_NAME not in provenance.program_keys:
             raise ConfigurationError(
@@ -255,17 +254,14 @@ def located_program(run: StoredRun, words: Sequence[str], started_in: Path) -> L
         words: The command of the run.
         started_in: The working directory of the command.
     """
-    run_dir, recorded_dir = run.run_dir.resolve(), started_in
-    with suppress(ConfigurationError, KeyError):  # a damaged configs.json, or an environment variable that is not set
-        recorded_dir = directory_of(run.config, started_in).with_name(run.name)
-    if recorded_dir.resolve() != run_dir:
-        project = project_of(run_dir, recorded_dir, started_in)
-        moved_words = None if project is None else moved_program(words, started_in, project)
-        if project is not None and moved_words is not None:
-            return LocatedProgram(moved_words, project, finds_run=True)
+    project = _new_project_of(run, started_in)
+    moved_words = None if project is None else moved_program(words, started_in, project)
+    if project is not None and moved_words is not None:
+        return LocatedProgram(moved_words, project, finds_run=True)
     if not started_in.is_dir():
         return None
-    finds_run = recorded_dir.resolve() == run_dir or run_dir.is_relative_to(started_in.resolve())
+    run_dir = run.run_dir.resolve()
+    finds_run = _recorded_dir(run, started_in).resolve() == run_dir or run_dir.is_relative_to(started_in.resolve())
     return LocatedProgram(list(words), started_in, finds_run)
 
 
@@ -289,12 +285,32 @@ def _named(overrides: Sequence[str], run_name: str) -> list[str]:
     return [*(word for word in overrides if key_of(word) != RUN_NAME), override(RUN_NAME, run_name)]
 
 
-def _sweep_of(record: RunRecord) -> SweepRecord | None:
-    if record.group is None:
+def _recorded_dir(run: StoredRun, started_in: Path) -> Path:
+    """Return the directory of a run at its last start."""
+    with suppress(ConfigurationError, KeyError):  # a damaged configs.json, or an environment variable that is not set
+        return directory_of(run.config, started_in).with_name(run.name)
+    return started_in
+
+
+def _new_project_of(run: StoredRun, started_in: Path) -> Path | None:
+    """Return the project that a run was moved or copied with; None if the run is where it was started, or alone."""
+    run_dir, recorded_dir = run.run_dir.resolve(), _recorded_dir(run, started_in)
+    return None if recorded_dir.resolve() == run_dir else project_of(run_dir, recorded_dir, started_in)
+
+
+def _sweep_of(run: StoredRun, started_in: Path) -> SweepRecord | None:
+    """Return the sweep of a run, first the one that was moved or copied with the run."""
+    if run.record.group is None:
         return None
-    with suppress(SerializationError):
-        sweep = SweepRecord.read(Path(record.group))
-        return sweep if sweep is not None and sweep.program else None
+    directory, project = Path(run.record.group), _new_project_of(run, started_in)
+    sweep_dirs = [directory]
+    if project is not None and directory.is_relative_to(started_in):
+        sweep_dirs.insert(0, project / directory.relative_to(started_in))
+    for sweep_dir in sweep_dirs:
+        with suppress(SerializationError):
+            sweep = SweepRecord.read(sweep_dir)
+            if sweep is not None and sweep.program:
+                return sweep
     return None
 
 
