@@ -177,6 +177,22 @@ def test_grouping_by_place_separates_equal_configs_of_two_directories(tmp_path):
     }
 
 
+def test_seeds_are_expected_only_of_runs_in_the_same_location(tmp_path):
+    for folder, lr, seeds in (("before", 1e-3, (0, 1, 2)), ("after", 1e-4, (3, 4)), ("after", 1e-3, (3,))):
+        for seed in seeds:
+            make_run(tmp_path / folder, f"{lr:g}-{seed}", [1.0], seed=seed, agent={"lr": lr})
+    groups = RunGroups.of(load([tmp_path / "before", tmp_path / "after"]), ["place", "lr"])
+    estimates = groups.aggregate(ScoreDefinition("eval/return"), "mean").values()
+    assert sorted((one.n, one.n_missing) for one in estimates) == [(1, 1), (2, 0), (3, 0)]
+
+
+def test_no_seed_is_expected_of_runs_that_were_named_themselves(root, tmp_path):
+    load(names := sorted((root / "app/runs").iterdir())).export(tmp_path / "points.parquet")
+    for places in (names, tmp_path / "points.parquet"):
+        estimates = RunGroups.of(load(places)).aggregate(RETURN, "mean").values()
+        assert [(one.n, one.n_missing) for one in estimates] == [(1, 0), (2, 0), (2, 0)]
+
+
 def test_aggregate_returns_an_estimate_for_each_group(results):
     estimates = RunGroups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
     ppo = estimates["lr=0.001 algo=ppo"]

@@ -380,7 +380,7 @@ class RunGroups:
             for column in range(len(self.results.seeds))
             if any(self.results.table[number][column] is not None for number in numbers)
         ]
-        expected = set[int]().union(*map(self.results.seeds_near, {(run.app, run.sweep): run for run in runs}.values()))
+        expected = set[int]().union(*map(self.results.seeds_near, {run.cohort: run for run in runs}.values()))
         num_lost = len(expected - {self.results.seeds[column] for column in columns})
         by_seed = np.full((len(columns) + num_lost, len(self.tasks), *values.shape[2:]), np.nan)
         for task, number in enumerate(row):

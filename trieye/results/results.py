@@ -190,13 +190,14 @@ class Results:
         """Return the expected seeds of this run's config.
 
         These are all seeds of its sweep, including jobs that never started but not runs of this config that are not
-        selected, or the seeds of its app for a run outside of sweeps.
+        selected. Outside of sweeps, they are the seeds of its app in its location, or none if the run was named itself.
         """
         if run.sweep in self._cache.sweeps:
             planned_seeds = self._cache.sweeps[run.sweep] if run.planned_seeds is None else run.planned_seeds
             return set(planned_seeds) - self._unselected_seeds.get(run.path, set())
-        near_runs = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
-        return {other.seed for other in near_runs if other.seed is not None}
+        if run.is_named:
+            return set()
+        return {other.seed for other in self.runs if other.cohort == run.cohort and other.seed is not None}
 
     @property
     def table(self) -> list[list[LoadedRun | None]]:

@@ -142,6 +142,11 @@ class LoadedRun:
             return self.run_id
         return self.path if math.isnan(self.created) else (self.app, self.name, self.seed, self.job, self.created)
 
+    @property
+    def cohort(self) -> Hashable:
+        """A key that is equal for runs whose seeds are expected of each other."""
+        return self.app, self.sweep, self.place, self.is_named
+
     def mode(self, metric: str) -> str | None:
         """Return `max` or `min`, whether higher or lower values of a metric are better; None if it is not recorded."""
         modes = set(self.modes.values())
