@@ -113,9 +113,10 @@ def test_a_killed_run_says_how_to_store_its_newest_points(make_config, command):
             signal.pause()
 
     (run_dir,) = lines_until_killed(log, 1)
-    code, _, err = command("metrics", run_dir, "-m", "*", "--csv")
-    assert code == 0
-    assert f"trieye close {config.app_name}/{config.run_name}` stores its newest points" in err
+    for options, expected_code in (([], 0), (["-m", "*", "--csv"], 0), (["-m", "only in the journal"], 2)):
+        code, _, err = command("metrics", run_dir, *options)
+        assert code == expected_code
+        assert f"trieye close {config.app_name}/{config.run_name}` stores its newest points" in err
     command.output("close", run_dir)
     code, out, err = command("metrics", run_dir, "--csv")
     assert (code, err) == (0, "")

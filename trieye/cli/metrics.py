@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
 
     stored_run = get(options.run_name, root=options.root)
     patterns = options.metric or (["*"] if options.csv else [])
-    points_by_name = points(stored_run, patterns, since=options.since) if patterns else None
-    if patterns and stored_run.status == "LOST":
+    if stored_run.status == "LOST":
         print(f"{stored_run} was killed: `trieye close {stored_run}` stores its newest points", file=sys.stderr)
+    points_by_name = points(stored_run, patterns, since=options.since) if patterns else None
     if options.csv and not options.json:
         _print_csv(points_by_name or {})
         return 0
