@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +144,21 @@ def test_csv_files_of_both_launchers_are_curves_over_their_steps(name):
     assert results.series("val_loss")[0].steps.tolist() == [4, 9, 14, 19]
     assert "note" not in results.metrics()
     assert results.problems == []
+
+
+@pytest.mark.parametrize("name", ["ours", "basic"])
+@pytest.mark.parametrize(("created_ns", "num_found"), [(1_700_000_000_004_000_000, 1), (1_700_000_000_000_000_000, 2)])
+def test_a_renamed_sweep_counts_once_next_to_its_export_unless_its_times_are_inexact(
+    name, created_ns, num_found, project, tmp_path
+):
+    sweep = shutil.copytree(project / "multirun" / name, tmp_path / "first", symlinks=True)
+    for path in sweep.glob("**/.hydra"):
+        os.utime(path, ns=(created_ns, created_ns))
+    num_runs = len(load(sweep))
+    load(sweep).export(tmp_path / "points.parquet")
+    results = load([tmp_path / "points.parquet", sweep.rename(tmp_path / "moved")])
+    assert len(results) == num_found * num_runs
+    assert sum(Path(run.path).is_relative_to(tmp_path / "moved") for run in results) == num_runs
 
 
 def test_rows_of_csv_files_without_a_step_or_a_time_are_reported(tmp_path):

@@ -137,10 +137,15 @@ class LoadedRun:
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal if another location has the same run; `created` identifies the job of a Hydra program."""
-        if self.run_id:
-            return self.run_id
-        return self.path if math.isnan(self.created) else (self.app, self.name, self.seed, self.job, self.created)
+        """A key that is equal if another location has the same run; `created` identifies the job of a Hydra program.
+
+        The name of a job begins with the directory of its sweep, which may be renamed; it counts only if archives or
+        the file system have cut `created` to seconds, which two sweeps may share.
+        """
+        if self.run_id or math.isnan(self.created):
+            return self.run_id or self.path
+        name = self.name.partition("/")[2] if self.sweep and not self.created.is_integer() else self.name
+        return self.app, name, self.seed, self.job, self.created
 
     @property
     def cohort(self) -> Hashable:
