@@ -185,6 +185,19 @@ def test_curves_in_json_have_null_for_missing_values(as_json, tmp_path):
     assert (curve["band"]["at"], curve["band"]["low"]) == ([0.0, 5000.0, 10000.0], [None] * 3)
 
 
+def test_runs_with_one_point_are_dots_at_their_own_steps_or_noted(results, as_json, tmp_path):
+    for seed, step in enumerate((1000, 1400, 2100)):
+        with trieye.Run(config(tmp_path / "root", f"r{seed}", seed=seed)) as run:
+            run.log("eval/return", seed + 1.0, step=step)
+    assert results.output("curve", run_source=tmp_path / "root").count("\N{BULLET}") == 3
+    (curve,) = as_json("curve", run_source=tmp_path / "root")["curves"]
+    values = zip(curve["band"]["at"], curve["band"]["value"], strict=True)
+    assert [point for point in values if point[1] is not None] == [(1000, 1), (1400, 2), (2100, 3)]
+    code, _, err = results("curve", "--grid", "2", run_source=tmp_path / "root")
+    assert code == 0
+    assert [line.split(":")[0][-2:] for line in err.splitlines() if "the grid has no point" in line] == ["r1"]
+
+
 def test_a_comparison_reports_probability_difference_and_differing_parameters(results, as_json):
     out = results.output("compare", "--by", "algo", "--last", "1", "-o", "profile.png")
     assert "differing parameters" in out

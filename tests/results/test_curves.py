@@ -71,6 +71,23 @@ def test_a_common_grid_spans_all_curves_with_points():
     assert [part.shape for part in on_grid([np.zeros(0)], [np.zeros(0)], 4)] == [(0,), (1, 0), (1, 0)]
 
 
+@pytest.mark.parametrize(
+    ("starts_and_ends", "grid", "expected"),
+    [
+        (([0, 100], [7], [31, 33]), 5, [0, 7, 19, 25, 31, 32, 33, 50, 75, 100]),
+        (([0, 100], [7], [31, 33]), 2, [0, 100]),
+        (([0], [10]), 2, [0, 5, 10]),
+    ],
+)
+def test_a_grid_includes_at_most_as_many_ends_of_short_curves_as_points_and_separates_them(
+    starts_and_ends, grid, expected
+):
+    xs = [np.array(x, np.float64) for x in starts_and_ends]
+    coordinates, _, mask = on_grid(xs, xs, grid)
+    assert coordinates.tolist() == expected
+    assert mask.tolist() == [[x[0] <= point <= x[-1] for point in expected] for x in xs]
+
+
 def test_each_point_aggregates_the_runs_that_reach_it():
     values = np.random.default_rng(0).normal(size=(6, 3, 4))
     values[0, :, 3] = values[1, 2, 1:] = NAN

@@ -154,6 +154,36 @@ def test_two_crossing_runs_are_lines_instead_of_a_zero_width_band():
     assert np.array_equal(high, np.maximum(STEPS, STEPS[::-1]))
 
 
+@pytest.mark.parametrize(("heights", "bars"), [([2.0], []), ([0.0, 4.0], [[0, 4]]), ([0.0, 2.0, 4.0], [[0, 4]])])
+def test_isolated_points_are_dots_with_their_intervals_as_bars(heights, bars):
+    values = np.array([[1.0, 1.0, np.nan, height, np.nan] for height in heights])
+    band = aggregate_curves(values, np.arange(5.0), "mean", resamples=200)
+    (axes,) = plots.curves({"dqn": band}, "return", "step", what="mean", runs={"dqn": values}).axes
+    points = {
+        marker: [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == marker] for marker in ".o"
+    }
+    assert points == {".": [[[3.0, height]] for height in heights], "o": [[[3.0, 2.0]]]}
+    segments = [segment for one in axes.collections if one.get_linewidth() == 4 for segment in one.get_segments()]
+    assert [segment[:, 1].tolist() for segment in segments if len(segment)] == bars
+
+
+def test_terminal_curves_connect_only_contiguous_points():
+    values = np.full((2, len(STEPS)), np.nan)
+    values[0, [0, 50, 100]] = [1.0, 2.0, 3.0]
+    values[1, :20], values[1, 80:] = 1.0, 3.0
+    points, gap = (aggregate_curves(run[np.newaxis], STEPS, resamples=10) for run in values)
+    shown = curves_in_terminal({"dqn": points}, "return", "step", Terminal())
+    assert shown.count("\N{BULLET}") == 3
+    assert not any(is_braille(letter) for letter in shown)
+    rows = curves_in_terminal({"dqn": gap}, "return", "step", Terminal()).splitlines()
+    columns = {column for row in rows for column, letter in enumerate(row) if is_braille(letter)}
+    assert max(np.diff(sorted(columns))) > 40
+
+
+def is_braille(letter):
+    return "\N{BRAILLE PATTERN BLANK}" < letter <= "\N{BRAILLE PATTERN DOTS-12345678}"
+
+
 def test_axes_of_a_nearly_constant_curve_have_no_offset_and_no_overlapping_labels():
     values = 99.9 + 1e-4 * np.sin(STEPS)[np.newaxis]
     figure = plots.curves({"only": aggregate_curves(values, STEPS + 1e7)}, "loss", "step", what="iqm")

@@ -70,7 +70,8 @@ def on_grid(
     Args:
         xs: `[points]` each; None: the curve is missing.
         ys: `[points]` each.
-        grid: Number of grid points, from the first to the last point of all curves; or ascending coordinates.
+        grid: Number of grid points, from the first to the last point of all curves; or ascending coordinates. With
+            a number, the ends of curves that contain no grid point are added, if these are no more than `grid`.
         between: Interpolation between points.
 
     Raises:
@@ -102,8 +103,22 @@ def _grid_points(xs: Sequence[Floats | None], grid: int | Floats) -> Floats:
         if not ends:
             return np.zeros(0)
         first, last = min(x.min() for x in ends), max(x.max() for x in ends)
-        return np.linspace(first, last, grid) if last > first else np.array([first])
+        points = np.linspace(first, last, grid) if last > first else np.array([first])
+        return _with_short_curves(points, np.array([(x.min(), x.max()) for x in ends]), grid)
     return ascending(grid, "grid", least=1)
+
+
+def _with_short_curves(points: Floats, ends: Floats, most: int) -> Floats:
+    """Add the ends of curves that contain no grid point, with midpoints, so that a line never connects two of them.
+
+    Args:
+        points: `[point]`, ascending.
+        ends: `[curve, 2]`, first and last coordinate.
+        most: Maximum number of added ends, because each adds a column to all curves.
+    """
+    num_points = np.searchsorted(points, ends[:, 1], "right") - np.searchsorted(points, ends[:, 0])
+    short = np.unique(ends[(num_points == 0) | (ends[:, 0] == ends[:, 1])])
+    return np.union1d(points, [*short, *(short[1:] + short[:-1]) / 2]) if len(short) <= most else points
 
 
 def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
@@ -121,6 +136,12 @@ def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
         index = int(falls[0])
         raise ConfigurationError(f"{name}: {array[index + 1]:g} comes after {array[index]:g}; sort the values first")
     return array
+
+
+def stretches(mask: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+    """Return the indices of each contiguous stretch of True in a mask `[point]`."""
+    indices = np.flatnonzero(mask)
+    return np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1) if len(indices) else []
 
 
 def well_supported(xs: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
-from trieye.results.aligned import Floats, well_supported
+from trieye.results.aligned import Floats, stretches, well_supported
 from trieye.results.hyperparameters import Setting
 from trieye.results.runs import as_text
 from trieye.results.statistics import Band, Estimate
@@ -142,7 +142,7 @@ def curves(
     """Plot learning curves with interval bands and run counts.
 
     A curve is drawn where enough runs have points, and thinner where some runs have none. A diamond marks each change
-    in the number of runs.
+    in the number of runs, a dot with an error bar each isolated point.
 
     Args:
         bands: The curves by label.
@@ -160,6 +160,8 @@ def curves(
         color, line = COLORS[index % len(COLORS)], _LINES[index // len(COLORS) % len(_LINES)]
         for run in () if runs is None else runs[label]:
             axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
+            if points := _isolated(run):
+                axes.plot(band.at[points], run[points], ".", color=color, markersize=4, alpha=0.35)
         value, low, high = (np.where(is_drawn, line, np.nan) for line in (band.value, band.low, band.high))
         axes.fill_between(band.at, low, high, where=n > _PAIR, color=color, alpha=0.18, linewidth=0)
         for end in (low, high) if (n == _PAIR).any() else ():
@@ -168,6 +170,9 @@ def curves(
         complete = np.where(n == n.max(), value, np.nan)
         axes.plot(band.at, complete, color=color, linestyle=line, label=f"{_plain(label)} (n={num_runs})")
         axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
+        if points := _isolated(value):
+            axes.vlines(band.at[points], low[points], high[points], color=color, linewidth=4, alpha=0.35)
+            axes.plot(band.at[points], value[points], "o", color=color, markersize=4)
         changes = np.flatnonzero(is_drawn[1:] & is_drawn[:-1] & (np.diff(n) != 0)) + 1
         axes.plot(band.at[changes], value[changes], "D", color=color, markersize=6, markeredgecolor="white", zorder=3)
     for index, (position, text) in enumerate(marks):
@@ -179,6 +184,11 @@ def curves(
     _large_numbers(axes)
     _legend(figure, axes)
     return figure
+
+
+def _isolated(values: Floats) -> list[int]:
+    """Return the indices of values between missing ones, where a line is invisible."""
+    return [int(stretch[0]) for stretch in stretches(~np.isnan(values)) if len(stretch) == 1]
 
 
 def profiles(bands: Mapping[str, Band], metric: str) -> Figure:

@@ -307,7 +307,8 @@ class Results:
         Args:
             metric: The metric.
             x: `step`: the step of each run; `env_steps` or `updates`; `wall_time`: seconds since the start of the run.
-            grid: Number of grid points between the first and the last point of all runs; or coordinates `[grid]`.
+            grid: Number of grid points between the first and the last point of all runs; or coordinates `[grid]`. With
+                a number, short runs between two of these points add their first and last point.
             between: Value between two points: `linear` interpolation, or the `last` value.
 
         Raises:
@@ -323,8 +324,8 @@ class Results:
             aligned.axis_of(run, one, x, counter) if len(one.steps) else None
             for run, one, counter in zip(self.runs, series, counters, strict=True)
         ]
-        self._note_axes(x, xs, series)
         coordinates, heights, mask = aligned.on_grid(xs, [one.values for one in series], grid, between)
+        self._note_axes(x, xs, series, mask)
         self._without_infinity(heights)
         return AlignedCurves(coordinates, self._arranged(heights, np.nan), self._arranged(mask, fill=False))
 
@@ -396,11 +397,15 @@ class Results:
                  if run.path in points else None for run in self.runs]  # fmt: skip
         return list(series)
 
-    def _note_axes(self, x: XAxis, xs: Sequence[Floats | None], series: Sequence[Series]) -> None:
-        for run, coordinates, one in zip(self.runs, xs, series, strict=True):
+    def _note_axes(
+        self, x: XAxis, xs: Sequence[Floats | None], series: Sequence[Series], mask: NDArray[np.bool_]
+    ) -> None:
+        for run, coordinates, one, is_covered in zip(self.runs, xs, series, mask, strict=True):
             if len(one.steps) and (coordinates is None or np.isnan(coordinates).all()):
                 reason = "its points have no times" if x == "wall_time" else f"it counts {run.axis}, and logs no {x}"
                 self.note(run.path, f"not on the axis {x}: {reason}")
+            elif len(one.steps) and not is_covered.any():
+                self.note(run.path, "not in the curves: the grid has no point between its first and last; refine it")
         counted_axes = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
         if x == "step" and len(counted_axes) > 1:
             self.note("x=step", f"the runs count {', '.join(sorted(counted_axes))}; choose one as x")

@@ -7,7 +7,7 @@ import numpy as np
 import plotext  # type: ignore[import-untyped]
 
 from trieye.process.terminal import Terminal
-from trieye.results.aligned import well_supported
+from trieye.results.aligned import stretches, well_supported
 from trieye.results.statistics import Band
 from trieye.results.tables import number
 
@@ -31,9 +31,11 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
     for index, (label, band) in enumerate(bands.items()):
         is_shown = ~np.isnan(band.value) & well_supported(band.at, band.n)
         color = _COLORS[index % len(_COLORS)]
-        points = band.at[is_shown].tolist(), band.value[is_shown].tolist()
-        if is_shown.any():
-            plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
+        name = label if len(bands) > 1 else None
+        for points in stretches(is_shown):
+            marker = "braille" if len(points) > 1 else "dot"
+            plotext.plot(band.at[points].tolist(), band.value[points].tolist(), marker=marker, color=color, label=name)
+            name = None
     heights = np.concatenate([band.value[~np.isnan(band.value)] for band in bands.values()])
     for values, ticks in ((heights, plotext.yticks), (next(iter(bands.values())).at, plotext.xticks)):
         if len(values):
