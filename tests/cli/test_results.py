@@ -333,7 +333,7 @@ def test_sensitivity_to_a_tag_separates_its_values(as_json, tmp_path):
         assert figures == {"new": 1.5, "old": 3.5}
 
 
-def test_the_importance_of_parameters_is_printed_and_plotted(results, tmp_path):
+def test_the_importance_of_parameters_is_printed_and_plotted(results, as_json, tmp_path):
     for number in range(8):
         agent, clip = {"lr": number % 4}, number // 4
         make_run(tmp_path / "root", f"r{number}", [10.0 * agent["lr"] + clip], agent=agent, ppo={"clip": clip})
@@ -342,8 +342,12 @@ def test_the_importance_of_parameters_is_printed_and_plotted(results, tmp_path):
     assert [row[:2] for row in rows] == [["lr", "8"], ["clip", "8"]]
     with Image.open(tmp_path / "parallel.png") as picture:
         assert picture.width > 500
-    err = results.error("importance", "--last", "1", "--where", "ppo.clip=0", run_source=tmp_path / "root")
-    assert "needs two or more varying keys and 8 configs" in err
+    document = as_json("importance", "--last", "1", "-o", "parallel.svg", run_source=tmp_path / "root")
+    assert document["num_configs"] == 8
+    assert (tmp_path / "parallel.svg").exists()
+    for more in ((), ("--json", "-o", "none.svg")):
+        err = results.error("importance", "--last", "1", "--where", "ppo.clip=0", *more, run_source=tmp_path / "root")
+        assert "needs two or more varying keys and 8 configs" in err
 
 
 def test_select_reports_the_best_config_and_those_not_clearly_worse(results, as_json):
@@ -367,6 +371,26 @@ def test_the_lowest_optimality_gap_ranks_first_and_requires_higher_scores_to_be_
     assert "higher is better, with a lower optimality gap" in out
     code, _, err = results("table", *gap, "--mode", "min", **options)
     assert (code, "optimality_gap" in err, "--mode max" in err) == (2, True, True), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("table", "-o", "scores.csv"),
+        ("table", "-o", "scores.svg"),
+        ("curve", "-o", "curves.svg"),
+        ("compare", "-o", "pairs.md"),
+        ("compare", "-o", "profiles.svg"),
+        ("sensitivity", "--param", "algo", "-o", "algo.svg"),
+    ],
+)
+def test_with_json_the_same_file_is_written_and_only_the_document_is_printed(arguments, results, as_json, tmp_path):
+    assert f"written to {arguments[-1]}" in results.output(*arguments, "--by", "algo")
+    path = tmp_path / arguments[-1]
+    written = path.read_bytes()
+    path.unlink()
+    assert as_json(*arguments, "--by", "algo")["schema"] == f"trieye.results.{arguments[0]}/1"
+    assert path.read_bytes() == written
 
 
 def test_points_are_exported_as_a_table(results, tmp_path):

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,34 +46,30 @@ def table(options: argparse.Namespace) -> int:
     ranked_rows = sorted(
         range(len(figures)), key=lambda row: (penalties[row], _rank(figures[row][selected.stat].value, mode))
     )
-    if options.json:
-        num_diverged = groups.diverged(selected.scoring)
-        rows = [
-            {"label": groups.labels[row], "values": groups.values[row], "diverged": num_diverged[row], **figures[row]}
-            for row in ranked_rows
-        ]
-        selected.print_json({"groups": rows})
-        return 0
+    num_diverged = groups.diverged(selected.scoring)
+    rows = [
+        {"label": groups.labels[row], "values": groups.values[row], "diverged": num_diverged[row], **figures[row]}
+        for row in ranked_rows
+    ]
     labels = groups.marked(selected.scoring).labels
     shown_rows = {labels[row]: {**figures[row], "std": _spread(scores[row])} for row in ranked_rows}
     text_table = tables.scores_table(shown_rows, selected.stat, title=selected.title, confidence=options.confidence)
-    selected.console.print(text_table)
-    if is_table:
-        values = [groups.values[row] or {"": groups.labels[row]} for row in ranked_rows]
-        num_diverged = [groups.diverged(selected.scoring)[row] for row in ranked_rows]
-        row_figures = list(shown_rows.values())
-        kwargs = {"notes": _notes_of(text_table), **selected.intervals}
-        score_files.write_scores(values, row_figures, num_diverged, selected.stat, options.output, **kwargs)
-        print(f"written to {options.output}")
-    elif options.output is not None:
+    if not options.json:
+        selected.console.print(text_table)
+
+    def write(path: Path) -> None:
+        if is_table:
+            values = [groups.values[row] or {"": groups.labels[row]} for row in ranked_rows]
+            counts = [num_diverged[row] for row in ranked_rows]
+            kwargs = {"notes": _notes_of(text_table), **selected.intervals}
+            score_files.write_scores(values, list(shown_rows.values()), counts, selected.stat, path, **kwargs)
+            return
         from trieye.results import plots
 
         main_figures = {label: group[selected.stat] for label, group in shown_rows.items()}
-        _save(
-            plots.intervals(main_figures, f"{selected.scoring.name} ({selected.stat})", labels=labels), options.output
-        )
-    selected.print_notes()
-    return 0
+        plots.save(plots.intervals(main_figures, f"{selected.scoring.name} ({selected.stat})", labels=labels), path)
+
+    return _finish(selected, {"groups": rows}, write)
 
 
 def _is_table(path: Path | None) -> bool:
@@ -91,6 +87,20 @@ def _is_table(path: Path | None) -> bool:
     return suffix in score_files.FORMATS
 
 
+def _finish(selected: RunSelection, document: Mapping[str, Any], write: Callable[[Path], None]) -> int:
+    """Write the file of -o, then print the document with --json, else the notes."""
+    options = selected.options
+    if options.output is not None:
+        write(options.output)
+        if not options.json:
+            print(f"written to {options.output}")
+    if options.json:
+        selected.print_json(document)
+    else:
+        selected.print_notes()
+    return 0
+
+
 def curve(options: argparse.Namespace) -> int:
     """Show the learning curves of each group."""
     selected = RunSelection(options)
@@ -104,13 +114,16 @@ def curve(options: argparse.Namespace) -> int:
     name = selected.scoring.name
     axes = {run.axis for run in selected.results}
     x = axes.pop() if options.x == "step" and len(axes) == 1 else options.x
-    if options.json:
-        curve_rows = zip(groups.labels, groups.diverged(selected.scoring), bands.values(), strict=True)
-        selected.print_json(
-            {"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in curve_rows]}
-        )
-        return 0
-    if options.output is not None:
+    rows = [
+        {"label": label, "diverged": num, "band": band}
+        for label, num, band in zip(groups.labels, groups.diverged(selected.scoring), bands.values(), strict=True)
+    ]
+    if options.output is None and not options.json:
+        from trieye.results.terminal import curves as in_terminal
+
+        print(in_terminal(bands, name, x, selected.console))
+
+    def write(path: Path) -> None:
         from trieye.results import plots
 
         runs = {
@@ -119,13 +132,9 @@ def curve(options: argparse.Namespace) -> int:
         }
         legend = f"{selected.stat}, {options.confidence:.0%} CI"
         shown_runs = runs if options.runs else None
-        _save(plots.curves(bands, name, x, what=legend, runs=shown_runs, marks=options.mark), options.output)
-    else:
-        from trieye.results.terminal import curves as in_terminal
+        plots.save(plots.curves(bands, name, x, what=legend, runs=shown_runs, marks=options.mark), path)
 
-        print(in_terminal(bands, name, x, selected.console))
-    selected.print_notes()
-    return 0
+    return _finish(selected, {"x": x, "curves": rows}, write)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -140,44 +149,41 @@ def compare(options: argparse.Namespace) -> int:
         )
     if reason:
         selected.results.note("fewer groups", reason)
-    scores = groups.scores(selected.scoring)
-    if not options.json:
-        groups = groups.marked(selected.scoring)
+    scores, labels = groups.scores(selected.scoring), groups.marked(selected.scoring).labels
     indices = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
-    penalties, pairs, verdicts = groups.penalties(selected.scoring), [], []
+    penalties, pairs, verdicts, rows = groups.penalties(selected.scoring), [], [], []
     for x, y in indices[: None if options.json or is_table else _MOST_PAIRS]:
         sides = (scores[x], scores[y]) if selected.mode == "max" else (-scores[x], -scores[y])
         chance = statistics.probability_of_improvement(*sides, **selected.intervals)
         gap = statistics.difference(scores[x], scores[y], selected.stat, **selected.intervals)
-        pairs.append((groups.labels[x], groups.labels[y], chance, gap))
+        pairs.append((labels[x], labels[y], chance, gap))
         num_runs = min(int(np.isfinite(scores[group]).sum(axis=0).min()) for group in (x, y))
         verdicts.append(statistics.verdict(gap, num_runs, penalties[x] + penalties[y], stat=selected.stat))
-    if options.json:
-        keys = ("x", "y", "probability", "difference", "verdict")
-        rows = [dict(zip(keys, (*pair, word), strict=True)) for pair, (word, _) in zip(pairs, verdicts, strict=True)]
-        selected.print_json({"pairs": rows})
-        return 0
-    by_label = dict(zip(groups.labels, scores, strict=True))
+        names = {"x": groups.labels[x], "y": groups.labels[y]}
+        rows.append({**names, "probability": chance, "difference": gap, "verdict": verdicts[-1][0]})
+    by_label = dict(zip(labels, scores, strict=True))
     counts = {label: int(np.isfinite(values).sum()) for label, values in by_label.items()}
     shown_pairs = pairs[:_MOST_PAIRS]
     text_table = tables.pairs_table(shown_pairs, counts, selected.stat, title=_title_with_direction(selected))
-    selected.console.print(text_table)
-    _print_verdicts(selected, shown_pairs, counts, verdicts[:_MOST_PAIRS])
-    if len(indices) > len(shown_pairs):
-        selected.console.print(f"{len(indices) - len(shown_pairs)} more pairs; --json and -o pairs.csv list all")
-    if len(groups.labels) <= _MOST_COLUMNS and (differences := groups.differences()):
-        selected.console.print(tables.differences_table(differences, groups.labels))
-    if is_table:
-        kwargs = {"notes": _notes_of(text_table), **selected.intervals}
-        score_files.write_pairs(pairs, counts, [word for word, _ in verdicts], selected.stat, options.output, **kwargs)
-        print(f"written to {options.output}")
-    elif options.output is not None:
+    if not options.json:
+        selected.console.print(text_table)
+        _print_verdicts(selected, shown_pairs, counts, verdicts[:_MOST_PAIRS])
+        if len(indices) > len(shown_pairs):
+            selected.console.print(f"{len(indices) - len(shown_pairs)} more pairs; --json and -o pairs.csv list all")
+        if len(labels) <= _MOST_COLUMNS and (differences := groups.differences()):
+            selected.console.print(tables.differences_table(differences, labels))
+
+    def write(path: Path) -> None:
+        if is_table:
+            words, kwargs = [word for word, _ in verdicts], {"notes": _notes_of(text_table), **selected.intervals}
+            score_files.write_pairs(pairs, counts, words, selected.stat, path, **kwargs)
+            return
         from trieye.results import plots
 
         bands = statistics.performance_profiles(by_label, selected.scoring.name, **selected.intervals)
-        _save(plots.profiles(bands, selected.scoring.name), options.output)
-    selected.print_notes()
-    return 0
+        plots.save(plots.profiles(bands, selected.scoring.name), path)
+
+    return _finish(selected, {"pairs": rows}, write)
 
 
 def _title_with_direction(selected: RunSelection) -> str:
@@ -217,17 +223,16 @@ def sensitivity(options: argparse.Namespace) -> int:
             key, selected.scoring, selected.stat, mode=selected.mode, **selected.intervals
         ):
             lines[name], labels[name] = settings, groups.marked(selected.scoring).labels
-    if options.json:
-        rows = [{"label": name, "settings": list(settings)} for name, settings in lines.items()]
-        selected.print_json({"param": key, "lines": rows})
-        return 0
-    selected.console.print(tables.settings_table(lines, options.param, labels, title=selected.title))
-    if options.output is not None:
+    if not options.json:
+        selected.console.print(tables.settings_table(lines, options.param, labels, title=selected.title))
+
+    def write(path: Path) -> None:
         from trieye.results import plots
 
-        _save(plots.sensitivity(lines, options.param, f"{selected.scoring.name} ({selected.stat})"), options.output)
-    selected.print_notes()
-    return 0
+        plots.save(plots.sensitivity(lines, options.param, f"{selected.scoring.name} ({selected.stat})"), path)
+
+    rows = [{"label": name, "settings": list(settings)} for name, settings in lines.items()]
+    return _finish(selected, {"param": key, "lines": rows}, write)
 
 
 def importance(options: argparse.Namespace) -> int:
@@ -237,25 +242,25 @@ def importance(options: argparse.Namespace) -> int:
     figures = [statistics.aggregate(scores, selected.stat).value for scores in groups.scores(selected.scoring)]
     values = _without_inactive(groups)
     shares = importances(values, figures)
-    if options.json:
-        selected.print_json({"keys": shares, "num_configs": int(np.isfinite(figures).sum())})
-        return 0
-    text_table = importance_rows({f"{selected.scoring.name} ({selected.stat})": shares})
-    if text_table is None:
+    num_configs = int(np.isfinite(figures).sum())
+    name = f"{selected.scoring.name} ({selected.stat})"
+    text_table = importance_rows({name: shares})
+    if text_table is None and (options.output is not None or not options.json):
         raise ConfigurationError(
             f"importance needs two or more varying keys and {MIN_JOBS} configs with different scores; "
-            f"{np.isfinite(figures).sum()} of {len(figures)} configs have a score, and "
+            f"{num_configs} of {len(figures)} configs have a score, and "
             f"{len(shares)} keys vary ({', '.join(one.key for one in shares) or 'none'})"
         )
-    selected.console.print(text_table)
-    if options.output is not None:
+    if not options.json:
+        selected.console.print(text_table)
+
+    def write(path: Path) -> None:
         from trieye.results import plots
 
         keys = [one.key for one in shares]
-        name = f"{selected.scoring.name} ({selected.stat})"
-        _save(plots.parallel(values, figures, keys, name, mode=selected.figure_mode), options.output)
-    selected.print_notes()
-    return 0
+        plots.save(plots.parallel(values, figures, keys, name, mode=selected.figure_mode), path)
+
+    return _finish(selected, {"keys": shares, "num_configs": num_configs}, write)
 
 
 def _without_inactive(groups: RunGroups) -> list[dict[str, Any]]:
@@ -380,13 +385,6 @@ def _spread(scores: Floats) -> statistics.Estimate:
 
 def _rank(value: float, mode: Mode) -> float:
     return np.inf if np.isnan(value) else -value if mode == "max" else value
-
-
-def _save(figure: Any, path: Path) -> None:
-    from trieye.results import plots
-
-    plots.save(figure, path)
-    print(f"written to {path}")
 
 
 def _plain_selection(scoring: ScoreDefinition, name: str, groups: RunGroups, selected: Selection) -> dict[str, Any]:
