@@ -113,8 +113,14 @@ def test_curves_of_groups_share_a_grid(results):
     assert grid.tolist() == [0, 1, 2, 3, 4]
     assert [curve.shape for curve in curves] == [(2, 1, 5), (2, 1, 5)]
     np.testing.assert_array_equal(curves[1][:, 0], [[10, 11, 12, 13, 14], [14, 15, 16, 17, 18]])
-    with pytest.raises(ConfigurationError, match="no run has points on the axis updates"):
+
+
+def test_an_axis_that_no_run_logs_is_an_error_with_the_reasons(results):
+    for number in range(20):
+        results.note(f"run {number}", "not counted")
+    with pytest.raises(ConfigurationError, match="no run has points on the axis updates; ") as caught:
         RunGroups.of(results).curves(RETURN, x="updates")
+    assert "not on the axis updates: it counts step, and logs no updates" in str(caught.value)
 
 
 def test_unfinished_runs_have_no_score_unless_included(tmp_path):

@@ -326,9 +326,8 @@ class RunGroups:
         """
         curve = self.results.curve(scoring.metric, x, grid, between)
         if not len(curve.x):
-            raise ConfigurationError(
-                f"{scoring.name}: no run has points on the axis {x}; see the problems listed above"
-            )
+            reasons = "".join(f"; {text}" for text in self.results.problems[-_MAX_SHOWN:])  # curve() notes them last
+            raise ConfigurationError(f"{scoring.name}: no run has points on the axis {x}{reasons}")
         if not scoring.include_unfinished:
             curve.y[self._unfinished(curve.mask)] = np.nan
         return curve.x, [scoring.scaled(self._of(curve.y, row), self.tasks) for row in self.rows]
