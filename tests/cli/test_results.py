@@ -551,6 +551,8 @@ def test_without_a_source_the_only_app_and_its_objective_are_analyzed(tmp_path, 
             assert code == 0, captured.err
             assert captured.out.startswith("eval/reward")
             assert "runs of .trieye_data/one" in captured.err
+            assert main(["results", "report"]) == 0
+            assert capfd.readouterr().err.count("runs of .trieye_data/one") == 1
         else:
             assert code == 2
             assert ": .trieye_data/one, .trieye_data/two" in captured.err

@@ -338,11 +338,10 @@ def page_of(selected: RunSelection, *, directory: Path | None) -> str:
     """
     from trieye.results.report import Comparison, Report
 
-    options = selected.options
-    sources = sources_of(options)
+    options, names = selected.options, ", ".join(Path(source).name for source in selected.sources)
     comparison = Comparison(
-        title=options.title or f"{selected.scoring.name} of {', '.join(Path(source).name for source in sources)}",
-        sources=sources,
+        title=options.title or f"{selected.scoring.name} of {names}",
+        sources=selected.sources,
         command=shlex.join(["trieye", *options.typed]),
         created=datetime.now().astimezone(),
         working_dir=Path.cwd(),

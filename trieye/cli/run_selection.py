@@ -36,6 +36,7 @@ class RunSelection:
 
     Attributes:
         options: Parsed options of the action.
+        sources: Locations of the runs.
         all_runs: The runs of all sources.
         results: The runs that match --where.
         console: Terminal for the output.
@@ -43,7 +44,8 @@ class RunSelection:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.all_runs = load(sources_of(options))
+        self.sources = sources_of(options)
+        self.all_runs = load(self.sources)
         self.results = select_runs(self.all_runs, options.where, strict=options.strict)
         self.console = Terminal()
 
