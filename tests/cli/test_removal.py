@@ -177,6 +177,19 @@ def test_a_retry_completes_an_interrupted_deletion(half_deleted, trieye_command)
     assert "no such run" in trieye_command.error("rm", "first", "--yes")
 
 
+def test_a_half_deleted_run_makes_no_name_unique(half_deleted, make_run, make_config, trieye_command):
+    make_run("first")
+    with trieye.Run(make_config(app_name="others", run_name="first")) as run:
+        run.log("loss", 1.0)
+    assert "several runs have this name" in trieye_command.error("rm", "first", "--yes")
+    assert half_deleted.exists()
+
+
+def test_prune_completes_the_deletion_of_the_only_run(half_deleted, trieye_command):
+    trieye_command.output("prune", "agents", "--older-than", "1d", "--yes")
+    assert not half_deleted.exists()
+
+
 def test_prune_completes_interrupted_deletions_but_follows_no_link(half_deleted, make_run, tmp_path, trieye_command):
     second = make_run("second")
     (tmp_path / "precious" / "file").mkdir(parents=True)

@@ -103,6 +103,16 @@ def test_each_point_aggregates_the_runs_that_reach_it():
     assert band.n.tolist() == [18, 17, 17, 14]
 
 
+def test_the_step_of_a_short_run_is_no_spike_in_the_curve_of_longer_runs():
+    xs = [*[np.array([0.0, 1000.0])] * 5, np.array([503.0])]
+    at, ys, _ = on_grid(xs, [*[np.full(2, 100.0)] * 5, np.array([0.0])], 200, "linear")
+    band = aggregate_curves(ys, at, "mean")
+    assert band.value.min() < 90
+    smooth = band.without_spikes()
+    assert (len(smooth.at), set(smooth.value), set(smooth.n)) == (200, {100.0}, {5})
+    assert smooth.without_spikes().at.tolist() == smooth.at.tolist()
+
+
 def test_a_point_of_one_run_has_no_interval_and_a_point_without_runs_no_value():
     values = gridded([LONG, LONG, LATE], [0, 10, 25, 40], "last")
     band = aggregate_curves(values, [0, 10, 25, 40], "mean", resamples=50)

@@ -145,6 +145,13 @@ def test_a_new_run_starts_from_a_run_and_not_from_an_older_copy(make_config):
     assert train(make_config(run_name="new", persistence={"auto_resume_latest": True}), 9) == (8, 8.0)
 
 
+def test_a_new_run_in_a_copied_project_starts_from_the_copy(make_config, tmp_path):
+    train(make_config(), 5)
+    shutil.copytree(tmp_path / "root", tmp_path / "copied")
+    settings = {"root_data_dir": str(tmp_path / "copied"), "auto_resume_latest": True}
+    assert train(make_config(run_name="new", persistence=settings), 9) == (5, 5.0)
+
+
 def test_sweep_members_never_start_from_each_other_and_resume_separately(make_config):
     def member(name):
         return make_config(run_name=name, persistence={"auto_resume_latest": True})

@@ -352,9 +352,9 @@ class EarlierRun(NamedTuple):
 def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
     """Return the other runs of the app that were created before `run_name`, the newest first.
 
-    The runs are those in the same directory and below `resume_dirs`; there, a run of the same name is another run. A
-    copy of a run that still exists does not count. The time of creation comes from `run.json`; for a run of trieye
-    0.1.5 from the date in its name, or else from the modification time of its directory.
+    The runs are those in the same directory and below `resume_dirs`; there, a run of the same name is another run. The
+    time of creation comes from `run.json`, where a copy of a run follows it; for a run of trieye 0.1.5 from the date in
+    its name, or else from the modification time of its directory.
 
     Raises:
         ConfigurationError: A directory of `resume_dirs` does not exist.
@@ -363,7 +363,11 @@ def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
     own_record = RunRecord.read(own_directory / RUN_RECORD)
     created_before = time.time() if own_record is None else own_record.created
     runs = [run for run in _other_runs(files, own_directory) if run.created <= created_before]
-    return sorted(runs, key=lambda run: (run.created, run.directory.name), reverse=True)
+
+    def age(run: EarlierRun) -> tuple[float, bool, str]:
+        return run.created, run.record is None or run.record.copy_of(run.directory) is None, run.directory.name
+
+    return sorted(runs, key=age, reverse=True)
 
 
 def _other_runs(files: RunFiles, own_directory: Path) -> Iterator[EarlierRun]:
@@ -376,8 +380,7 @@ def _other_runs(files: RunFiles, own_directory: Path) -> Iterator[EarlierRun]:
                     record = RunRecord.read(path / RUN_RECORD)
                 except SerializationError as error:
                     logger.warning("run %r is not considered for resuming: %s", path.name, error)
-                    continue
-                if record is None or record.copy_of(path) is None:
+                else:
                     yield EarlierRun(path, _creation_time(path) if record is None else record.created, record)
 
 

@@ -153,15 +153,16 @@ def curves(
         marks: Positions on the x axis and texts of vertical lines.
     """
     figure, axes = _figure()
-    for index, (label, band) in enumerate(bands.items()):
+    for index, (label, full_band) in enumerate(bands.items()):
+        band, run_at = full_band.without_spikes(), full_band.at
         n = np.where(well_supported(band.at, band.n), band.n, 0)
         if not (is_drawn := n > 0).any():
             continue
         color, line = COLORS[index % len(COLORS)], _LINES[index // len(COLORS) % len(_LINES)]
         for run in () if runs is None else runs[label]:
-            axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
+            axes.plot(run_at, run, color=color, linewidth=0.6, alpha=0.35)
             if points := _isolated(run):
-                axes.plot(band.at[points], run[points], ".", color=color, markersize=4, alpha=0.35)
+                axes.plot(run_at[points], run[points], ".", color=color, markersize=4, alpha=0.35)
         value, low, high = (np.where(is_drawn, line, np.nan) for line in (band.value, band.low, band.high))
         axes.fill_between(band.at, low, high, where=n > _PAIR, color=color, alpha=0.18, linewidth=0)
         for end in (low, high) if (n == _PAIR).any() else ():

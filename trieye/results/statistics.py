@@ -12,7 +12,7 @@ its library rliable.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -64,6 +64,12 @@ class Band:
     high: Floats
     n: NDArray[np.int64]
     n_missing: NDArray[np.int64]
+
+    def without_spikes(self) -> "Band":
+        """Return the band without points between two others with fewer runs: a short run adds such a point."""
+        counts = np.pad(self.n, 1)
+        is_spike = (self.n > counts[:-2]) & (self.n > counts[2:]) & (counts[:-2] > 0) & (counts[2:] > 0)
+        return Band(**{field.name: getattr(self, field.name)[~is_spike] for field in fields(self)})
 
 
 def aggregate(

@@ -28,6 +28,7 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
     plotext.clear_figure()
     plotext.plot_size(width, _HEIGHT)
     plotext.theme("clear")
+    bands = {label: band.without_spikes() for label, band in bands.items()}
     for index, (label, band) in enumerate(bands.items()):
         is_shown = ~np.isnan(band.value) & well_supported(band.at, band.n)
         color = _COLORS[index % len(_COLORS)]

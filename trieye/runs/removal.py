@@ -21,7 +21,15 @@ from trieye.mirror.removal import MirrorObjects, delete_objects, owned_objects
 from trieye.mirror.store import MirrorStore
 from trieye.process.lock import RunLock, is_alive
 from trieye.runs.config import config_of
-from trieye.runs.finding import DEFAULT_ROOT, RunReference, is_run_leftover, run_directory, run_entry
+from trieye.runs.finding import (
+    DEFAULT_ROOT,
+    RunMissingError,
+    RunReference,
+    is_run_leftover,
+    roots_of,
+    run_directory,
+    run_entry,
+)
 from trieye.runs.stored_run import Mode, StoredRun, disk_bytes
 from trieye.sinks.mlflow.run import delete_run, is_owned_by
 
@@ -41,8 +49,8 @@ def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT), dry_run: bool 
         The removal; its `notes` name remains of the run, with the reason.
 
     Raises:
-        ConfigurationError: There is no such run, a symbolic link leads to it, or a name or a `StoredRun` leads out of
-            `root`; a directory may be anywhere.
+        ConfigurationError: There is no such run, a symbolic link leads to it, a name leads out of `root`, or a
+            `StoredRun` is neither in `root` nor in the project around the working directory.
         RunLockedError: The run is alive.
         SerializationError: Its run.json is damaged.
         TrieyeError: MLflow or the mirror does not answer; the directory still exists.
@@ -96,8 +104,7 @@ def prune(
         ConfigurationError: There is no such app, or the runs cannot be rated.
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
-    runs, retained = _idle_runs(app, root)
-    app_dir, inside = _app_directory(app, root)
+    rests, runs, retained = _idle_runs(app, root)
     cutoff = time.time() - older_than_s
     retained |= {run.run_dir: "used recently" for run in runs if run.last_used > cutoff}
     retained |= {run.run_dir: _best_of(keep_newest, "newest") for run in runs[::-1][:keep_newest]}
@@ -105,9 +112,7 @@ def prune(
         ranked_runs = _best_first(runs, metric, mode)
         retained |= {run.run_dir: "objective unknown" for run in runs if run not in ranked_runs}
         retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked_runs[:keep_best]}
-    half_deleted = [path for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, inside)]
-    removals = [Removal.of(path.resolve(), inside) for path in half_deleted]
-    removals += [run for run in runs if run.run_dir not in retained]
+    removals = [*rests, *(run for run in runs if run.run_dir not in retained)]
     for removal in () if dry_run else removals:
         removal.delete()
     return PruneResult(removals, retained)
@@ -122,11 +127,11 @@ def _named_directory(run: RunReference, root: Path) -> Path:
     reference = run.run_dir if isinstance(run, StoredRun) else run
     try:
         path = run_entry(reference, [root])
-    except ConfigurationError:
+    except ConfigurationError as error:
         name = str(reference)
         leftovers = [path for path in root.glob("*/*/*") if name in {path.name, f"{path.parents[1].name}/{path.name}"}]
         leftovers = [path for path in (Path(name), *leftovers) if _is_inside(path, root) and is_run_leftover(path)]
-        for rest, path in _half_deleted(root.glob("*/*")).items() if not leftovers else ():
+        for rest, path in _half_deleted(root.glob("*/*")).items() if isinstance(error, RunMissingError) else ():
             if name in {path.name, f"{path.parents[1].name}/{path.name}"} or Path(name).resolve() == path.resolve():
                 leftovers.append(rest)
         if len({path.resolve() for path in leftovers}) != 1:
@@ -137,7 +142,12 @@ def _named_directory(run: RunReference, root: Path) -> Path:
             f"{path} is a symbolic link to {path.resolve()}; to delete the run, name that directory; to delete only "
             f"the link, use `rm {path}`"
         )
-    if (isinstance(run, StoredRun) or path != Path(reference)) and not _is_inside(path, root):
+    if isinstance(run, StoredRun) and not any(_is_inside(path, one) for one in (root, *roots_of(None))):
+        raise ConfigurationError(
+            f"run {run}: {path} is neither in {root} nor in the project here; if no link led to it, pass its root or "
+            "its run_dir"
+        )
+    if not isinstance(run, StoredRun) and path != Path(reference) and not _is_inside(path, root):
         raise ConfigurationError(f"run {reference!r}: {path.resolve()} is outside --root {root}; name its directory")
     return path.resolve()
 
@@ -317,20 +327,16 @@ def _use_of(record: RunRecord | None) -> tuple[str, int, float | None] | None:
     return None if record is None else (record.run_id, record.attempt, record.ended)
 
 
-def _app_directory(app: str, root: Path) -> tuple[Path, Path]:
-    """Return the directory of an app, and the directory of all apps that has it."""
-    is_named = Path(app).name == app and (root / app).is_dir()
-    return (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
+def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Removal], dict[Path, str]]:
+    """Return the half-deleted runs of an app, the runs to choose from, and why each other run is kept.
 
-
-def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
-    """Return the runs of an app to choose from, the last used one at the end, and why each other run is kept.
-
-    A run that a link above it leads to outside the app's root counts as a link.
+    The last used run is at the end. A run that a link above it leads to outside the app's root counts as a link.
     """
-    app_dir, inside = _app_directory(app, root)
+    is_named = Path(app).name == app and (root / app).is_dir()
+    app_dir, inside = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
+    rests = [path.resolve() for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, inside)]
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
-    if not runs:
+    if not runs and not rests:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
         names = {path.parent.name for path in root.glob(f"*/*/*/{RUN_RECORD}")}
         hint = "; it is a run, and only the runs of an app are pruned" if app in names else did_you_mean(app, apps)
@@ -345,7 +351,7 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], dict[Path, str]]:
             idle.append(Removal.of(run_dir.resolve(), inside))
         except SerializationError as error:
             retained[run_dir] = str(error)
-    return sorted(idle, key=lambda run: run.last_used), retained
+    return [Removal.of(path, inside) for path in rests], sorted(idle, key=lambda run: run.last_used), retained
 
 
 def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:
