@@ -225,8 +225,8 @@ def absolute(config_path: str, file: str | None) -> str:
     return os.path.normpath(base / Path(config_path).expanduser())
 
 
-_installed: dict[tuple[str, str], ConfigResult] = {}
-"""Configs that Hydra and trieye install, by package and name: reading them took a fifth of each later composition."""
+_installed: dict[tuple[str, str, str], ConfigResult] = {}
+"""Configs that Hydra and trieye install, by provider, package and name; reading them took a fifth of a composition."""
 
 
 class _Repository(ConfigRepository):
@@ -239,7 +239,7 @@ class _Repository(ConfigRepository):
         source = next((source for source in self.get_sources() if source.is_config(config_path)), None)
         if source is None or source.scheme() != "pkg" or source.path not in ("hydra.conf", "trieye.conf"):
             return super().load_config(config_path)
-        key = source.path, config_path
+        key = source.provider, source.path, config_path
         if key not in _installed:
             result = super().load_config(config_path)
             assert result is not None  # noqa: S101 - its source exists
