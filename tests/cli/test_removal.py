@@ -177,7 +177,9 @@ def test_a_retry_completes_an_interrupted_deletion(half_deleted, trieye_command)
     assert "no such run" in trieye_command.error("rm", "first", "--yes")
 
 
-def test_a_half_deleted_run_makes_no_name_unique(half_deleted, make_run, make_config, trieye_command):
+def test_a_name_of_several_runs_is_refused_even_if_one_more_is_half_deleted(
+    half_deleted, make_run, make_config, trieye_command
+):
     make_run("first")
     with trieye.Run(make_config(app_name="others", run_name="first")) as run:
         run.log("loss", 1.0)

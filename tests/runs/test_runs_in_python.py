@@ -194,7 +194,7 @@ def test_a_run_can_be_removed_but_not_while_active_or_through_a_link(make_run, t
     run_dir.parent.joinpath("link").symlink_to(make_run("elsewhere").rename(tmp_path / "elsewhere"))
     for found in runs.find("agents").runs:
         if found.name != "first":
-            with pytest.raises(ConfigurationError, match="elsewhere is neither in"):
+            with pytest.raises(ConfigurationError, match="elsewhere is neither below"):
                 runs.remove(found)
     plan = runs.remove("first", dry_run=True)
     assert (plan.run_dir, plan.name, list(plan.notes())) == (run_dir, "agents/first", [])

@@ -4,8 +4,8 @@ Delete runs: the run directory, the copy in the mirror, and the MLflow run (`mlf
 
 The command lists directories and sizes, then asks for confirmation. It never deletes a run that is alive. A copy of a
 run does not own the MLflow run and the mirror of the original, so only its directory is deleted. Below --root,
-directories without run.json (left by a program that was interrupted during startup) can be deleted too. A run that was
-forked from a deleted run retains the checkpoint it started from.
+directories without run.json (left by a program that was interrupted during startup) can be deleted too. If a deletion
+is interrupted, repeat the command. A run that was forked from a deleted run retains the checkpoint it started from.
 
 Examples:
   trieye rm first

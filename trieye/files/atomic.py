@@ -168,7 +168,7 @@ def recover(parent: Path, name: str | None = None) -> None:
 
 
 def abandoned(parent: Path, name: str | None = None, kind: str = "tmp") -> list[Path]:
-    """Return what dead processes had not written or not deleted completely, of one entry or of all."""
+    """Return the temporary paths that dead processes left behind, for one entry or for all."""
     pattern = "*" if name is None else glob.escape(name)
     return sorted(path for path in parent.glob(f".{kind}-{pattern}~*~*~*") if _is_abandoned(path))
 
@@ -178,7 +178,7 @@ def _scratch(path: Path, kind: str) -> Path:
 
 
 def original_name(path: Path) -> str:
-    """Return the name of the entry that a path of `abandoned` was or would be."""
+    """Return the name of the entry that a temporary path belongs to."""
     return path.name.split("-", 1)[1].rsplit("~", 3)[0]
 
 

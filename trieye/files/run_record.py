@@ -353,8 +353,8 @@ def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
     """Return the other runs of the app that were created before `run_name`, the newest first.
 
     The runs are those in the same directory and below `resume_dirs`; there, a run of the same name is another run. The
-    time of creation comes from `run.json`, where a copy of a run follows it; for a run of trieye 0.1.5 from the date in
-    its name, or else from the modification time of its directory.
+    time of creation comes from `run.json`; a copy comes after its original. For a run of trieye 0.1.5, it comes
+    from the date in its name, or else from the modification time of its directory.
 
     Raises:
         ConfigurationError: A directory of `resume_dirs` does not exist.
@@ -364,10 +364,10 @@ def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
     created_before = time.time() if own_record is None else own_record.created
     runs = [run for run in _other_runs(files, own_directory) if run.created <= created_before]
 
-    def age(run: EarlierRun) -> tuple[float, bool, str]:
+    def recency(run: EarlierRun) -> tuple[float, bool, str]:
         return run.created, run.record is None or run.record.copy_of(run.directory) is None, run.directory.name
 
-    return sorted(runs, key=age, reverse=True)
+    return sorted(runs, key=recency, reverse=True)
 
 
 def _other_runs(files: RunFiles, own_directory: Path) -> Iterator[EarlierRun]:

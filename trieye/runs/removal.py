@@ -38,7 +38,8 @@ def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT), dry_run: bool 
     """Delete a run: its directory, its objects in the mirror, and its MLflow run, which MLflow keeps in its trash.
 
     A copy of a run owns neither the MLflow run nor the mirror, so only its directory is deleted. A directory without
-    run.json among the runs of `root`, as an interrupted program leaves it, counts as a run.
+    run.json among the runs of `root`, as an interrupted program leaves it, counts as a run, and so do the remaining
+    files of a run whose deletion was interrupted.
 
     Args:
         run: The run, its directory or its name below `root`.
@@ -104,7 +105,7 @@ def prune(
         ConfigurationError: There is no such app, or the runs cannot be rated.
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
-    rests, runs, retained = _idle_runs(app, root)
+    half_deleted, runs, retained = _idle_runs(app, root)
     cutoff = time.time() - older_than_s
     retained |= {run.run_dir: "used recently" for run in runs if run.last_used > cutoff}
     retained |= {run.run_dir: _best_of(keep_newest, "newest") for run in runs[::-1][:keep_newest]}
@@ -112,7 +113,7 @@ def prune(
         ranked_runs = _best_first(runs, metric, mode)
         retained |= {run.run_dir: "objective unknown" for run in runs if run not in ranked_runs}
         retained |= {run.run_dir: _best_of(keep_best, "best") for run in ranked_runs[:keep_best]}
-    removals = [*rests, *(run for run in runs if run.run_dir not in retained)]
+    removals = [*half_deleted, *(run for run in runs if run.run_dir not in retained)]
     for removal in () if dry_run else removals:
         removal.delete()
     return PruneResult(removals, retained)
@@ -131,9 +132,9 @@ def _named_directory(run: RunReference, root: Path) -> Path:
         name = str(reference)
         leftovers = [path for path in root.glob("*/*/*") if name in {path.name, f"{path.parents[1].name}/{path.name}"}]
         leftovers = [path for path in (Path(name), *leftovers) if _is_inside(path, root) and is_run_leftover(path)]
-        for rest, path in _half_deleted(root.glob("*/*")).items() if isinstance(error, RunMissingError) else ():
+        for leftover, path in _half_deleted(root.glob("*/*")).items() if isinstance(error, RunMissingError) else ():
             if name in {path.name, f"{path.parents[1].name}/{path.name}"} or Path(name).resolve() == path.resolve():
-                leftovers.append(rest)
+                leftovers.append(leftover)
         if len({path.resolve() for path in leftovers}) != 1:
             raise
         path = leftovers[0]
@@ -144,8 +145,8 @@ def _named_directory(run: RunReference, root: Path) -> Path:
         )
     if isinstance(run, StoredRun) and not any(_is_inside(path, one) for one in (root, *roots_of(None))):
         raise ConfigurationError(
-            f"run {run}: {path} is neither in {root} nor in the project here; if no link led to it, pass its root or "
-            "its run_dir"
+            f"run {run}: {path} is neither below {root} nor in this project; if it was not found through a link, pass "
+            "its root or its directory"
         )
     if not isinstance(run, StoredRun) and path != Path(reference) and not _is_inside(path, root):
         raise ConfigurationError(f"run {reference!r}: {path.resolve()} is outside --root {root}; name its directory")
@@ -153,12 +154,12 @@ def _named_directory(run: RunReference, root: Path) -> Path:
 
 
 def _half_deleted(directories: Iterable[Path]) -> dict[Path, Path]:
-    """Return what remains, below directories of runs, of runs whose deletion was interrupted, and where each was."""
+    """Return the remaining directory and the original path of each run whose deletion was interrupted."""
     paths = [path for directory in directories for path in abandoned(directory)]
     return {path: path.with_name(original_name(path)) for path in paths if path.is_dir() and not path.is_symlink()}
 
 
-def _is_rest(path: Path) -> bool:
+def _is_half_deleted(path: Path) -> bool:
     return path.name.startswith(".") and path in abandoned(path.parent)
 
 
@@ -193,7 +194,7 @@ class Removal:
             SerializationError: Its run.json is damaged.
         """
         name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
-        if _is_rest(run_dir):  # its MLflow run and its mirror were deleted before
+        if _is_half_deleted(run_dir):  # its MLflow run and its mirror were deleted before
             return cls(run_dir, name, None, None, "its deletion was interrupted")
         if is_alive(run_dir):
             raise RunLockedError(f"run {run_dir.name!r} is still running; nothing was deleted; stop it first")
@@ -282,7 +283,7 @@ class Removal:
             TrieyeError: It was used since it was listed, or MLflow or the mirror does not answer; the directory still
                 exists.
         """
-        if _is_rest(self.run_dir):
+        if _is_half_deleted(self.run_dir):
             remove_tree(self.run_dir)
             remainder = self.run_dir if self.run_dir.exists() else None
         else:
@@ -334,9 +335,9 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Removal], dict
     """
     is_named = Path(app).name == app and (root / app).is_dir()
     app_dir, inside = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
-    rests = [path.resolve() for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, inside)]
+    half_deleted = [path.resolve() for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, inside)]
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
-    if not runs and not rests:
+    if not runs and not half_deleted:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
         names = {path.parent.name for path in root.glob(f"*/*/*/{RUN_RECORD}")}
         hint = "; it is a run, and only the runs of an app are pruned" if app in names else did_you_mean(app, apps)
@@ -351,7 +352,8 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Removal], dict
             idle.append(Removal.of(run_dir.resolve(), inside))
         except SerializationError as error:
             retained[run_dir] = str(error)
-    return [Removal.of(path, inside) for path in rests], sorted(idle, key=lambda run: run.last_used), retained
+    removals = [Removal.of(path, inside) for path in half_deleted]
+    return removals, sorted(idle, key=lambda run: run.last_used), retained
 
 
 def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:
