@@ -105,7 +105,8 @@ def _killed_at(number: int, operations: set[str], work: Callable[[Path], object]
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal count
-        if event in operations and str(directory) in str(arguments):
+        is_in_open_directory = event in {"os.remove", "os.rmdir"} and arguments[-1] != -1  # as by shutil.rmtree
+        if event in operations and (is_in_open_directory or str(directory) in str(arguments)):
             count += 1
             if count == number:
                 os.kill(os.getpid(), signal.SIGKILL)

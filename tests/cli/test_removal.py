@@ -1,6 +1,7 @@
 import re
 import shutil
 import time
+from collections import Counter
 
 import pytest
 
@@ -9,6 +10,7 @@ import trieye.runs
 from tests.cli.conftest import Command
 from tests.curves import mlflow_runs
 from tests.damage import contents
+from tests.forked import killed_at_each
 from tests.full_disk import full_disk
 from trieye.exceptions import TrieyeError
 from trieye.files.run_record import RunRecord
@@ -151,6 +153,34 @@ def test_a_retry_deletes_the_rest_of_a_mirror_whose_deletion_failed(make_run, tm
         assert (run_dir.exists(), len(contents(tmp_path / "mirror"))) == (True, num_objects - num_deleted)
     assert "not deleted" not in trieye_command.output("rm", "first", "--yes")
     assert (run_dir.exists(), contents(tmp_path / "mirror")) == (False, {})
+
+
+@pytest.mark.long
+def test_a_deletion_killed_at_any_file_operation_is_completed_by_a_retry_and_deletes_nothing_else(make_run, tmp_path):
+    root, mirror = tmp_path / "root", tmp_path / "mirror"
+    mirrored = {"persistence": {"mirror": f"file://{mirror}"}}
+    make_run("first_2", **mirrored)
+    run_dir = make_run("first", **mirrored)
+    shutil.copytree(run_dir, run_dir.with_name("copy"))
+    trieye.runs.remove(run_dir)
+    others = contents(tmp_path)
+
+    def prepare(_number):
+        make_run("first", **mirrored)
+        return tmp_path
+
+    stages = Counter()
+    operations = {"os.rename", "os.remove", "os.rmdir"}
+    for number, _, is_done in killed_at_each(operations, prepare, lambda _: trieye.runs.remove(run_dir)):
+        names = {path.name for path in run_dir.parent.iterdir()} - {"copy", "first_2"}
+        stages["complete" if "first" in names else "half" if names else "deleted"] += 1
+        if run_dir.exists():
+            assert trieye.load_checkpoint(run_dir, "latest").objects["weights"] == [1.0], number
+        assert not (is_done and names)
+        if names:
+            trieye.runs.remove("agents/first", root=root)
+        assert contents(tmp_path) == others, number
+    assert min(stages["complete"], stages["half"]) > 10, stages
 
 
 @pytest.fixture
