@@ -2,8 +2,10 @@
 
 An attempt is one start of the program, or one opening of the run where a process opens it several times.
 
-1. A restore from a trieye checkpoint has an exact position in the history: all later points are superseded, and new
-   points supersede nothing, so that a resumed run shows the points of an uninterrupted one.
+1. A restore from a trieye checkpoint has an exact position in the history: all later points are superseded, so that a
+   resumed run shows the points of an uninterrupted one. Those at the step of the checkpoint are kept, because a program
+   that saves before it logs does not repeat the step; if it does, its new points supersede them by rule 3, and no
+   others. They are superseded if the run has left the branch of the checkpoint since.
 2. A restore at a known step s supersedes the points and media at s or later. A metric that never reached s (validation
    over epochs, a restore in iterations) has nothing to compare, and a metric evidently on a finer axis (loss over
    iterations, a restore in epochs) must not lose almost everything: rule 3 decides about both. Finer means that it
@@ -41,7 +43,8 @@ class Attempt:
 
     calls: Sequence[Call]
     restored: int | None = None  # the step where logging resumes
-    checkpoint: tuple[int, int] | None = None  # an attempt, and the number of its calls before the checkpoint
+    checkpoint: tuple[int, int] | None = None
+    """An attempt, and the number of its calls before the checkpoint, whose step is one more than this number."""
 
 
 class Shown(NamedTuple):
@@ -62,17 +65,25 @@ def shown(attempts: Sequence[Attempt]) -> list[Shown]:
         if attempt.checkpoint is not None:
             of, num_calls = attempt.checkpoint
             saved = attempts[of]
-            points = shown([*attempts[:of], Attempt(saved.calls[:num_calls], saved.restored, saved.checkpoint)])
-            points += [Shown(call, number) for call in attempt.calls]
+            before = shown([*attempts[:of], Attempt(saved.calls[:num_calls], saved.restored, saved.checkpoint)])
+            is_on_branch = points[: len(before)] == before
+            later = points[len(before) :] if is_on_branch else []
+            kept = _with_calls([point for point in later if point.step == num_calls + 1], attempt, number)
+            points = [*before, *kept]
             continue
         if attempt.restored is not None:
             points = _without_later(points, attempt.restored)
-        curves: dict[str, _Curve] = {}
-        for call in attempt.calls:
-            if call.kind == "scalar" and call.step is not None:
-                curve = curves.setdefault(call.metric, _Curve())
-                points = curve.without_superseded(points, call.metric, call.step, number)
-            points.append(Shown(call, number))
+        points = _with_calls(points, attempt, number)
+    return points
+
+
+def _with_calls(points: list[Shown], attempt: Attempt, number: int) -> list[Shown]:
+    curves: dict[str, _Curve] = {}
+    for call in attempt.calls:
+        if call.kind == "scalar" and call.step is not None:
+            curve = curves.setdefault(call.metric, _Curve())
+            points = curve.without_superseded(points, call.metric, call.step, number)
+        points = [*points, Shown(call, number)]
     return points
 
 
@@ -258,5 +269,20 @@ SCENARIOS = [
             Attempt([Call("eval", 9, 2.0), *scalars("loss", range(10, 12), 2.0)], checkpoint=(0, 11)),
         ],
         {"loss": parts((0, 10, 1.0), (10, 12, 2.0)), "eval": [(9, 1.0), (9, 2.0)]},
+    ),
+    Scenario(
+        "values of the step of a checkpoint that were logged after the save are kept, unless the step is repeated",
+        [
+            Attempt(
+                [
+                    *scalars("loss", range(2, 9), 1.0),
+                    *[Call("eval", 8, 1.0), Call("repeated", 8, 1.0), Call("repeated", 9, 1.0)],
+                    *scalars("loss", range(9, 15), 1.0),
+                ]
+            ),
+            Attempt([Call("repeated", 8, 2.0), *scalars("loss", range(9, 12), 2.0)], checkpoint=(0, 7)),
+            Attempt([*scalars("loss", range(9, 11), 3.0)], checkpoint=(0, 7)),
+        ],
+        {"loss": parts((2, 9, 1.0), (9, 11, 3.0)), "eval": [(8, 1.0)], "repeated": [(8, 2.0)]},
     ),
 ]

@@ -219,6 +219,37 @@ def test_a_rewind_supersedes_points_after_the_checkpoint(hub):
     assert steps_of(hub.points("every")) == list(range(1, 121))
 
 
+@pytest.mark.parametrize("dies", [True, False], ids=["in the next attempt", "within an attempt"])
+def test_a_rewind_keeps_values_of_its_step_that_were_logged_after_the_save(hub, dies):
+    hub.start()
+    hub.log(*range(1, 21))
+    state = hub.ledger.to_state(20)
+    hub.log(10, 20, name="score")
+    hub.ledger.record(LogText("note", 20, NOW, "of step 20"))
+    hub.ledger.record(LogText("note", 21, NOW, "dead branch"))
+    hub.log(20, 21, name="repeated")
+    hub.log(*range(21, 26), name="loss")
+    hub.ledger.advance()
+    if dies:
+        hub.die()
+        hub.start()
+    hub.ledger.rewind(state, step=20)
+    assert steps_of(hub.points("score")) == [20]
+    assert hub.ledger.stats.summary["score"]["last"] == 2.0
+    hub.log(20, name="repeated")
+    hub.log(*range(21, 31))
+    hub.die()
+    hub.start(attempt=hub.attempt)
+    hub.ledger.advance(force=True)
+    assert steps_of(hub.points("score")) == [20]
+    assert steps_of(hub.points("repeated")) == [20]
+    assert [(p.step, p.count) for p in hub.points("windows")] == [(10, 10), (20, 10), (30, 10)]
+    items, _ = hub.history.read(0, 100)
+    assert [item.step for item in items if isinstance(item, LogText)] == [20]
+    hub.ledger.rewind(state, step=20)
+    assert steps_of(hub.points("score")) == [20]
+
+
 def test_events_logged_before_a_rewind_are_kept(hub):
     hub.start()
     hub.log(*range(1, 6))

@@ -248,6 +248,13 @@ class History:
             self._undecodable.add(start)
             return [], end
 
+    def items(self, span: Range) -> Iterator[Item]:
+        """Yield the visible items of an index range."""
+        index, end = span
+        while index < end:
+            items, index = self.read(index, end - index)
+            yield from items
+
     def superseded(self, before: int) -> Iterator[Point]:
         """Yield the superseded points before an index, in order."""
         index, ranges = 0, self._superseded_ranges
@@ -278,15 +285,16 @@ class History:
                 summary[name] = MetricSummary(last=last_value, min=low, max=high, step=step)
         return summary
 
-    def series(self, *, with_media: bool = False, superseded: bool = False) -> dict[str, NamedItems]:
+    def series(self, start: int = 0, *, with_media: bool = False, superseded: bool = False) -> dict[str, NamedItems]:
         """Return steps and indices of the points of each metric.
 
         Args:
+            start: Omit items with a lower index.
             with_media: Media count as points of their name.
             superseded: Return superseded points instead of visible ones.
         """
         parts: defaultdict[str, list[NamedItems]] = defaultdict(list)
-        for columns in self._columns():
+        for columns in self._columns(start):
             row_mask = mask(columns.first, columns.end, self._superseded_ranges) == superseded
             for offset, data in columns.operations.items() if with_media else ():
                 if row_mask[offset] and isinstance(medium := from_bytes(data), Medium):
@@ -306,18 +314,19 @@ class History:
             series[name] = joined.take(np.argsort(joined.indices, kind="stable"))
         return series
 
-    def _columns(self) -> Iterator[Columns]:
-        """Yield all items, including superseded ones, in order."""
-        index = 0
+    def _columns(self, start: int = 0) -> Iterator[Columns]:
+        """Yield all items from an index on, including superseded ones, in order."""
+        index = start
         while index < self._stored_end:
             loaded = self._store.load(index)
             if isinstance(loaded, Columns):
                 yield loaded.part(max(loaded.first, index), loaded.end)
             index = self._stored_end if loaded is None else loaded.end if isinstance(loaded, Columns) else loaded[1]
         with self._lock:
-            recent_items = self._items[self._stored_end - self._first_index :]
+            first = max(self._stored_end, start)
+            recent_items = self._items[first - self._first_index :]
         if recent_items:
-            yield Columns.from_items(self._stored_end, recent_items)
+            yield Columns.from_items(first, recent_items)
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
         """Return the stored index and position of a sink, which has every item before the index; None for a new sink.

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from trieye.config import StatsConfig
 from trieye.history.history import History
@@ -13,8 +14,8 @@ from trieye.hub.marks import AttemptMark, FlushMarker, LedgerState, packed, posi
 from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import JournalEntry
-from trieye.journal.ranges import Range, first_difference, merged
-from trieye.stats.aggregator import Aggregator
+from trieye.journal.ranges import Range, first_difference, merged, of_indices
+from trieye.stats.aggregator import Aggregator, summarize
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
@@ -145,7 +146,7 @@ class EventProcessor:
         """Supersede older points before a reader sees the new ones."""
         if self.supersession is None:
             return
-        if new_ranges := self.supersession.of([p for p in points if not self.stats.is_over_time(p.metric)]):
+        if new_ranges := self.supersession.of([p for p in points if self.stats.axis_of(p.metric) != "wall_time"]):
             old_ranges = self._history.superseded_ranges
             self._history.set_superseded(merged([*old_ranges, *new_ranges]))
             first_index = first_difference(old_ranges, self._history.superseded_ranges)
@@ -158,10 +159,37 @@ class EventProcessor:
         if self.continuation is None:
             return points, []
         supersession = Supersession(deepcopy(self.continuation), self._history)
-        return points, supersession.of([p for p in points if not self.stats.is_over_time(p.metric)])
+        return points, supersession.of([p for p in points if self.stats.axis_of(p.metric) != "wall_time"])
+
+    def logged_after_save(self, state: Mapping[str, Any], step: int | None, end: int) -> list[Range]:
+        """Return the visible items of the step of a checkpoint that its attempt logged after the save.
+
+        The program will not log them again, unless it repeats the step; its new points then supersede them.
+
+        Args:
+            state: State of the checkpoint.
+            step: Its step; None: unknown.
+            end: Index after the last item of earlier attempts.
+        """
+        position, ranges = position_of(state), self._history.superseded_ranges
+        index = position.get("index", end)
+        earlier_ranges = [(first, last) for first, last in position.get("superseded", ranges)]
+        first_changed = first_difference(earlier_ranges, ranges)
+        if not step or step < 0 or (first_changed is not None and first_changed < index):
+            return []  # the run has left the branch of the checkpoint
+        series = self._history.series(index, with_media=True).items()
+        of_step = [items for name, items in series if self.stats.axis_of(name) == "global_step"]
+        indices = [items.indices[(items.steps == step) & (items.indices < end)] for items in of_step]
+        return of_indices(np.concatenate(indices)) if indices else []
 
     def rewound(
-        self, state: Mapping[str, Any], entries: list[tuple[str, bytes]], mark: AttemptMark, *, at: float
+        self,
+        state: Mapping[str, Any],
+        entries: list[tuple[str, bytes]],
+        mark: AttemptMark,
+        *,
+        at: float,
+        retained: Sequence[Range],
     ) -> LedgerState:
         """Return the state of the run after a rewind.
 
@@ -170,12 +198,17 @@ class EventProcessor:
             entries: Kind and payload of the entries that survive the rewind.
             mark: The current attempt.
             at: Journal time of the rewind in seconds.
+            retained: Visible items after the checkpoint that the rewind does not supersede.
         """
         stats = _windows(self._config, mark)
         stats.restore(state.get("stats", {}), shift_s=at - float(position_of(state).get("at", at)))
+        for item in (item for span in retained for item in self._history.items(span)):
+            if isinstance(item, Point):
+                summarize(stats.summary, item)
         num_pending = sum(len(decode_events(payload)[0]) for kind, payload in entries if kind != "operation")
         num_before = self.num_accepted - num_pending
-        return LedgerState(stats.to_state(), entries, num_accepted=num_before, num_processed=num_before)
+        continuation = Continuation(retained[-1][1], since=retained[0][0]) if retained else None
+        return LedgerState(stats.to_state(), entries, num_before, num_before, continuation)
 
     def apply(self, entry: JournalEntry) -> None:
         """Apply a journal entry."""
@@ -216,7 +249,8 @@ class EventProcessor:
             batches: The queue at the time when the marker was stored; by now, later events may be queued.
         """
         self.skip_to(marker.index)
-        if self.supersession is not None and (steps := self.supersession.first_steps(batches)):
+        is_restart = self.supersession is not None and self.supersession.state.since is None
+        if self.supersession is not None and is_restart and (steps := self.supersession.first_steps(batches)):
             older = self.stats.begin_again(steps, at=at)
             self.write(older)
             self.supersession.note_older({point.metric for point in older}, self.next_index)

@@ -21,7 +21,7 @@ from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
 from trieye.journal.journal import Journal, JournalEntry, Snapshot
-from trieye.journal.ranges import Range, first_difference, merged
+from trieye.journal.ranges import Range, first_difference, merged, uncovered
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation
@@ -295,12 +295,9 @@ class Ledger:
             JournalFullError: The journal is full; no entry was deleted.
         """
         with self._processing:
-            is_due = (
-                self._unsaved_bytes > SNAPSHOT_AFTER_BYTES
-                or self._at() - self._snapshot_at > SNAPSHOT_AFTER_S
-                or self._history.num_pending > SNAPSHOT_AFTER_POINTS
-            )
-            if not is_due or not (self._unsaved_bytes or self._history.num_pending):
+            is_old = self._at() - self._snapshot_at > SNAPSHOT_AFTER_S
+            is_large = self._unsaved_bytes > SNAPSHOT_AFTER_BYTES or self._history.num_pending > SNAPSHOT_AFTER_POINTS
+            if not (is_old or is_large) or not (self._unsaved_bytes or self._history.num_pending):
                 return False
             if self._undecided_bytes > MAX_UNDECIDED_BYTES:
                 self._mark = msgspec.structs.replace(self._mark, decided=True)
@@ -377,13 +374,13 @@ class Ledger:
             self.snapshot()
 
     def rewind(self, state: Mapping[str, Any], *, step: int | None = None, key: str = "") -> int | None:
-        """Resume from a state of `to_state`; supersede all later items except the events of this attempt.
+        """Resume from a state of `to_state`; supersede later items except those of its step and of this attempt.
 
         If this attempt has resumed before, or saved the state itself, its events after the state are superseded, too.
 
         Args:
             state: The state; an empty state, or the state of another run, means the start of this run.
-            step: Step of the state, for the list of attempts.
+            step: Step of the state; None: unknown.
             key: Unique key of the call, which identifies repetitions; empty: the call is never repeated.
 
         Returns:
@@ -397,12 +394,14 @@ class Ledger:
             if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
                 self._mark = self._mark.at_step(step)  # a fork; the next snapshot stores it
                 return None
-            entries, first_index, end = self._own_branch(state)
+            entries, first_index, end = self._own_branch(state, step)
             index = position_of(state).get("index", first_index if state else 0)
             ranges, dead = self._history.superseded_ranges, (*self._mark.dead, (first_index, max(first_index, index)))
             earlier_ranges = map(tuple, position_of(state).get("superseded", ranges))
-            superseded_ranges = merged([*earlier_ranges, (min(index, first_index), end), *dead])
-            new_state = self._processor.rewound(state, entries, self._mark, at=self._mark.at if entries else self._at())
+            retained = self._processor.logged_after_save(state, step, first_index if entries else end)
+            superseded_ranges = merged([*earlier_ranges, *uncovered(min(index, first_index), end, retained), *dead])
+            at = self._mark.at if entries else self._at()
+            new_state = self._processor.rewound(state, entries, self._mark, at=at, retained=retained)
             self._note_flushed()
             last_mark, self._mark = self._mark, self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
             try:  # after a loss at the journal's end, no index below the checkpoint's may be reused
@@ -456,19 +455,18 @@ class Ledger:
         with self._processing:
             return self._mark.resumed or position_of(self._mark.own_state(state)).get("attempt") == self._mark.number
 
-    def _own_branch(self, state: Mapping[str, Any]) -> tuple[list[tuple[str, bytes]], int, int]:
-        """Return this attempt's entries that survive a rewind, and first index and end of the superseded branch.
-
-        The superseded branch begins at the index of the state if that is lower.
-        """
-        if self._mark.resumed or position_of(state).get("attempt") == self._mark.number:
-            return [], self._history.end, self._history.end
-        if self._mark.decided:  # the journal no longer has the entries: their points stay
+    def _own_branch(self, state: Mapping[str, Any], step: int | None) -> tuple[list[tuple[str, bytes]], int, int]:
+        """Return this attempt's entries that survive a rewind, and first index and end of the superseded branch."""
+        is_own = self._mark.resumed or position_of(state).get("attempt") == self._mark.number
+        if self._mark.decided and not is_own:  # the journal no longer has the entries: their points stay
             self._append_flush(FlushMarker(force=True))
             return [], self._mark.index, self._mark.index
         self._catch_up()
-        entries = self._journal.records(self._mark.pos)
-        return [(e.kind, e.payload) for e in entries if survives_rewind(e)], self._mark.index, self._history.end
+        entries = () if is_own else self._journal.records(self._mark.pos)
+        surviving = [(entry.kind, entry.payload) for entry in entries if survives_rewind(entry)]
+        if not surviving:  # only windows of earlier events are open: close them, for `logged_after_save`
+            self._append_flush(FlushMarker(step=step, ingest_only=step is None))
+        return surviving, self._history.end if is_own else self._mark.index, self._history.end
 
     @property
     def stats(self) -> Aggregator:

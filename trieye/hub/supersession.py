@@ -42,6 +42,8 @@ class Continuation(msgspec.Struct):
         curves: The new curves of metrics that have older points.
         logged: Names of the events logged so far.
         stepless: Metrics that are logged without a step, so that their points at step 0 supersede no others.
+        since: Points with a lower index are never superseded: they precede the checkpoint that the attempt restored;
+            None: it restored none.
     """
 
     boundary: int
@@ -49,6 +51,7 @@ class Continuation(msgspec.Struct):
     curves: dict[str, SupersedingCurve] = {}
     logged: set[str] = set()
     stepless: set[str] = set()
+    since: int | None = None
 
 
 class Supersession:
@@ -140,7 +143,7 @@ class Supersession:
     def _load(self, metric: str) -> None:
         """Read the older points of undecided metrics, and of a decided one that logs an earlier step."""
         self._older, self._is_loaded = {}, True
-        for name, series in self._history.series().items():
+        for name, series in self._history.series(self.state.since or 0).items():
             if name == metric or name not in self._floors:
                 num = int(np.searchsorted(series.indices, self.state.boundaries.get(name, self.state.boundary)))
                 self._older[name] = series.take(np.argsort(series.steps[:num], kind="stable"))

@@ -229,10 +229,10 @@ class Aggregator:
         """Return points of all windows, including open ones, up to a step (None: all)."""
         return self._finish([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
 
-    def is_over_time(self, metric: str) -> bool:
-        """Return True if the x axis of a metric is wall time, whose coordinates no attempt repeats."""
+    def axis_of(self, metric: str) -> str:
+        """Return the `x_axis` of a metric; no attempt repeats the coordinates of `wall_time`."""
         windows = self._windows.get(metric)
-        return windows is not None and windows.config.x_axis == "wall_time"
+        return "global_step" if windows is None else windows.config.x_axis
 
     def begin_again(self, first_steps: Mapping[str, int], *, at: float) -> list[Point]:
         """Accept the steps of a new attempt that lie before those of an earlier attempt.
