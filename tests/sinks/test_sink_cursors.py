@@ -338,6 +338,18 @@ def test_an_undelivered_branch_does_not_hide_the_next_one(run):
     assert sorted(point.step for point in store) == list(range(30))
 
 
+def test_a_sink_first_opened_after_a_rewind_shows_the_points_that_a_later_rewind_restores(run):
+    source, store = MemoryHistory(points(0, 10)), {}
+    source.supersede(3, 10)
+    source.append(points(3, 2, time_s=60))
+    assert SinkThread(StoreSink(store), run, source).close("KILLED", SOON_S)
+    source._superseded = {10, 11}  # the run restores a checkpoint of the first branch
+    thread = SinkThread(StoreSink(store), run, source)
+    thread.rewind(3)
+    assert thread.close("FINISHED", SOON_S)
+    assert set(points(0, 10)) <= set(store)
+
+
 class World:
     """Both kinds of sinks on one history, in simulated processes that are killed."""
 

@@ -265,6 +265,7 @@ def test_a_new_attempt_without_open_windows_has_no_points():
     assert Aggregator([metric()]).begin_again({"m": 1}, at=1.0) == []
 
 
-def test_only_metrics_over_wall_time_are_over_time():
+def test_the_axis_of_a_metric_is_that_of_its_config():
     aggregator = Aggregator([metric("by_step"), metric("by_time", x_axis="wall_time")])
-    assert [aggregator.is_over_time(name) for name in ("by_step", "by_time", "unknown")] == [False, True, False]
+    axes = [aggregator.axis_of(name) for name in ("by_step", "by_time", "unknown")]
+    assert axes == ["global_step", "wall_time", "global_step"]

@@ -197,11 +197,11 @@ class RerunningBookmark(Bookmark):
     def begin(self) -> None:
         """Report superseded points to the sink, and deliver those it has missed.
 
-        A sink that is empty, because the output of earlier attempts was deleted, starts from scratch.
+        A sink that is empty, because the output of earlier attempts was deleted, starts from scratch, with the
+        superseded points: a later rewind may restore them.
         """
         if self._rerunning.is_empty:
             self.index = self.touched = self._flushed_index = 0
-            self._noted_branch = self._source.branch
         self.follow()
 
     def rewind(self, first_superseded: int) -> None:  # noqa: ARG002 - all superseded points count
