@@ -15,6 +15,7 @@ from mlflow.entities import ViewType
 
 from tests.sinks.feeding import SOON_S, add, points
 from trieye.exceptions import ProcessingError, SinkGoneError, TrieyeError
+from trieye.run.table import table as table_of
 from trieye.sinks.mlflow.run import RUN_ID_TAG, delete_run
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
@@ -417,6 +418,23 @@ def test_an_injected_client_and_run_are_used_unchanged(run, tmp_path):
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
     assert client.get_run(run_id).data.metrics == {"loss": 1.0}
     assert not injected.mlflow_dir.exists()
+
+
+def test_a_failed_write_is_an_error_even_with_asynchronous_logging(run_with_store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+    sink = opened(run_with_store)
+    with closing(sqlite3.connect(run_with_store.mlflow_dir / "mlflow.db")) as database:
+        for table in ("metrics", "params", "tags"):
+            database.execute(f"CREATE TRIGGER t_{table} BEFORE INSERT ON {table} BEGIN DELETE FROM gone; END")  # noqa: S608
+    calls = {
+        "write": lambda: sink.write([Point("loss", 0.5, 3, 1.7e9)]),
+        "log_params": lambda: sink.log_params({"lr": "0.1"}),
+        "set_tags": lambda: sink.set_tags({"note": "x"}),
+        "log_media": lambda: sink.log_media(table_of("games", {"a": [1]}, step=1, time=1.7e9)),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TrieyeError, match="failed to write"):
+            pytest.fail(f"{name} returned {call()}")
 
 
 @pytest.mark.long

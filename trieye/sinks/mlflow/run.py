@@ -234,7 +234,7 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
     oldest_id = parents[0].info.run_id
     parent_id = client.get_run(member_id).data.tags.get(PARENT_TAG)
     if parent_id != oldest_id:
-        client.set_tag(member_id, PARENT_TAG, oldest_id)
+        client.set_tag(member_id, PARENT_TAG, oldest_id, synchronous=True)
         for younger_run in parents[1:]:
             client.delete_run(younger_run.info.run_id)
     client.set_terminated(oldest_id, "FINISHED")
@@ -276,6 +276,7 @@ def describe_sweep(
             metrics=[Metric(key, value, now_ms, 0) for key, value in metrics.items()],
             params=[Param(key, value) for key, value in new_params.items()],
             tags=[RunTag(key, value) for key, value in tags.items()],
+            synchronous=True,
         )
         client.log_text(parent_id, table.decode(), _SWEEP_TABLE)
 

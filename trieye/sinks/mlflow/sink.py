@@ -234,7 +234,7 @@ class MlflowSink:
         tables = [*(other for other in old_tables if other != table), table]
         while len(text := json.dumps(tables)) > _MAX_TAG_LENGTH:
             tables.pop(0)
-        self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, text)
+        self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, text, synchronous=True)
 
     def close(self, status: RunStatus) -> None:
         """Record the final status of the run; RUNNING leaves it open for the next attempt.
@@ -356,7 +356,8 @@ class MlflowSink:
         if not entities:
             return
         try:
-            self._client.log_batch(self.run_id, **{kind: entities})
+            # with MLFLOW_ENABLE_ASYNC_LOGGING, the call would return before anything is stored
+            self._client.log_batch(self.run_id, **{kind: entities}, synchronous=True)
         except Exception as error:
             is_about_name = any(text in str(error) for text in _NAME_ERRORS)
             if not is_about_name and not _is_refusal(error):
