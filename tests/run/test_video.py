@@ -1,6 +1,7 @@
 import io
 import itertools
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -62,6 +63,22 @@ def test_a_gif_has_the_duration_of_the_video_at_any_frame_rate(fps, shown_fps, e
     assert logged.fps == shown_fps
     assert min(durations) >= 20  # browsers slow down shorter durations
     assert sum(durations) == pytest.approx(1000 * 12 / fps, abs=10)
+
+
+@pytest.mark.parametrize("fps", [np.float64(12.5), np.float32(12.5), Fraction(25, 2), torch.tensor(12.5)], ids=type)
+def test_a_frame_rate_may_be_any_kind_of_number(fps):
+    logged = make(moving_dot(), fps=fps)
+    assert type(logged.fps) is float
+    assert from_bytes(to_bytes(logged)) == logged == make(moving_dot(), fps=12.5)
+    with pytest.raises(TypeError, match=r"'v: fps'.*one number"):
+        make(moving_dot(), fps=[fps])
+
+
+@pytest.mark.parametrize(("num_frames", "fps"), [(700, 1), (1, 0.001)])
+def test_a_gif_that_exceeds_the_maximum_duration_plays_faster(num_frames, fps):
+    logged = make(np.zeros((num_frames, 2, 2, 3), np.uint8), fps=fps)  # Pillow merges the frames to one
+    assert decoded(logged)[1] == [655_350]
+    assert logged.fps == pytest.approx(num_frames / 655.35)
 
 
 def test_gray_and_repeated_frames_are_shown():

@@ -161,7 +161,7 @@ class Recorder:
             frames: An array or tensor `[time, height, width, channels]` or `[time, channels, height, width]`, uint8 or
                 floats from 0 to 1, or a list of images as for `log_image`.
             step: Global step; None as in `log`.
-            fps: Frames per second; above 50, a GIF skips frames.
+            fps: Frames per second; above 50, a GIF skips frames, and a GIF of more than 655 s plays faster.
             format: `gif`, which MLflow, TensorBoard and wandb show, or `mp4`, which is smaller, requires
                 `trieye[video]`, and is not shown by TensorBoard.
 

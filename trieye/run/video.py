@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
-from trieye.run.media import array_of, colors_of, header_of, pixels_of, plain_picture
+from trieye.run.media import array_of, colors_of, header_of, number_of, pixels_of, plain_picture
 from trieye.stats.operations import LogVideo
 
 MAX_VIDEO_BYTES = 16 * 2**20
@@ -19,6 +19,8 @@ MAX_VIDEO_PIXELS = 2**28
 """Maximum number of pixels in all frames: 1000 frames of 512 x 512, whose GIF takes half a minute to encode."""
 MAX_GIF_FPS = 50
 """Browsers display frames with a duration below 20 ms for 100 ms."""
+MAX_GIF_S = 655.35
+"""Maximum duration of a frame, and of a GIF, because Pillow merges equal frames: 16 bits of hundredths of a second."""
 
 _NUM_DIMENSIONS = 4
 
@@ -42,24 +44,27 @@ def video(
         frames: An array or tensor `[time, height, width, channels]` or `[time, channels, height, width]`, or a sequence
             of images as for `media.image`.
         fps: Frames per second. Above `MAX_GIF_FPS`, a GIF contains only every second frame, or every third, and so on.
+            A GIF longer than `MAX_GIF_S` plays faster.
         format: `gif`, with 256 colors per frame, or `mp4`.
         step: Global step.
         time: Unix time in seconds.
 
     Raises:
-        TypeError: The frames are not images.
+        TypeError: The frames are not images, or `fps` is not a number.
         ValueError: There are no frames, their sizes differ, or they exceed `MAX_VIDEO_PIXELS` or `MAX_VIDEO_BYTES`.
         ConfigurationError: `format` is invalid, or its library is not installed.
     """
     title, header = f"video {name!r}", header_of(name, step, time)
     if format not in {"gif", "mp4"}:
         raise ConfigurationError(f"{title}: format={format!r}; must be 'gif' or 'mp4'")
+    fps = number_of(f"{name}: fps", fps)
     if not 0 < fps <= 1000:  # noqa: PLR2004 - also False for NaN
         raise ValueError(f"{title}: fps={fps}; must be above 0 and at most 1000")
     pictures = _sequence(title, frames)
     if format == "gif":
         every = -(-fps // MAX_GIF_FPS)
-        pictures, fps = pictures[:: int(every)], fps / every
+        pictures = pictures[:: int(every)]
+        fps = max(fps / every, len(pictures) / MAX_GIF_S)
     first_frame = _frame(title, pictures[0])
     height, width = first_frame.shape[:2]
     if len(pictures) * height * width > MAX_VIDEO_PIXELS:
