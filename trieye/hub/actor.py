@@ -151,11 +151,13 @@ class HubActor:
         self._logic = logic.open(owns_run=owns_run, is_restart=_is_restart(), extra_config=extra_config)
 
     @in_group("save")
-    def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
+    def shutdown(
+        self, status: RunStatus = "FINISHED", *, patient: bool = False, required_sinks: Sequence[str] = ()
+    ) -> None:
         """Wait for earlier saves and events, log the remaining events and close everything."""
         me = ray.get_runtime_context().current_actor
         ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # run after earlier calls of both groups
-        self._logic.shutdown(status, patient=patient)
+        self._logic.shutdown(status, patient=patient, required_sinks=required_sinks)
 
     @in_group("save")
     def terminate(self, status: RunStatus = "FINISHED") -> None:

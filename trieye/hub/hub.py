@@ -105,8 +105,12 @@ class Hub(EventChannel):
         """Return a description of the current work and its progress; it changes while the work progresses."""
 
     @abstractmethod
-    def close(self, status: RunStatus) -> None:
-        """Log the remaining events, record how the run ended, and release the hub."""
+    def close(self, status: RunStatus, *, required_sinks: Sequence[str] = ()) -> None:
+        """Log the remaining events, record how the run ended, and release the hub.
+
+        Raises:
+            ProcessingError: A required sink did not receive everything; the run is recorded as failed.
+        """
 
 
 class LocalHub(Hub):
@@ -139,12 +143,12 @@ class LocalHub(Hub):
         """Return a description of the current work and its progress."""
         return self._logic.status.progress()
 
-    def close(self, status: RunStatus) -> None:
+    def close(self, status: RunStatus, *, required_sinks: Sequence[str] = ()) -> None:
         """Wait for saves, log the remaining events and close the sinks."""
         try:
             self._saving.close()
         finally:  # also if Ctrl-C interrupts the wait
-            self._logic.shutdown(status, patient=status != "KILLED")
+            self._logic.shutdown(status, patient=status != "KILLED", required_sinks=required_sinks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ConfigurationError(

@@ -212,11 +212,12 @@ class RayHub(RayEventChannel, Hub):
         answer: T = self.answer(reference, self._stall_timeout_s + request_timeout_s, reports=is_slow(request))
         return answer
 
-    def close(self, status: RunStatus) -> None:
+    def close(self, status: RunStatus, *, required_sinks: Sequence[str] = ()) -> None:
         """Wait for saves, log the remaining events and end the actor."""
         try:
             self._saving.close()
-            self.answer(self._actor.shutdown.remote(status, patient=status != "KILLED"), self._stall_timeout_s)
+            options = {"patient": status != "KILLED", "required_sinks": required_sinks}
+            self.answer(self._actor.shutdown.remote(status, **options), self._stall_timeout_s)
         except ConnectionError as error:
             raise TrieyeError(
                 f"{error}; the hub is killed now. Its accepted events are in the journal: "

@@ -332,13 +332,20 @@ class HubLogic:
         self._pass(step=None, force=True)
         return self.summary()
 
-    def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
+    def shutdown(
+        self, status: RunStatus = "FINISHED", *, patient: bool = False, required_sinks: Sequence[str] = ()
+    ) -> None:
         """Log the remaining events, close the sinks and record how the run ended; a second call does nothing.
 
         Args:
             status: How the run ended.
             patient: Wait for sinks and mirror while they make progress; otherwise only a few seconds, since clients of
                 the drop-in API wait no longer.
+            required_sinks: Sinks that must receive everything.
+
+        Raises:
+            ProcessingError: A processing pass failed, or a required sink did not receive everything; the run is
+                recorded as failed.
         """
         if self._is_closed:
             return
@@ -353,7 +360,7 @@ class HubLogic:
                 with noted(error, "closing the run"):
                     self._close("FAILED", patient=patient)
                 raise
-            self._close(status, patient=patient)
+            self._close(status, patient=patient, required_sinks=required_sinks)
 
     def _finish(self, status: RunStatus) -> None:
         """Log the remaining events; after a preemption, open windows stay open for the events of the next attempt."""
@@ -364,12 +371,16 @@ class HubLogic:
         self._ledger.snapshot()
         self._show()
 
-    def _close(self, status: RunStatus, *, patient: bool) -> None:
+    def _close(self, status: RunStatus, *, patient: bool, required_sinks: Sequence[str] = ()) -> None:
         try:
             self._sinks.close(status, close_timeout_s(status), patient=patient)
             self.tracking.release()
             if status == "FINISHED":
                 self.files.history.roll(force=True)
+            self.status.check_sinks(required_sinks, is_end=True)
+        except ProcessingError:
+            status = "FAILED"
+            raise
         finally:
             self.files.close(status, self.summary(), patient=patient)
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from heapq import nlargest
@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from trieye.exceptions import JournalFullError
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError, JournalFullError, ProcessingError
 from trieye.files.run_files import JOURNAL
 from trieye.hub.directory import HubFiles
 from trieye.hub.ledger import Ledger
@@ -120,6 +121,32 @@ class HubStatus:
             "save_failures": self._num_failed_saves,
             "mirror": None if self._files.mirror is None else self._files.mirror.health(),
         }
+
+    @request()
+    def check_sinks(self, required: Sequence[str], *, is_end: bool = False) -> None:
+        """Check that the sinks of `sinks.required` exist and work, and at the end that they received everything.
+
+        Raises:
+            ConfigurationError: A required sink does not exist.
+            ProcessingError: A required sink fails, refused points, or at the end lacks some.
+        """
+        sinks = {sink.name: sink for sink in self._sinks.health()}
+        for name in required:
+            if name not in sinks:
+                raise ConfigurationError(
+                    f"sinks.required: this run has no sink {name!r}{did_you_mean(name, sinks)} "
+                    f"(its sinks: {', '.join(sinks) or 'none'})"
+                )
+            sink, reason = sinks[name], sinks[name].error
+            if reason is None and sink.refused:
+                reason = f"it refused {sink.refused} points or other items (see the log)"
+            if reason is None and is_end and sink.backlog:
+                reason = f"it did not receive {sink.backlog:,} items in time"
+            if reason is not None:
+                raise ProcessingError(
+                    f"run {self._files.record.run_name!r} stops because the sink {name!r} of sinks.required does not "
+                    f"work: {reason}; all logged values are stored, and the next start delivers them"
+                )
 
     @contextmanager
     def doing(self, activity: str) -> Iterator[None]:

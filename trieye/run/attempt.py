@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config import RuntimeConfig, TrieyeConfig
-from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences, with_program
 from trieye.config.hydra.launch import Launch, is_of_moved_sweep, launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redacted_text, redactor
 from trieye.exceptions import (
     CheckpointError,
     ConfigurationError,
-    ProcessingError,
     RunInterrupted,
     RunLockedError,
     noted,
@@ -258,7 +256,8 @@ class OpenAttempt:
 
         Raises:
             CheckpointError: A save failed and was not reported yet; the run is recorded as failed.
-            ProcessingError: The hub did not accept all metrics; the run is recorded as failed.
+            ProcessingError: The hub did not accept all metrics, or a sink of `sinks.required` did not receive
+                everything; the run is recorded as failed.
             RunInterrupted: A signal arrived, and no other exception ends the program.
         """
         if self.pid != os.getpid():
@@ -287,22 +286,8 @@ class OpenAttempt:
             ConfigurationError: A required sink does not exist.
             ProcessingError: A required sink fails, or refused points.
         """
-        if not self._required_sinks:
-            return
-        sinks = {sink["name"]: sink for sink in self.hub.ask(HubStatus.health)["sinks"]}
-        for name in self._required_sinks:
-            if name not in sinks:
-                raise ConfigurationError(
-                    f"sinks.required: this run has no sink {name!r}{did_you_mean(name, sinks)} "
-                    f"(its sinks: {', '.join(sinks) or 'none'})"
-                )
-            sink = sinks[name]
-            if sink["error"] is not None or sink["refused"]:
-                reason = sink["error"] or f"it refused {sink['refused']} points or other items (see the log)"
-                raise ProcessingError(
-                    f"run {self._name!r} stops because the sink {name!r} of sinks.required does not work: {reason}; "
-                    "all logged values are stored, and the next start delivers them"
-                )
+        if self._required_sinks:
+            self.hub.ask(HubStatus.check_sinks, self._required_sinks)
 
     def keep_traceback(self, error: BaseException) -> None:
         """Write the traceback of an error that ends the attempt to the log directory, with secrets hidden."""
@@ -379,7 +364,7 @@ class OpenAttempt:
     def _close_hub(self, status: RunStatus) -> None:
         self._is_delivering = True
         try:
-            self.hub.close(status)
+            self.hub.close(status, required_sinks=self._required_sinks if status == "FINISHED" else ())
         except BaseException as error:  # the hub could not record the end of the run in run.json
             with noted(error, "recording how the run ended"):
                 self._record_end(status)

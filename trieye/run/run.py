@@ -156,7 +156,7 @@ class Run(Recorder):
 
         Raises:
             CheckpointError: A save failed and was not reported yet; the run is recorded as failed.
-            ProcessingError: The hub did not accept all metrics; the run is recorded as failed.
+            ProcessingError: The hub or a sink of `sinks.required` lacks metrics; the run is recorded as failed.
             RunInterrupted: A signal arrived during the call.
         """
         if self._attempt is not None:
