@@ -63,6 +63,26 @@ def test_a_failed_run_resumes_bit_identically(make_config):
     assert np.array_equal(whole.weights, resumed.weights)
 
 
+def test_a_run_object_that_is_opened_again_starts_like_a_new_one(make_config):
+    run = trieye.Run(make_config())
+    with pytest.raises(trieye.RunInterrupted), run:
+        for step in run.steps(5):
+            if step == 3:
+                signal.raise_signal(signal.SIGTERM)
+    assert run.stop_requested
+    with run:
+        assert not run.restore(agent=Agent())
+        assert (run.step, run.stop_requested, run.last_step) == (0, False, None)
+        for step in run.steps(5):
+            run.log("loss", 0.5)
+            if step == 4:
+                run.save(agent=Agent())
+    with run:
+        assert (run.step, run.saved_step) == (0, -1)
+        assert run.restore(agent=Agent())
+        assert (run.resumed, list(run.steps(5))) == (True, [5])
+
+
 def test_the_status_records_how_a_run_ended(make_config):
     _, _, run = train(make_config(run_name="good"), 3)
     assert record_of(run.dir).status == "FINISHED"

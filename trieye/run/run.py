@@ -78,16 +78,10 @@ class Run(Recorder):
     """
 
     def __init__(self, config: TrieyeConfig, *, group: str | None = None, sinks: Iterable[Sink] = ()) -> None:
-        own_sinks = check_own(sinks)
         super().__init__(config.run_name, config.runtime.max_pending_events)
-        self.config, self.exit_code, self.saved_step = config, 130, -1
-        self.resumed = self.resumed_from_another = self.stop_requested = False
-        self.restored: Mapping[str, Any] = {}
-        self.stop_requested_at: float | None = None
-        self.last_step: int | None = None
-        self.loop_signals: Sequence[StopSignals] = ()
+        self.config, self._group, self._sinks = config, group, check_own(sinks)
+        self._reset()
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
-        self._group, self._sinks = group, own_sinks
         self._attempt: OpenAttempt | None = None
         self._closed_because = "is not open; use `with trieye.Run(config) as run:`"
         self._replay: ReplayBuffer | None = None
@@ -96,6 +90,14 @@ class Run(Recorder):
             f"leaving run {self.name!r}; restart with run_name={self.name} to resume it",
             requeue_exit_code=config.runtime.requeue_exit_code,
         )
+
+    def _reset(self) -> None:
+        self.step, self.saved_step, self.exit_code = 0, -1, 130
+        self.resumed = self.resumed_from_another = self.stop_requested = False
+        self.restored: Mapping[str, Any] = {}
+        self.stop_requested_at: float | None = None
+        self.last_step: int | None = None
+        self.loop_signals: Sequence[StopSignals] = ()
 
     # lifecycle
 
@@ -135,6 +137,7 @@ class Run(Recorder):
             RunLockedError: Another process is writing to the run.
         """
         if self._attempt is None:
+            self._reset()  # the run may have been open before
             self._on_signal.take()
             try:
                 self._attempt = OpenAttempt(self.config, self._group, self._sinks)
@@ -468,11 +471,7 @@ class Run(Recorder):
         return self._on_signal.asked_at > -math.inf
 
     def wait_for_saves(self) -> None:
-        """Wait until all saves are safe on disk.
-
-        Raises:
-            CheckpointError: A save failed.
-        """
+        """Wait until all saves are safe on disk; raises `CheckpointError` if one failed."""
         self._begun_attempt().saves.report(wait=True)
 
     def _begun_attempt(self) -> OpenAttempt:
