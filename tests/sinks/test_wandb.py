@@ -151,6 +151,8 @@ def test_numeric_parameters_are_numbers_and_never_change_and_tags_are_replaced_b
     sink = opened(run)
     sink.set_tags({"team": "b", "fold": "3"})
     sink.log_params({"lr": "1e-3", "layers": "2", "double": "True", "name": "dqn", "sizes": "[64, 64]", "none": "None"})
+    texts = {"commit": "123e456", "data": "2024_01_15", "parent": "20261121_215857_3"}
+    sink.log_params({**texts, "seed": "12345678901234567891"})
     sink.log_params({"lr": "0.5", "path\udcff": "/a\udcff", "version": "1.2.3", "code": "07", "nan": "nan"})
     sink.close("FINISHED")
     config = config_of(run)
@@ -163,6 +165,8 @@ def test_numeric_parameters_are_numbers_and_never_change_and_tags_are_replaced_b
         "sizes": "[64, 64]",
         "none": "None",
     }
+    assert {name: config[name] for name in texts} == texts
+    assert config["seed"] == 12345678901234567891
     assert (config["path\\udcff"], config["version"], config["code"], config["nan"]) == (
         "/a\\udcff",
         "1.2.3",

@@ -1,6 +1,5 @@
 """WandbSink: logs points, parameters, tags, files and media of a run to Weights & Biases."""
 
-import ast
 import contextlib
 import glob
 import html
@@ -18,7 +17,7 @@ from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow.run import sweep_name
-from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium
+from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium, typed
 from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
@@ -102,7 +101,7 @@ class WandbSink:
         """
         with self._explained("write"):
             config = self._connected().config
-            values = {printable(name): _value(text) for name, text in params.items()}
+            values = {printable(name): typed(printable(text)) for name, text in params.items()}
             config.update({name: value for name, value in values.items() if name not in config})
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
@@ -260,15 +259,6 @@ def _time(wall_time: float) -> dict[str, float]:
 def _name(name: str) -> str:
     # the step and names with a leading underscore are reserved
     return f"metric/{printable(name)}" if name == STEP or name.startswith("_") else printable(name)
-
-
-def _value(text: str) -> float | str:
-    """Parse a number or a bool, so that wandb can plot and filter by it."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return printable(text)
-    return value if isinstance(value, bool | int | float) else printable(text)
 
 
 def _copy(source: Path, target: Path) -> list[Path]:

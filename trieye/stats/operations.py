@@ -1,8 +1,14 @@
 """Operations: parameters, tags, artifacts and media of a run, as records in the journal and the history."""
 
+import math
+import re
+
 import msgspec
 
 from trieye.stats.point import Point
+
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,299})")  # which a float represents, too
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
 
 
 class _Operation(msgspec.Struct, frozen=True, tag=True):
@@ -13,6 +19,19 @@ class LogParams(_Operation, frozen=True):
     """Record parameters, which never change, in the trackers."""
 
     params: dict[str, str]
+
+
+def typed(param: str) -> float | str:
+    """Parse a parameter as a bool, an int or a finite float, for sorting and filtering; return other text as is.
+
+    The text must be a plain decimal number: Python would read a number in the run name `20261121_215857_3`, too.
+    """
+    if param.lower() in {"true", "false"}:
+        return param.lower() == "true"
+    if _INTEGER.fullmatch(param):
+        return int(param)
+    number = float(param) if _FLOAT.fullmatch(param) else math.inf
+    return number if math.isfinite(number) else param
 
 
 class SetTags(_Operation, frozen=True):

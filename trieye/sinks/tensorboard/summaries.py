@@ -1,6 +1,5 @@
 """Encodes points, media and parameters as TensorBoard events, the input of `frame`."""
 
-import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +9,11 @@ import numpy as np
 
 from trieye.config.names import printable
 from trieye.sinks.base import RunInfo
-from trieye.stats.operations import Cell, LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium
+from trieye.stats.operations import Cell, LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium, typed
 from trieye.stats.point import Point
 
 _MAX_VALUES_PER_EVENT = 64
 _BEFORE_ALL_STEPS = -(2**63)
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MAX_ROWS_SHOWN = 500
 """Maximum rows of a table; a browser needs seconds for thousands."""
 _MARKDOWN = re.compile(r"[\\`*_\[\]|]")
@@ -126,15 +124,9 @@ def _escaped(cell: Cell) -> str:
 
 
 def _typed(text: str) -> bool | float | str:
-    """Parse a parameter as a bool or a number, so that the dashboard sorts and plots numbers."""
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    if not _NUMBER.fullmatch(text):  # float() would accept `20261121_215857_3`, the name of a run
-        return text
-    number = float(text)
-    if not math.isfinite(number) or (text.lstrip("-").isdecimal() and int(text) != int(number)):
-        return text  # a seed of 64 bits would lose digits
-    return number
+    value = typed(text)
+    # a seed of 64 bits would lose digits in the float of the dashboard
+    return text if isinstance(value, int) and int(float(value)) != value else value
 
 
 def _serialized(events: Iterable[Any]) -> list[bytes]:
