@@ -203,6 +203,9 @@ class MlflowSink:
     def log_media(self, medium: Medium) -> None:
         """Store an image, video, table or text as an artifact by name and step; ignore histograms.
 
+        A medium replaces an earlier one of the same name and step. A redelivered medium cannot be distinguished from
+        another one of that step: MLflow does not record which medium an artifact was.
+
         Raises:
             ProcessingError: MLflow rejects it, or uploads fail as in `log_artifact`.
             TrieyeError: MLflow cannot be reached.
