@@ -88,6 +88,19 @@ def test_actions_at_a_bound_are_in_the_action_space(compose, agent, output):
     assert torch.allclose(unscaled, torch.tensor([1.0, 1.0, 0.0]) * output / 100)
 
 
+@pytest.mark.parametrize("agent", ["ppo", "recurrent_ppo"])
+def test_ppo_explores_within_bounds_that_exclude_zero(compose, agent):
+    low, high = torch.tensor([10.0, -20.0, -1.0, 0.0]), torch.tensor([20.0, -10.0, 1.0, 3e38])
+    spaces = trieye.Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(low.numpy(), high.numpy()))
+    policy = policy_of(compose(f"agent={agent}", "env=pendulum"), spaces)
+    obs, state, generator = torch.zeros(500, 3), policy.initial_state(500), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        acts = (policy.act(obs, state, trieye.Context(explores, 0, generator)) for explores in (True, False))
+        explored, greedy = (act.action for act in acts)
+    assert ((explored > low) & (explored < high)).float().mean(0).min() > 0.4  # of a Gaussian, half or one deviation
+    assert torch.allclose(greedy, torch.tensor([10.0, -10.0, 0.0, 0.0]), atol=0.1)
+
+
 @pytest.mark.parametrize("clips", [False, True])
 def test_the_value_loss_of_ppo_is_clipped_if_configured(compose, clips):
     config = compose("agent=ppo", "env=cartpole", "agent.rollout_steps=32", f"agent.clip_value={clips}")

@@ -29,6 +29,7 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOBaseConfig]):
 
     low: torch.Tensor
     high: torch.Tensor
+    origin: torch.Tensor
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
         """Create the networks; they depend only on the config and the spaces."""
@@ -55,9 +56,12 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOBaseConfig]):
         if not self.is_discrete:
             # continuous detail 2: state-independent standard deviation
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), self.agent.log_std_init))
+            low, high = torch.tensor(self.spaces.action.low), torch.tensor(self.spaces.action.high)
             # not saved: a fork may have other bounds
-            self.register_buffer("low", torch.tensor(self.spaces.action.low), persistent=False)
-            self.register_buffer("high", torch.tensor(self.spaces.action.high), persistent=False)
+            self.register_buffer("low", low, persistent=False)
+            self.register_buffer("high", high, persistent=False)
+            # the action nearest to 0: around 0 itself, each sample would be clipped to 10 with the bounds 10 and 20
+            self.register_buffer("origin", torch.zeros_like(low).clamp(low, high), persistent=False)
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
         """Select actions; see `choose`."""
@@ -77,7 +81,9 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOBaseConfig]):
 
     def as_action(self, sample: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions; continuous detail 4: only they are clipped, updates use the raw samples."""
-        return sample if self.is_discrete else sample.reshape(-1, *self.shape).clamp(self.low, self.high)
+        if self.is_discrete:
+            return sample
+        return (self.origin + sample.reshape(-1, *self.shape)).clamp(self.low, self.high)
 
     def features(self, obs: Any) -> torch.Tensor:
         """Return the encoded observations, the input of both networks, `[..., size]`."""
