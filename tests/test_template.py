@@ -360,11 +360,16 @@ def test_a_project_without_stable_baselines3_names_the_package_and_skips_its_tes
         ((210, 160, 3), (3, 210, 160)),
         ((3, 64, 96), (3, 64, 96)),
         ((2, 10, 10, 6), (12, 10, 10)),
+        ((2, 2), (1, 2, 2)),  # sides below 3 pixels
+        ((1, 9), (1, 1, 9)),
+        ((2, 2, 3), (3, 2, 2)),
+        ((4, 2, 5), (4, 2, 5)),  # a stack of small matrices
     ],
 )
 def test_the_convolutions_of_a_project_find_the_channel_axis_of_images(shape, planes):
     networks = runpy.run_path(str(TEMPLATE / "{{cookiecutter.slug}}" / "{{cookiecutter.slug}}" / "networks.py"))
-    encoder = networks["Encoder"](gym.spaces.Box(0, 1, shape, np.float32), torch.nn.Identity())
+    dtype = np.uint8 if len(shape) == 2 else np.float32
+    encoder = networks["Encoder"](gym.spaces.Box(0, 1, shape, dtype), torch.nn.Identity())
     picture = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     convolutions = encoder.parts[0]
     assert convolutions.planes == planes

@@ -67,6 +67,8 @@ class Flat(nn.Module):
 class Convolutions(nn.Module):
     """Convolutions of Mnih et al. (2015), or one 3x3 layer for images below 36 pixels (MinAtar, Young and Tian 2019).
 
+    Sides below 3 pixels have a kernel of their length.
+
     For square images, the channel axis is the axis that differs in size; if all three are equal, as in MinAtar's
     Seaquest, it is the last. Otherwise it is the smaller of the first and the last axis.
 
@@ -84,7 +86,7 @@ class Convolutions(nn.Module):
         channels = math.prod(shape) // (height * width)
         self.planes = (channels, height, width)
         if min(height, width) < 36:
-            layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3), nn.ReLU()]
+            layers: list[nn.Module] = [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
         else:
             layers = [nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU()]
             layers += [nn.Conv2d(64, 64, 3), nn.ReLU()]
