@@ -1,8 +1,11 @@
 """Episodes of gymnasium's environments in a run."""
 
+import io
+
 import gymnasium
 import numpy as np
 import pytest
+from PIL import Image
 
 import trieye
 from trieye.exceptions import ConfigurationError
@@ -78,6 +81,9 @@ class Square(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
     render_mode = "rgb_array"
 
+    def __init__(self):
+        self._picture = np.zeros((16, 16, 3), np.uint8)
+
     def reset(self, *, seed=None, options=None):
         self._position = 0
         return np.zeros(1, np.float32), {}
@@ -87,9 +93,9 @@ class Square(gymnasium.Env):
         return np.zeros(1, np.float32), 1.0, self._position == 10, False, {}
 
     def render(self):
-        picture = np.zeros((16, 16, 3), np.uint8)
-        picture[self._position, self._position] = 255
-        return picture
+        self._picture[:] = 0  # the same array each time
+        self._picture[self._position, self._position] = 255
+        return self._picture
 
 
 def test_videos_show_the_selected_episodes(make_config):
@@ -106,6 +112,8 @@ def test_videos_show_the_selected_episodes(make_config):
     (video,) = [item for item in items if isinstance(item, LogVideo)]
     assert video.name == "episode/video"
     assert (video.step, video.num_frames, video.fps) == (20, 11, 10.0)
+    with Image.open(io.BytesIO(video.content)) as gif:
+        assert gif.n_frames == 11  # equal frames would be merged
 
 
 @pytest.mark.parametrize("kind", ["one", "vector"])

@@ -30,6 +30,7 @@ class Shown(gym.Env):
 
     def __init__(self, picture=None, render_mode=None):
         self.picture, self.render_mode = picture, render_mode
+        self.canvas = np.zeros((4, 4, 3), np.uint8)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -45,6 +46,9 @@ class Shown(gym.Env):
             raise gym.error.DependencyNotInstalled("pygame is not installed")
         if self.picture == "headless":
             draw()
+        if self.picture == "canvas":
+            self.canvas[:] = self.left
+            return self.canvas
         return None if self.picture is None else np.zeros((4, 4, 3), np.uint8)
 
 
@@ -63,6 +67,10 @@ def play():
 
 def test_the_first_episode_has_a_frame_of_each_step(play):
     assert [frame.shape for frame in play("black")[0].frames] == [(4, 4, 3)] * 3
+
+
+def test_frames_differ_although_the_environment_draws_into_one_array(play):
+    assert [frame.max() for frame in play("canvas")[0].frames] == [3, 2, 1]
 
 
 def test_a_render_mode_of_the_config_records_no_frames(play):

@@ -83,7 +83,7 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _capture_frame(self) -> None:
         if self._frames is not None and len(self._frames) < MAX_FRAMES:
-            self._frames.append(self.env.render())
+            self._frames.append(np.array(self.env.render()))  # a copy: the next frame may be drawn into the same array
 
     def _log(self) -> None:
         seconds = time.perf_counter() - self._began

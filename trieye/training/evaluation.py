@@ -212,7 +212,7 @@ def _frame_of(env: Any) -> NDArray[np.uint8]:
         ) from error
     if not isinstance(picture, np.ndarray):
         raise ConfigurationError(f"{env} cannot render a video: render() returned {picture!r:.60}, not an array")
-    return picture
+    return picture.copy()  # the environment may draw the next frame into the same array
 
 
 def _was_raised_by_mujoco(error: BaseException) -> bool:
