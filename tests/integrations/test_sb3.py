@@ -207,6 +207,21 @@ def test_the_best_evaluated_model_is_the_best_of_the_run(config):
         assert again.best_mean_reward == evaluated.best_mean_reward
 
 
+def test_each_run_of_a_model_is_restored_once(config):
+    def stages(*others):
+        model, steps = ppo(), []
+        for number, total in enumerate((128, 256, 128)):
+            options = {"run_name": f"stage{number % 2}", "persistence": {"checkpoint_save_freq_steps": 128}}
+            with trieye.Run(config(**options)) as run:
+                model.learn(total, callback=[RunCallback(run), *others], reset_num_timesteps=number < 2)
+                steps.append((run.resumed, model.num_timesteps))
+        return steps
+
+    with pytest.raises(ZeroDivisionError):
+        stages(FailsAtStep(200))
+    assert stages() == [(True, 128), (True, 256), (False, 384)]
+
+
 def test_a_finished_training_is_neither_evaluated_nor_logged_again(config):
     for total in (300, 299):
         with trieye.Run(config()) as run:

@@ -82,37 +82,38 @@ class ModelState:
 
 
 class RestoredModel:
-    """Restored state of a model, because `learn` resets counters that a resumed training needs.
+    """Restored state of a model in a run, because `learn` resets counters that a resumed training needs.
 
     Attributes:
         timesteps: Timestep to resume from; None: the training starts from scratch.
-        rows: Rows of the replay buffer; None: the model has no buffer.
+        rows: Rows of the replay buffer, shared by the runs of the model; None: the model has no buffer.
         evaluation: State of the evaluations, and the `learn` call and timestep of the checkpoint.
         state: State of the model.
         calls: Number of `learn` calls so far, over all attempts.
     """
 
-    _of: ClassVar["WeakKeyDictionary[BaseAlgorithm, RestoredModel]"] = WeakKeyDictionary()
+    _of: ClassVar["WeakKeyDictionary[BaseAlgorithm, dict[Path, RestoredModel]]"] = WeakKeyDictionary()
 
     def __init__(self, model: BaseAlgorithm, run: Run, total: int | None = None) -> None:
-        buffer = getattr(model, "replay_buffer", None)
-        self.rows = None if buffer is None else ReplayRows(buffer)
+        buffer, by_run_dir = getattr(model, "replay_buffer", None), self._of.setdefault(model, {})
+        rows = None if buffer is None else ReplayRows(buffer)
+        self.rows: ReplayRows | None = next((other.rows for other in by_run_dir.values()), rows)
         self.evaluation: dict[str, Any] = {}
         self.calls, self._total, self._run_name = 0, total, run.name
         self.timesteps = run.step if run.restore(**self.objects(model, self)) else None
         self.state: Mapping[str, Any] = run.restored.get(KEY, {})
-        self._of[model] = self
+        by_run_dir[run.dir] = self
 
     @classmethod
     def of(cls, model: BaseAlgorithm, run: Run, total: int | None = None) -> "RestoredModel":
-        """Return the restored state of a model; the first call restores the model.
+        """Return the restored state of a model; the first call for each run restores the model.
 
         Args:
             model: The model.
             run: Its run.
             total: Last timestep of the current `learn` call; None outside of `learn`.
         """
-        return cls._of.get(model) or cls(model, run, total)
+        return cls._of.get(model, {}).get(run.dir) or cls(model, run, total)
 
     def objects(self, model: BaseAlgorithm, evaluation: Any) -> dict[str, Any]:
         """Return the objects of a checkpoint: the model, the state of its evaluations, its replay rows."""
