@@ -167,17 +167,24 @@ def test_a_model_has_the_attributes_that_a_resume_sets():
     assert set(names) <= set(vars(model))
 
 
-def test_logged_values_equal_those_of_the_sb3_logger(config, tmp_path):
-    with trieye.Run(config()) as run:
-        model = ppo()
-        model.set_logger(configure(str(tmp_path / "own"), ["json"]))
-        model.learn(600, callback=RunCallback(run))
+def test_the_values_of_a_shared_sb3_logger_are_logged_once_in_the_run_of_each_training(config, tmp_path):
+    model, later = ppo(), {"reset_num_timesteps": False}
+    model.set_logger(configure(str(tmp_path / "own"), ["json"]))
+    with trieye.Run(config()) as run, trieye.Run(config(run_name="other")) as other:
+        for total, current in ((300, run), (300, run), (100, other)):
+            model.learn(total, callback=RunCallback(current), **later)
+        model.learn(100, **later)
         model.logger.close()
     lines = [json.loads(line) for line in (tmp_path / "own/progress.json").read_text().splitlines()]
     csv_points = {(name, line["time/total_timesteps"]): value for line in lines for name, value in line.items()}
-    logged = {(name, step): value for name, step, value in points(run.dir)}
+    all_points = points(run.dir) + points(other.dir)
+    logged = {(name, step): value for name, step, value in all_points}
+    csv_points = {key: value for key, value in csv_points.items() if key[1] <= 896}
     missing = [key for key, value in csv_points.items() if value is not None and key not in logged]
     assert len(csv_points) > 50
+    assert len(logged) == len(all_points)
+    assert {step for _, step, _ in points(run.dir)} == {128, 256, 384, 512, 640, 768}
+    assert {step for _, step, _ in points(other.dir)} == {896}
     assert not missing
     assert all(logged[key] == pytest.approx(value) for key, value in csv_points.items() if value is not None)
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
-from stable_baselines3.common.logger import Figure, HParam, Image, KVWriter, Video
+from stable_baselines3.common.logger import Figure, HParam, Image, KVWriter, Logger, Video
 
 from trieye.exceptions import ConfigurationError
 from trieye.integrations import media
@@ -33,6 +33,11 @@ class RunOutput(KVWriter):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._last_values: dict[str, tuple[int, Any]] = {}
+
+    @classmethod
+    def remove_all(cls, logger: Logger) -> None:
+        """Remove the outputs of earlier trainings from a logger that several trainings use."""
+        logger.output_formats[:] = [output for output in logger.output_formats if not isinstance(output, cls)]
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Log values, except those excluded for `trieye` and repetitions at the same step."""
@@ -119,6 +124,7 @@ class RunCallback(BaseCallback):
         self._restored_model = RestoredModel.of(model, self.run, total)
         self._restored_model.begin_call(total)
         self._output = RunOutput(self.run)
+        RunOutput.remove_all(self.logger)
         if not self.run.resumed and not self.run.step:
             self.run.log_params(_hyperparameters(model))
         if self._evaluation is not None:
@@ -153,8 +159,7 @@ class RunCallback(BaseCallback):
             normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - docs/private_apis.md
 
     def _on_training_start(self) -> None:
-        if self._output not in self.logger.output_formats:
-            self.logger.output_formats.append(self._output)
+        self.logger.output_formats.append(self._output)
         self._steps = steps(self.run, self.model._total_timesteps, counts=False)  # noqa: SLF001 - docs/private_apis.md
         next(self._steps, None)
 
@@ -211,6 +216,7 @@ class RunCallback(BaseCallback):
         self._save_between_updates(is_end=True)
         self.run.wait_for_saves()
         self._steps.close()
+        RunOutput.remove_all(self.logger)
 
 
 def _hyperparameters(model: BaseAlgorithm) -> dict[str, Any]:
