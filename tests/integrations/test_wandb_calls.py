@@ -276,10 +276,11 @@ def test_the_config_is_recorded_and_cannot_be_changed():
 def test_metrics_can_have_separate_axes_and_summaries():
     with wandb.init(project="p", id="one") as run:
         run.define_metric("env_step")
-        run.define_metric("train/*", step_metric="env_step", summary="max")
         run.define_metric("loss", summary="min")
+        run.define_metric("*", step_metric="epoch", summary="last")
+        run.define_metric("train/*", step_metric="env_step", summary="max")
         for number in range(3):
-            wandb.log({"env_step": 100 * number, "train/return": 3.0 - number, "loss": float(number)})
+            wandb.log({"env_step": 100 * number, "epoch": 7.0, "train/return": 3.0 - number, "loss": float(number)})
         run.summary["note"] = "done"
         run.summary.best = 7
     assert [row for row in points() if row[0] == "train/return"] == [
@@ -288,7 +289,9 @@ def test_metrics_can_have_separate_axes_and_summaries():
         ("train/return", 200, 1.0),
     ]
     summary = json.loads((run_dir("one") / "wandb-summary.json").read_text())
-    assert summary == {"env_step": 200.0, "train/return": 3.0, "loss": 0.0, "note": "done", "best": 7}
+    numbers = {"env_step": 200.0, "epoch": 7.0, "train/return": 3.0, "loss": 0.0}
+    assert summary == {**numbers, "note": "done", "best": 7}
+    assert [row[1] for row in points() if row[0] == "loss"] == [0, 1, 2]  # an exact name applies before a later pattern
 
 
 def test_watched_gradients_are_logged():

@@ -3,6 +3,7 @@
 import fnmatch
 import math
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 
 _LARGEST = 2.0**53
 """Beyond it a float no longer distinguishes neighbouring integers."""
@@ -28,7 +29,7 @@ class Axes:
         self._rule_by_name: dict[str, tuple[str | None, str | None]] = {}
 
     def define(self, pattern: str, step_metric: str | None, summary: str | None = None) -> None:
-        """Add a rule; the latest rule that matches a name applies."""
+        """Add a rule; of the rules that match a name, an exact one applies before a pattern, and the latest first."""
         self._rules.append((pattern, step_metric, summary))
         self._rule_by_name.clear()
 
@@ -51,9 +52,9 @@ class Axes:
     def rule_of(self, name: str) -> tuple[str | None, str | None]:
         """Return the step metric and the summary of a metric."""
         if name not in self._rule_by_name:
-            rules = reversed(self._rules)
-            matches = (rule[1:] for rule in rules if fnmatch.fnmatchcase(name, rule[0]) or name == rule[0])
-            axis, summary = next(matches, (None, None))
+            exact_rules = (rule for rule in reversed(self._rules) if name == rule[0])
+            glob_rules = (rule for rule in reversed(self._rules) if fnmatch.fnmatchcase(name, rule[0]))
+            _, axis, summary = next(chain(exact_rules, glob_rules), (name, None, None))
             self._rule_by_name[name] = (None if axis == name else axis), summary
         return self._rule_by_name[name]
 
