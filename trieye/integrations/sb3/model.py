@@ -15,6 +15,7 @@ from trieye.checkpoints.store import Which, load_checkpoint
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.integrations.sb3.replay_rows import ReplayRows
 from trieye.run.run import Run
+from trieye.snapshot.fitting import restore_objects
 from trieye.snapshot.generators import generator_state, set_generator_state
 
 _NOT_COUNTERS = ("_total_timesteps", "_num_timesteps_at_start", "_stats_window_size")
@@ -52,14 +53,26 @@ class ModelState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            CheckpointError: Only one of the model and the state has a `VecNormalize`; nothing is changed.
+        """
         model = self._model
+        self._check_normalizer(state)
         model.set_parameters(state["parameters"], exact_match=True, device=model.device)
         for name, value in state["variables"].items():
             attrgetter(name)(model).data = value.to(model.device)
         self.load_counters(state)
         set_generator_state(model.action_space.np_random, state["actions"])
         self.load_moments(state)
+
+    def _check_normalizer(self, state: Mapping[str, Any]) -> None:
+        was_normalized, is_normalized = "normalizer" in state, self._model.get_vec_normalize_env() is not None
+        if was_normalized and not is_normalized:
+            raise CheckpointError("the checkpoint was trained with VecNormalize; wrap the environment in make_model")
+        if is_normalized and not was_normalized:
+            raise CheckpointError("the checkpoint was trained without VecNormalize; remove it in make_model")
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
         """Restore the counters and episode statistics that `learn` resets at its start."""
@@ -178,12 +191,12 @@ def load_model(make_model: Callable[[], BaseAlgorithm], run_dir: str | Path, whi
         which: `best` by evaluation, newest, or a step.
 
     Raises:
-        CheckpointError: The checkpoint does not exist or is from another kind of model.
+        CheckpointError: The checkpoint does not exist or does not fit the model.
     """
     checkpoint, model = load_checkpoint(run_dir, which), make_model()
     if KEY not in checkpoint.objects:
         raise CheckpointError(f"{checkpoint.path} has no Stable-Baselines3 model: RunCallback did not save it")
-    ModelState(model).load_state_dict(checkpoint.objects[KEY])
+    restore_objects({KEY: checkpoint.objects[KEY]}, {KEY: ModelState(model)}, source=f"checkpoint {checkpoint.path}")
     return model
 
 
