@@ -49,6 +49,20 @@ def test_loggers_end_with_the_status_of_their_with_block(tmp_path, monkeypatch, 
     assert RunRecord.read(Path(".trieye_data/app/runs/one/run.json")).status == status
 
 
+@pytest.mark.parametrize(("restarts", "status"), [(False, "FAILED"), (True, "FINISHED")])
+def test_a_shared_run_ends_with_the_status_of_a_failed_logger_unless_it_restarts(
+    tmp_path, monkeypatch, restarts, status
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="diverged"), wandb.init(project="app", id="one", sync_tensorboard=True):
+        writer = SummaryWriter("runs/one")
+        raise ValueError("diverged")
+    if restarts:
+        wandb.init(project="app", id="one", resume="must").finish()
+    writer.close()
+    assert RunRecord.read(Path(".trieye_data/app/runs/one/run.json")).status == status
+
+
 def test_an_error_of_one_logger_neither_skips_the_others_nor_leaves_the_run_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     adopted, statuses = opening.AdoptedRun.join("one", app="app"), []

@@ -80,6 +80,7 @@ class AdoptedRun:
         if "sinks" not in config_items and not is_installed("mlflow"):
             say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
+        self._status: RunStatus = "FINISHED"
         self.before_close: list[Callable[[RunStatus], Any]] = []
         self._open[self.run.dir] = self
         _Ending.watch()
@@ -106,11 +107,13 @@ class AdoptedRun:
         else:
             adopted_run.run.flush()
             adopted_run.run.supersede(None)
+            adopted_run._status = "FINISHED"
         adopted_run._users += 1
         return adopted_run
 
     def leave(self, status: RunStatus = "FINISHED") -> None:
-        """Release the run; the last user to leave closes it."""
+        """Release the run; the last user to leave closes it, as FAILED or KILLED if another user left so."""
+        self._note_status(status)
         self._users -= 1
         if self._users <= 0:
             self.close(status)
@@ -121,12 +124,16 @@ class AdoptedRun:
         return self._open.get(self.run.dir) is not self
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Close the run, as KILLED after a signal; a second call does nothing."""
-        status = "KILLED" if self.run.was_interrupted else status
+        """Close the run, as KILLED after a signal, or as `leave` describes; a second call does nothing."""
+        self._note_status(status)
+        status = "KILLED" if self.run.was_interrupted else self._status
         with contextlib.ExitStack() as stack:  # an error in one call does not skip the others
             stack.callback(self._close_run, status)
             while not self.is_closed and self.before_close:
                 stack.callback(self.before_close.pop(0), status)
+
+    def _note_status(self, status: RunStatus) -> None:
+        self._status = status if self._status == "FINISHED" else self._status
 
     def _close_run(self, status: RunStatus) -> None:
         if self._open.pop(self.run.dir, None) is not None:
