@@ -18,6 +18,7 @@ from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.integrations import opening, tensorboard
 from trieye.integrations.tensorboard import SummaryWriter
+from trieye.runs import attempts
 
 CLEANRL = "|param|value|\n|-|-|\n|learning_rate|0.00025|\n|seed|1|"
 
@@ -332,6 +333,16 @@ def test_a_resumed_program_keeps_its_earlier_points(purge_step):
             writer.add_scalar("a", 2.0, step)
     assert [value for _, _, value in points()] == [1.0] * 60 + [2.0] * 60
     assert [step for _, step, _ in points()] == list(range(120))
+
+
+@pytest.mark.parametrize(("method", "value"), [("add_scalar", 1.0), ("add_text", "note")])
+def test_purge_step_at_the_start_of_a_new_run_is_no_resume(capsys, method, value):
+    for is_new in (True, False):
+        restart_program()
+        with SummaryWriter("runs/first", purge_step=0) as writer:
+            getattr(writer, method)("a", value, 5)
+        assert ("resumes at step 0" in capsys.readouterr().err) != is_new
+        assert not is_new or [row.number for row in attempts(run_dir())] == [1]
 
 
 def test_a_writer_reopened_in_one_program_shows_each_step_once():

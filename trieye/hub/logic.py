@@ -284,7 +284,8 @@ class HubLogic:
     @request("ingest", is_slow=True)
     def supersede(self, step: int | None) -> bool:
         """Supersede points from a step on, for a program that restores its state itself (see `Run.supersede`)."""
-        self._check_open()
+        if (step or 0) <= 0 and not self.current_summary() and not self.files.history.series(with_media=True):
+            return False  # the run begins, so the list of attempts shows no resume
         first_changed = self._ledger.open_again(partial(after_restore, step=step), resumed_at=step)
         self._show(first_changed)
         return first_changed is not None
