@@ -67,6 +67,16 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
         ("abfs://container-of-many-letters@account/x", "abfs://container-of-many-letters@account/x"),
         ("sqlite:////a b/mlflow.db", "sqlite:////a b/mlflow.db"),
         ("https://b/x?X-Amz-Signature=ab&y=1&token=ff", "https://b/x?X-Amz-Signature=***&y=1&token=***"),
+        ("https://b/x?token=12&accessToken=3&sig=0.1", "https://b/x?token=***&accessToken=***&sig=***"),
+        ("Endpoint=x;SharedAccessSignature=sv=1&sig=ab", "Endpoint=x;SharedAccessSignature=***&sig=***"),
+        ("sig=0.1 time_signature=3,4 apiSignature=a", "sig=0.1 time_signature=3,4 apiSignature=a"),
+        ("num_token=128,token=-1e-3,256,x=1: token=3", "num_token=128,token=-1e-3,256,x=1: token=3"),
+        ("m.patch_token=tag(log, interval(1, 2.5))", "m.patch_token=tag(log, interval(1, 2.5))"),
+        (
+            "token=choice(1,2) token=range(1,9) use_token=true,null",
+            "token=choice(1,2) token=range(1,9) use_token=true,null",
+        ),
+        ("token=1,a x_token=3b api_token=abc api_key=12", "token=*** x_token=*** api_token=*** api_key=***"),
         ("Endpoint=x;AccountKey=aa==;y", "Endpoint=x;AccountKey=***;y"),
         ("db.password=abc,seed=1 failed", "db.password=***,seed=1 failed"),
         ("token=a,b:c,seed=1,2", "token=***,seed=1,2"),
@@ -95,6 +105,22 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
 def test_secrets_in_a_text_are_redacted(text, shown):
     assert redacted_text(text) == shown
     assert redacted_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("sig=0.1", "sig=0.1"),
+        ("+num_token=range(1,9)", "+num_token=range(1,9)"),
+        ("token=1,2", "token=1,2"),
+        ("token=1,a", "token=***"),
+        ("api_key=12", "api_key=***"),
+        ("api_token=abc", "api_token=***"),
+    ],
+)
+def test_secrets_in_recorded_overrides_are_redacted_like_those_in_the_config(override, shown):
+    assert redacted([override]) == [shown]
+    assert redacted_text(override) == shown
 
 
 @pytest.mark.parametrize(

@@ -418,10 +418,19 @@ def test_a_resumed_search_takes_secrets_from_the_command_line(sweep):
     assert sweep.states(2) == ["completed"] * 2
 
 
+def test_a_search_resumes_with_numbers_whose_keys_end_like_secrets(sweep):
+    words = ["+time_signature=3,4", "+num_token=range(8,64)", "+token=tag(log,interval(1,2))", "+sig=interval(0,1)"]
+    words += ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=2"]
+    drawn = sweep.search(lambda cfg: cfg.sig, *words)
+    assert not any("***" in word for overrides in drawn for word in overrides)
+    assert sweep.search(lambda cfg: cfg.sig, *words, "hydra.sweeper.num_trials=3")[:2] == drawn
+
+
 def test_a_search_that_varies_or_omits_a_secret_is_rejected(sweep):
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=1"]
-    with pytest.raises(ConfigurationError, match=r"\+api_key: a search cannot vary a secret"):
-        sweep.search(lambda cfg: cfg.x, "+api_key=sk-1,sk-2", *words)
+    for secret in ("+api_key=sk-1,sk-2", "+api_key=interval(0,1)", "+api_key=range(1,4)"):
+        with pytest.raises(ConfigurationError, match=r"\+api_key: a search cannot vary a secret"):
+            sweep.search(lambda cfg: cfg.x, secret, *words)
     sweep.search(lambda cfg: cfg.x, "+api_key=sk-1", *words)
     with pytest.raises(ConfigurationError, match=r"job 0: .*add \+api_key=VALUE"):
         sweep.search(lambda cfg: cfg.x, *words)

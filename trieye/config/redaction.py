@@ -22,8 +22,15 @@ _BEARER = r"(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!
 _NAME = re.compile(rf"(?:^|[^a-z0-9])(?:{_WORDS}(?=$|\.)|{_BEARER}(?=$|\.\d))", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _BEGINNING = r"(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))"
+_NUMBER = r"(?:[+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|true|false|null)"
+_NUMBERS = (  # also choices, ranges and intervals of Hydra's grammar
+    r"(?:(?:choice|float|int|interval|range|shuffle|sort|tag)\(\s*(?:(?:int|log)\s*,\s*)*)*"
+    rf"{_NUMBER}(?:\s*,\s*{_NUMBER})*(?:\s*\))*"
+)
 _ASSIGNED = re.compile(
-    rf"(?P<before>{_BEGINNING}(?:{_WORDS}|{_BEARER}|sig|signature|(?:account|shared_?access|api|access)key)"
+    rf"(?P<before>(?:[?&][\w.-]*?{_BEGINNING}(?:sig|signature|{_BEARER})"  # of a URL
+    rf"|{_BEGINNING}(?:{_WORDS}|{_BEARER}(?!={_NUMBERS}(?:[\s;&#'\"\])}}]|:?(?:\s|$)|,(?:\s|$|[\w.@/+~-]*=)))"
+    r"|(?:account|shared_?access|api|access)key|shared_?access_?signature))"
     r"(?:=|['\"]:\s*(?=b?['\"])))"
     r"(?P<secret>b?'[^']*'|b?\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,
@@ -55,6 +62,7 @@ _PASSWORD = re.compile(r"(?P<before>\w://[^\s/:@?#]*:)(?P<secret>[^\s/?#]+|(?!\d
 _USER = re.compile(r"(?P<before>(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(?<!az)://)(?P<secret>[^\s/:@?#]{20,})(?=@)")
 _INTERPOLATION = re.compile(r"\$\{.*\}", re.DOTALL)
 _OVERRIDE = re.compile(r"(?P<name>[\w.@/+~-]+)=(?P<value>.+)", re.DOTALL)
+_NUMBER_OVERRIDE = re.compile(rf"[\w.@/+~-]*token={_NUMBERS}", re.IGNORECASE)
 _MIN_LENGTH, _MIN_PART_LENGTH = 4, 6
 """Minimum length of a variable's value that is redacted as a whole value, and inside a text."""
 
@@ -229,7 +237,8 @@ def _hidden(key: str, value: Any, secrets: Mapping[str, str]) -> Any:
     if looks_secret(key) or value in secrets or value == _PYDANTIC:
         return HIDDEN
     override = _OVERRIDE.fullmatch(value)  # the value of a sweep axis may contain commas
-    if override and looks_secret(override["name"]) and not _INTERPOLATION.fullmatch(override["value"]):
+    is_secret = override and looks_secret(override["name"]) and not _NUMBER_OVERRIDE.fullmatch(value)
+    if override and is_secret and not _INTERPOLATION.fullmatch(override["value"]):
         return f"{override['name']}={HIDDEN}"
     return _without_parts(redacted_items(value) if ".sweeper.params." in f".{key}" else value, secrets)
 

@@ -211,7 +211,8 @@ class SweeperBody:
         if all(len(dimension.choices) == 1 for dimension in dimensions):
             raise ConfigurationError("the search space is empty; add KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c")
         for axis in dimensions:
-            if len(axis.choices) > 1 and any(HIDDEN in redacted_text(f"{axis.key}={value}") for value in axis.choices):
+            values = axis.choices or (str(axis.high),)
+            if len(axis.choices) != 1 and any(HIDDEN in redacted_text(f"{axis.key}={value}") for value in values):
                 raise ConfigurationError(
                     f"{axis.key}: a search cannot vary a secret: drawn values are recorded, and secrets are not"
                 )
