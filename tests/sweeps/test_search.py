@@ -520,6 +520,17 @@ def test_a_larger_budget_runs_completed_jobs_further(sweep, capfd):
     assert SweepRecord.of(sweep.directory).size == 3, "a smaller number hides no job"
 
 
+def test_a_budget_below_the_configured_one_of_earlier_jobs_is_rejected(sweep):
+    sweep.values = "base: 10\nepochs: ${base}\nx: 0\n"
+    words = ["x=1,2", "hydra.sweeper.budget=[epochs]"]
+    sweep.search(lambda cfg: cfg.x * cfg.epochs, *words)
+    with pytest.raises(ConfigurationError, match="epochs=5: the sweep has jobs with epochs=10, and can only raise its"):
+        sweep.search(lambda cfg: cfg.x * cfg.epochs, *words, "epochs=5")
+    assert [sweep.record(index).objective for index in range(2)] == [10, 20]
+    sweep.search(lambda cfg: cfg.x * cfg.epochs, *words, "epochs=20")
+    assert [sweep.record(index).objective for index in range(2)] == [20, 40]
+
+
 def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
     task, words = lambda cfg: cfg.x + cfg.seed, ["hydra.sweeper.budget=[epochs]"]
     sweep.search(task, "+x=1,2", "+seed=0", *words)

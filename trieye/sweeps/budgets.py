@@ -1,6 +1,6 @@
 """Budgets: keys, such as `loop.steps`, that an existing sweep may raise; its completed jobs then run further."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trieye.config.hydra.override_text import values_of
@@ -12,13 +12,16 @@ from trieye.sweeps.jobs import Job, JobRecord
 from trieye.sweeps.record import OTHER_SWEEP
 
 
-def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]) -> list[JobRecord]:
+def with_raised_budget(
+    directory: Path, jobs: Iterable[Job], keys: Sequence[str], configured: Callable[[str], str | None]
+) -> list[JobRecord]:
     """Return the changed records of the jobs of an earlier start that had a smaller budget; write nothing.
 
     Args:
         directory: Directory of the sweep, whose lock the caller holds.
         jobs: The jobs, with the current budget.
         keys: Keys of the budget, which do not identify a job.
+        configured: Returns the value of a key in the config of the last start, for jobs without an override of it.
 
     Raises:
         ConfigurationError: The current budget is smaller or missing.
@@ -35,7 +38,8 @@ def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]
         if recorded_values == values or _without(recorded_values, keys) != _without(values, keys):
             continue
         for key in keys:
-            _check_raised(key, recorded_values.get(key), values.get(key))
+            old_value = recorded_values.get(key) or (configured(key) if key in values else None)
+            _check_raised(key, old_value, values.get(key))
         record.overrides = overrides
         records.append(record)
     return records

@@ -19,6 +19,8 @@ from trieye.sweeps.grid import Grid, PlainGrid
 
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"
+CONFIG = "multirun.yaml"
+"""The config of the last start."""
 OTHER_SWEEP = "for another sweep, omit hydra.sweep.dir or set another directory"
 ONLY = "hydra.launcher.only="
 """The option that selects jobs of a sweep; it is not part of the sweep's command."""
@@ -138,7 +140,7 @@ class SweepRecord(JsonRecord, kw_only=True):
             hint = "; a sweep that was killed before its first job has none: repeat its command"
             if subdirs:
                 hint = f"; there is one in {', '.join(subdirs[:_SHOWN])}{', ...' if len(subdirs) > _SHOWN else ''}"
-            elif (directory / "multirun.yaml").exists():
+            elif (directory / CONFIG).exists():
                 hint = (
                     f"; another launcher ran this sweep, whose results are shown by: trieye results table {directory}"
                 )

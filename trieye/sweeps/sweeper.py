@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from trieye.sweeps.grid import Grid
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs, have_objectives, records_in
 from trieye.sweeps.launcher import LauncherBody, SweepExecution
 from trieye.sweeps.objectives import ObjectiveNames, Objectives
-from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
+from trieye.sweeps.record import CONFIG, OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
 from trieye.sweeps.report import failure_message, failure_table, final_table, plan_table
 from trieye.sweeps.search import JobQueue, OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
@@ -42,7 +42,6 @@ from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
-_CONFIG = "multirun.yaml"
 _MOST_CHANGES = 5
 
 
@@ -150,7 +149,7 @@ class SweeperBody:
         Raises:
             ConfigurationError: An Optuna search would follow another mode than its earlier trials.
         """
-        has_started = before is not None and (self._directory / _CONFIG).exists()  # else it was only planned
+        has_started = before is not None and (self._directory / CONFIG).exists()  # else it was only planned
         earlier_mode = (before.modes or before.mode) if before is not None and has_started else None
         mode = self.options.mode or earlier_mode or record.mode
         record.modes = list(mode) if isinstance(mode, list) else []
@@ -290,13 +289,13 @@ class SweeperBody:
         indices = None if self._ours is None else self._ours.options.only
         selected_jobs: Iterable[Job] = (job for job in jobs if indices is None or job.index in indices)
         selected_jobs = list(selected_jobs) if self._is_elsewhere else selected_jobs  # a grid may have millions of jobs
-        raised_records = with_raised_budget(self._directory, selected_jobs, self.options.budget)
+        raised_records = with_raised_budget(self._directory, selected_jobs, self.options.budget, self._earlier_value)
         if self._is_elsewhere:
             self._check_copies(selected_jobs, {record.index for record in raised_records})
         if not self._is_unchanged:
             record.write(self._directory)
             self._report_changes()
-            write_redacted(self._config, self._directory / _CONFIG)
+            write_redacted(self._config, self._directory / CONFIG)
         run_further(self._directory, raised_records, self.options.budget)
 
     def _check_copies(self, jobs: Iterable[Job], raised: Collection[int]) -> None:
@@ -315,11 +314,25 @@ class SweeperBody:
                         f"{command_text('sweep', 'relaunch', self._directory, '--only', 'missing')}"
                     )
 
+    @cached_property
+    def _earlier_config(self) -> Any:
+        """The config of the last start; None if there was none."""
+        path = self._directory / CONFIG
+        return OmegaConf.load(path) if path.exists() else None
+
+    def _earlier_value(self, key: str) -> str | None:
+        """Return the value of a key in the config of the last start; None if it is missing."""
+        try:
+            value = None if self._earlier_config is None else OmegaConf.select(self._earlier_config, key)
+        except OmegaConfBaseException:  # an interpolation that only a job resolves
+            return None
+        return None if value is None else str(value)
+
     def _report_changes(self) -> None:
         """Report the keys of the config, outside of Hydra and of the sweep's own words, that changed since a start."""
-        if not (self._directory / _CONFIG).exists():
+        if self._earlier_config is None:
             return
-        before, now = (_config_values(config) for config in (OmegaConf.load(self._directory / _CONFIG), self._config))
+        before, now = (_config_values(config) for config in (self._earlier_config, self._config))
         own_keys = {*values_of(_words(self._config.hydra.overrides.task)), *self.options.budget}
         keys = [key for key in sorted(before.keys() | now.keys()) if str(before.get(key)) != str(now.get(key))]
         changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if key not in own_keys | {"run_name"}]
