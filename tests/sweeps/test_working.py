@@ -2,20 +2,21 @@
 
 import pytest
 from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
 from trieye.config.hydra.loader import VERSION_BASE
-from trieye.sweeps.working import shared_base, with_values
+from trieye.sweeps.working import SweepContext, shared_base, with_values
 
 CONFIG = """
 defaults: [{net: small}, _self_]
 lr: 0.1
 sizes: [64, 64]
 deep: {a: 1, b: "${lr}", c: null}
-hydra: {job: {config: {override_dirname: {exclude_keys: [deep.a]}}}}
+hydra: {job: {config: {override_dirname: {exclude_keys: [deep.a]}}}, sweep: {dir: "logs/${lr}/first"}}
 """
 
 
@@ -51,6 +52,16 @@ def test_the_config_equals_the_one_that_hydra_composes(composer, overrides):
     assert fast.hydra.overrides == slow.hydra.overrides
     assert fast._get_flag("struct") == slow._get_flag("struct")
     assert fast.hydra._get_flag("readonly") == slow.hydra._get_flag("readonly")
+
+
+def test_the_sweep_directory_of_a_job_is_that_of_its_sweep(composer, tmp_path):
+    loader, sweep = composer
+    context = HydraContext(loader, Callbacks())
+    sweep_context = SweepContext(context, sweep, print, {}, tmp_path / "logs/0.1/first", tmp_path)
+    for override, output_dir in (("lr=0.2", "../../0.2/first/1"), ("lr=0.1", "1")):
+        config = sweep_context.composed(1, [override])
+        assert config.hydra.sweep.subdir == output_dir
+        assert (tmp_path / config.hydra.sweep.dir).resolve() == sweep_context.directory
 
 
 @pytest.mark.parametrize("override", ["net=large", "+net@other=large", "~deep.a", "hydra.job.name=y", "lr=1,2"])

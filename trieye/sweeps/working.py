@@ -96,6 +96,10 @@ class SweepContext:
             config.hydra.job.num = index
             if (save_path := save_path_in(self.directory, index)) is not None:
                 config.hydra.sweep.subdir = str(self.working_dir / save_path)
+            directory = (self.working_dir / str(config.hydra.sweep.dir)).resolve()
+            if directory != self.directory:  # it contains a key that the job sets; a sweep has one directory
+                config.hydra.sweep.subdir = os.path.relpath(directory / str(config.hydra.sweep.subdir), self.directory)
+                config.hydra.sweep.dir = str(self.directory)
         return config
 
     def composed_here(self, index: int, overrides: Sequence[str], *, is_last: bool = False) -> DictConfig:
