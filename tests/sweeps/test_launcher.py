@@ -188,11 +188,15 @@ def test_each_job_has_the_cpus_of_its_own_config(sweep_on, monkeypatch):
         return int(os.environ["OMP_NUM_THREADS"])
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    jobs = ["cpus=1", "cpus=2", "cpus=0.5", "cpus=1000"]
+    jobs = ["cpus=1", "whta=1", "cpus=many", "cpus=${cpuz}", "cpus=2", "cpus=0.5", "cpus=1000"]
     returned = sweep_on.launch(task, jobs, "hydra.launcher.num_cpus='${cpus}'")
-    assert values(returned)[:3] == [1, 2, 1]
-    assert "hydra.launcher.num_cpus=1000: this machine has 2" in values(returned)[3]
-    assert sweep_on.states(4) == ["completed"] * 3 + ["failed"]
+    assert [values(returned)[index] for index in (0, 4, 5)] == [1, 2, 1]
+    assert "hydra.launcher.num_cpus=1000: this machine has 2" in values(returned)[6]
+    assert sweep_on.states(7) == ["completed", *["failed"] * 3, *["completed"] * 2, "failed"]
+    for index, part in enumerate(
+        ("Could not override 'whta'", "num_cpus=many: expected a number", "key 'cpuz' not found"), 1
+    ):
+        assert part in str(sweep_on.record(index).error)
     assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep_on.directory).own
 
 

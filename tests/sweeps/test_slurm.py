@@ -318,6 +318,12 @@ def test_a_job_whose_node_died_is_submitted_and_a_live_one_skipped_with_an_error
     assert SlurmArray.read(sweep.directory).tasks == [[0], [2]]
 
 
+def test_a_job_with_invalid_resources_fails_and_the_others_are_submitted(slurm, sweep):
+    with pytest.raises(SweepError, match=r"job 1 raised ConfigurationError: hydra\.launcher\.num_cpus=many"):
+        submit(sweep, "++hydra.launcher.num_cpus='${cpus}'", "cpus=1,many")
+    assert SlurmArray.read(sweep.directory).tasks == [[0], [2], [4]]
+
+
 def waiting_driver(slurm, *, reason):
     """Start a sweep of two jobs, and return its driver once it waits for the tasks, which are pending."""
     Path("train.py").write_text(PLAIN)

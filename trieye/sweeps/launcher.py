@@ -113,10 +113,10 @@ class SweepExecution:
             ConfigurationError: Its config does not compose.
         """
         try:
-            self._context.composed(job.index, job.overrides)
+            self._context.composed_here(job.index, job.overrides)
             return self._resources_of(job)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message_of(error)}") from error
+        except ConfigurationError as error:
+            raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {error}") from error
         finally:
             self._composed.pop(job.index, None)  # a search may choose other values for it
 
@@ -183,9 +183,11 @@ class SweepExecution:
             jobs = list(iter(lambda: self._next(queue, progress), None))
             options = self.options
             if self._varies and jobs:  # a task of the array may run any of the jobs
-                needs = [self._resources_of(job) for job in jobs]
-                largest_needs = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
-                memory = max(need.get("memory") or 0 for need in needs) or None
+                needs = [need for job in jobs if (need := self._resources_or_failure(job, queue, progress)) is not None]
+                jobs = [job for job in jobs if job.index not in self._ended]
+                names = ("num_cpus", "num_gpus")
+                largest_needs = {name: max((need.get(name) or 0 for need in needs), default=0) for name in names}
+                memory = max((need.get("memory") or 0 for need in needs), default=0) or None
                 options = options.model_copy(update={**largest_needs, "memory": memory})
             self._skip(self._orphans.skipped(), queue, progress)
             words: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra, resolve=False)
@@ -238,19 +240,23 @@ class SweepExecution:
             job = self._running.pop(outcome.index)
             if job.index in self._pruned:
                 self._pruned[job.index] = queue.rated(self._pruned[job.index])
-            done = self._resolve(job, outcome)
-            if done is None:
-                self._requeued.append(job)
-                progress.died(job, outcome.reason if isinstance(outcome, Died) else "")
-                continue
-            self._ended[job.index] = done = queue.ended(job, done)
-            progress.ended(job, done)
-            self._fails |= self.options.fail_fast and done.error is not None
+            self._end(job, outcome, queue, progress)
         for index, done in queue.to_prune(list(self._running.values())).items():
             if index not in self._pruned:
                 self._pruned[index] = done
                 pool.cancel(index)
         self._timeouts.enforce(pool)
+
+    def _end(self, job: Job, outcome: Outcome, queue: JobQueue, progress: SweepProgress) -> None:
+        """Record the outcome of a job, or retry it in another process."""
+        done = self._resolve(job, outcome)
+        if done is None:
+            self._requeued.append(job)
+            progress.died(job, outcome.reason if isinstance(outcome, Died) else "")
+            return
+        self._ended[job.index] = done = queue.ended(job, done)
+        progress.ended(job, done)
+        self._fails |= self.options.fail_fast and done.error is not None
 
     def _await_orphans(self, queue: JobQueue, progress: SweepProgress) -> None:
         """Wait briefly for jobs of other processes, and skip jobs that time out."""
@@ -280,7 +286,9 @@ class SweepExecution:
             job = self._next(queue, progress)
             if job is None:
                 return
-            resources = self._resources_of(job)
+            resources = self._resources_or_failure(job, queue, progress)
+            if resources is None:
+                continue
             if not pool.has_room(resources):
                 self._requeued.appendleft(job)
                 return
@@ -329,13 +337,25 @@ class SweepExecution:
             return False
         return record.state in ("completed", "pruned")
 
+    def _resources_or_failure(self, job: Job, queue: JobQueue, progress: SweepProgress) -> dict[str, Any] | None:
+        """Return the resources of a job; None if it has failed, because its config does not compose."""
+        try:
+            return self._resources_of(job)
+        except ConfigurationError as error:
+            self._composed.pop(job.index, None)
+            progress.began(job)
+            self._end(job, Done(job.index, error=error), queue, progress)
+            return None
+
     def _resources_of(self, job: Job) -> dict[str, Any]:
         if not self._varies:
             return self._resources(self.options)
         if job.index not in self._composed:
-            self._composed[job.index] = self._context.composed(job.index, job.overrides)
-        config = self._composed[job.index]
-        options: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+            self._composed[job.index] = self._context.composed_here(job.index, job.overrides)
+        try:
+            options: Any = OmegaConf.to_container(self._composed[job.index].hydra.launcher, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(f"hydra.launcher: {message_of(error)}") from error
         return self._resources(plugin_options("hydra.launcher", LauncherConfig, options, job.overrides))
 
     @staticmethod
@@ -349,7 +369,9 @@ class SweepExecution:
             if isinstance(outcome.error, JobElsewhereError):
                 return outcome
             outcome.bring_to(directory)
-        record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides), attempt=0)
+        record = JobRecord.read(directory) or JobRecord(
+            index=job.index, overrides=[redacted_text(word) for word in job.overrides], attempt=0
+        )
         has_ended = outcome.has_ended_by_itself if isinstance(outcome, Done) else record.state == "completed"
         if limit is not None and not has_ended:
             record.fail(str(limit))
