@@ -21,7 +21,7 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
         directory: Working directory.
         stdout: Target of its standard output; None inherits standard output.
     """
-    process = subprocess.Popen(command, cwd=directory, env=os.environ, stdout=stdout)
+    process = subprocess.Popen(command, cwd=directory, env=environment_in(directory), stdout=stdout)
     forwarded_signals = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()
     handlers = {signum: signal.signal(signum, lambda got, _: process.send_signal(got)) for signum in forwarded_signals}
     try:
@@ -34,3 +34,9 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+def environment_in(directory: Path | str) -> dict[str, str]:
+    """Return the environment of a program in a working directory, with its `PWD` as a shell sets it."""
+    pwd = Path(os.environ.get("PWD", ""))  # may contain links
+    return {**os.environ, "PWD": str(pwd if pwd.resolve() == Path(directory).resolve() else Path(directory).absolute())}

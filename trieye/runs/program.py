@@ -19,7 +19,7 @@ from trieye.config.redaction import HIDDEN
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.run_files import CONFIGS
-from trieye.process.child import run_program
+from trieye.process.child import environment_in, run_program
 from trieye.renames import current_overrides
 from trieye.run.provenance import DIRECTORY, Provenance
 from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
@@ -181,7 +181,7 @@ class Program:
         with tempfile.TemporaryDirectory(prefix="trieye_rehearsal_") as scratch:
             report_path = Path(scratch) / "report.json"
             words = [] if stage == "config" else [*_NO_OUTPUT, override("persistence.root_data_dir", f"{scratch}/root")]
-            environment = {**os.environ, VARIABLE: f"{stage}:{report_path}"}
+            environment = {**environment_in(self.directory), VARIABLE: f"{stage}:{report_path}"}
             try:
                 process = subprocess.run(
                     self.command([*overrides, *words]), cwd=self.directory, env=environment, capture_output=True,
