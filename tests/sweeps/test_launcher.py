@@ -127,6 +127,16 @@ def test_an_unknown_key_is_rejected_before_any_job_starts(sweep):
         assert not sweep.directory.exists()
 
 
+def test_a_sweep_records_the_path_of_its_script_after_a_change_of_directory(sweep, tmp_path, monkeypatch):
+    main, script = sys.modules["__main__"], tmp_path / "scripts/train.py"
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py"])
+    monkeypatch.chdir(tmp_path.parent)
+    sweep.search(done, "what=1")
+    assert SweepRecord.of(sweep.directory).program[1] == str(script)
+
+
 def test_a_missing_key_in_the_resources_is_rejected_before_any_job_starts(sweep):
     with pytest.raises(ConfigurationError, match=r"hydra\.launcher: Interpolation key 'cpuz' not found"):
         sweep.search(done, "what=1,2", "hydra.launcher.num_cpus=${cpuz}")

@@ -31,8 +31,10 @@ def record_of_study(mode: str) -> SweepRecord:
 
 def _record_of(hydra: Any, mode: str) -> SweepRecord:
     overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is resolved for each job
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    words = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)  # absolute, unlike `sys.argv[0]`
+    script = str(Path(file or sys.argv[0]).resolve())
+    words = [script] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
     return SweepRecord(
         program=[sys.executable, *words, *_flags(hydra)],
         working_dir=str(Path.cwd()),
