@@ -1,6 +1,7 @@
 """The launcher: failed, killed and earlier jobs, and the resources of each job, on Ray and without it."""
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -94,6 +95,23 @@ def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on):
     assert "Traceback" in logs[0]
     assert "ValueError: that is no number" in logs[0]
     assert "cannot be pickled" in logs[4]
+
+
+def test_outcomes_of_classes_that_only_the_job_can_import_are_numbers_and_texts(sweep_on, tmp_path):
+    (tmp_path / "late.py").write_text("class Return(float): pass\nclass MeanError(Exception): pass\n")
+
+    def task(cfg):
+        sys.path.insert(0, str(tmp_path))
+        late = importlib.import_module("late")
+        if cfg.what == "raise":
+            raise late.MeanError("of the job")
+        return late.Return(3)
+
+    returned = sweep_on.launch(task, ["what=return", "what=raise"])
+    assert values(returned) == [3, "MeanError: of the job"]
+    assert sweep_on.states(2) == ["completed", "failed"]
+    assert [(sweep_on.record(index).attempt, sweep_on.record(index).deaths) for index in range(2)] == [(1, 0)] * 2
+    assert sweep_on.record(1).error == "MeanError: of the job"
 
 
 def test_a_job_that_is_cancelled_by_its_own_code_fails_alone_and_is_not_restarted(sweep):

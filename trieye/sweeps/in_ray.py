@@ -16,7 +16,7 @@ from trieye.process.progress import say
 from trieye.sweeps.jobs import Done, ReportedError
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import shortage
-from trieye.sweeps.working import Composed, SweepContext, work
+from trieye.sweeps.working import Composed, SweepContext, pickled, unpickled, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
@@ -47,12 +47,12 @@ class Starts:
         return submissions & self._cancelled
 
 
-def _work(starts: Any, submission: int, *arguments: Any) -> Done:
+def _work(starts: Any, submission: int, *arguments: Any) -> bytes:
     with contextlib.suppress(ray.exceptions.RayActorError):
         # `ray.get` would release the resources of this job while it waits
         if starts is not None and not starts.start.remote(submission).future().result():
             raise KeyboardInterrupt
-    return work(*arguments)
+    return pickled(work(*arguments))
 
 
 class RayPool(WorkerPool):
@@ -146,14 +146,13 @@ class RayPool(WorkerPool):
     def _outcome(self, reference: Any) -> Outcome:
         index = self._running.pop(reference)
         try:
-            done: Done = ray.get(reference)
+            return unpickled(ray.get(reference))
         except ray.exceptions.RayTaskError as error:  # an error outside of the job, such as in its directory or config
             return Done(index, error=error.cause if isinstance(error.cause, Exception) else error)
         except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
             return Done(index, error=ReportedError("it was interrupted; a relaunch continues it"))
         except ray.exceptions.RayError as error:
             return Died(index, " ".join(str(error).split())[:200])
-        return done
 
     def _total(self, name: str) -> float:
         """Return the total amount of a resource on all nodes; cached for 1 s, as a call of Ray takes 2 ms."""

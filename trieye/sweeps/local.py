@@ -1,6 +1,5 @@
 """LocalPool: runs the jobs of a sweep in processes of this machine, without Ray."""
 
-import pickle
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from trieye.sweeps.jobs import Done, JobLimitError
 from trieye.sweeps.main_module import dumped
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import Slots, gibibytes, num_cores, used_bytes
-from trieye.sweeps.working import Composed, SweepContext
+from trieye.sweeps.working import Composed, SweepContext, unpickled
 
 _POLL_S = 0.05
 _CHECK_MEMORY_S = 0.5
@@ -113,11 +112,9 @@ class LocalPool(WorkerPool):
         if index is None:
             return
         try:
-            done: Done = pickle.loads(worker.connection.recv_bytes())  # noqa: S301 - written by the worker
-        except Exception as error:  # noqa: BLE001 - unpickling runs code of the user's classes
-            if isinstance(error, EOFError | OSError):
-                return
-            done = Done(index, error=RuntimeError(f"its outcome cannot be unpickled here: {error}"))
+            done = unpickled(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            return
         worker.index = worker.excess = None
         if worker.is_reusable:
             self._outcomes.append(done)

@@ -276,18 +276,34 @@ def portable(done: Done) -> Done:
     try:
         pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - pickled here
     except Exception as problem:  # noqa: BLE001 - pickling runs code of the user's classes
-        value = done.number if done.error is None else None
-        error = None if done.error is None else UnpicklableError(f"{type(done.error).__name__}: {done.error}")
-        if error is None and value is None and done.value is not None:
+        plain = _without_objects(done)
+        if plain.error is None and plain.value is None and done.value is not None:
             print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
-        return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
+        return plain
     return done
 
 
+def _without_objects(done: Done) -> Done:
+    """Return an outcome with the numbers of its value and the text of its error, which any process can unpickle."""
+    error = None if done.error is None else UnpicklableError(f"{type(done.error).__name__}: {done.error}")
+    value = None if error is not None else done.numbers or done.number
+    return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
+
+
 def pickled(done: Done) -> bytes:
-    """Return an outcome for another process, from `portable` or without user objects."""
-    pickled_done: bytes = cloudpickle.dumps(done)
+    """Return an outcome for `unpickled` in another process, from `portable` or without user objects."""
+    pickled_done: bytes = cloudpickle.dumps((cloudpickle.dumps(done), _without_objects(done)))
     return pickled_done
+
+
+def unpickled(content: bytes) -> Done:
+    """Return the outcome of `pickled`, without objects whose classes this process cannot import."""
+    content, plain = pickle.loads(content)  # noqa: S301 - written by the worker
+    try:
+        done: Done = pickle.loads(content)  # noqa: S301 - written by the worker
+    except Exception:  # noqa: BLE001 - unpickling runs code of the user's classes
+        done = plain
+    return done
 
 
 def shared_base(loader: ConfigLoader, sweep: DictConfig) -> DictConfig | None:
