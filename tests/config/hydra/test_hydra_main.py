@@ -1,5 +1,6 @@
 """Command lines in another process: names, directories, exit codes."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 import trieye
 from trieye.cli import main
-from trieye.config.hydra.launch import name_of_sweep
+from trieye.config.hydra.launch import name_of_sweep, runs_of_sweep
 from trieye.config.hydra.main import reserved
 from trieye.config.names import check_name
 from trieye.process.lock import RunLock
@@ -64,6 +65,17 @@ def test_each_sweep_directory_has_its_own_run_names(tmp_path):
     assert (names[0], names[-1]) == ("a_b", "20261128_093000")
     for name in names:
         check_name("run_name", f"{name}_0")
+
+
+def test_sweeps_whose_directories_have_the_same_name_have_different_run_names(tmp_path):
+    directories = [tmp_path / path for path in ("s/x_y", "s/x/y", "s_x/y", "s_x_y")]
+    names = []
+    for directory in directories:
+        directory.mkdir(parents=True)
+        names.append(runs_of_sweep(directory, tmp_path))
+        (directory / "sweep.json").write_text(json.dumps({"runs": names[-1]}))
+    assert names == ["s_x_y", "s_x_y-2", "s_x_y-3", "s_x_y-4"]
+    assert [runs_of_sweep(directory, tmp_path) for directory in directories] == names
 
 
 def test_a_second_directory_for_a_run_is_rejected(project):

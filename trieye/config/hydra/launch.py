@@ -136,12 +136,22 @@ def name_of_sweep(directory: Path, working_dir: Path) -> str:
 
 
 def runs_of_sweep(directory: Path, working_dir: Path) -> str:
-    """Return the common name of a sweep's runs; of a new sweep, one that no renamed sweep beside it has."""
+    """Return the common name of a sweep's runs; of a new sweep, one that no other has: `a/b` differs from `a_b`."""
     record, name = _read_json(directory / _SWEEP), name_of_sweep(directory, working_dir)
     if record or _STAMP.fullmatch(directory.name):
         return record.get("runs") or name
-    taken_names = {_read_json(path).get("runs") for path in directory.resolve().parent.glob(f"*/{_SWEEP}")}
+    renamed_sweeps = directory.resolve().parent.glob(f"*/{_SWEEP}")
+    records = map(_read_json, chain(renamed_sweeps, _records_named(name, working_dir)))
+    taken_names = {record.get("runs") for record in records}
     return next(free for free in chain([name], (f"{name}-{number}" for number in count(2))) if free not in taken_names)
+
+
+def _records_named(name: str, parent: Path) -> Iterator[Path]:
+    """Yield the records of possible sweeps below a directory whose paths, joined by `_`, are a name."""
+    yield parent / name / _SWEEP
+    for at, letter in enumerate(name):
+        if letter == "_" and at and (parent / name[:at]).is_dir():
+            yield from _records_named(name[at + 1 :], parent / name[:at])
 
 
 _started_runs: list[str] = []
