@@ -30,7 +30,7 @@ _NUMBERS = (  # also choices, ranges and intervals of Hydra's grammar
 _ASSIGNED = re.compile(
     rf"(?P<before>(?:[?&][\w.-]*?{_BEGINNING}(?:sig|signature|{_BEARER})"  # of a URL
     rf"|{_BEGINNING}(?:{_WORDS}|{_BEARER}(?!={_NUMBERS}(?:[\s;&#'\"\])}}]|:?(?:\s|$)|,(?:\s|$|[\w.@/+~-]*=)))"
-    r"|(?:account|shared_?access|api|access)key|shared_?access_?signature))"
+    r"|(?:sig|signature)(?==[^\s,;&'\"()]{32})|(?:account|shared_?access|api|access)key|shared_?access_?signature))"
     r"(?:=|['\"]:\s*(?=b?['\"])))"
     r"(?P<secret>b?'[^']*'|b?\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,
