@@ -227,7 +227,9 @@ class Table(Media):
         if frame is not None:
             columns, data = [str(name) for name in frame.columns], frame.to_numpy().tolist()
         self.columns = ["Input", "Output", "Expected"] if columns is None else list(columns)
-        self.data: list[list[Any]] = [list(row) for row in data] if data is not None else []
+        self.data: list[list[Any]] = []
+        for row in () if data is None else data:
+            self.add_data(*row)
 
     def add_data(self, *row: Any) -> None:
         """Add a row.
@@ -236,7 +238,9 @@ class Table(Media):
             ValueError: The numbers of cells and columns differ.
         """
         if len(row) != len(self.columns):
-            raise ValueError(f"this table has {len(self.columns)} columns, and the row has {len(row)} cells")
+            raise ValueError(
+                f"row {len(self.data)}: the table has {len(self.columns)} columns, the row {len(row)} cells"
+            )
         self.data.append(list(row))
 
     add_row = add_data
