@@ -1,10 +1,12 @@
 """Write docs/benchmarks from the stored curves: figures with intervals, pictures and provenance of each table.
 
-    python benchmarks/reference/page.py
+    .venv/bin/python benchmarks/reference/page.py           # all tables
+    .venv/bin/python benchmarks/reference/page.py classic
 
 Needs only the files of `data/` and `tables/`, and an environment with trieye.
 """
 
+import argparse
 import json
 import re
 import shlex
@@ -16,20 +18,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
-from run import DATA, METRICS, ROOT, TABLES
+from run import DATA, METRICS, ROOT, TABLES, figure, scores, table_name, table_names
 
 from trieye.process.text import counted
 from trieye.results import Results, load
 from trieye.results.origins import Origin
-from trieye.results.statistics import Estimate, aggregate, probability_of_improvement
+from trieye.results.statistics import aggregate, probability_of_improvement
 from trieye.results.tables import COVERAGE
 
 DOCS = ROOT / "docs" / "benchmarks"
 BY = "env.id,tags.algorithm,tags.library"
 CREATED = re.compile("<time datetime=.*?</time>")
-THOUSAND = 1000
+HOURS = (
+    "Hours are the sum over the runs, of which two ran at a time. They include other work of the machine, and pauses "
+    "of interrupted runs."
+)
 LIBRARIES = {"trieye": "trieye", "sb3": "stable-baselines3"}
 
 
@@ -113,11 +117,14 @@ class Table:
         ]
         for task, on_task in sorted(self.results.split("env.id").items()):
             for algorithm, runs in sorted(on_task.split("tags.algorithm").items()):
-                scores = {library: _scores(part) for library, part in runs.split("tags.library").items()}
-                figures = [_figure(aggregate(scores[library])) if library in scores else "-" for library in LIBRARIES]
-                has_both = len(scores) == len(LIBRARIES)
-                chance = _figure(probability_of_improvement(scores["trieye"], scores["sb3"])) if has_both else "-"
-                num = " + ".join(str(len(scores.get(library, ()))) for library in LIBRARIES)
+                scores_by_library = {library: scores(part) for library, part in runs.split("tags.library").items()}
+                figures = [
+                    figure(aggregate(scores_by_library[library])) if library in scores_by_library else "-"
+                    for library in LIBRARIES
+                ]
+                has_both = len(scores_by_library) == len(LIBRARIES)
+                chance = figure(probability_of_improvement(*map(scores_by_library.get, LIBRARIES))) if has_both else "-"
+                num = " + ".join(str(len(scores_by_library.get(library, ()))) for library in LIBRARIES)
                 lines.append(f"| {_shown(task)} | {algorithm} | {' | '.join(figures)} | {chance} | {num} |")
         return "\n".join(lines)
 
@@ -147,9 +154,7 @@ class Table:
             named = (_shown(first.params["env.id"]), first.tags["tags.algorithm"], LIBRARIES[library])
             cells = (*named, f"{hours:.2f}")
             lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
-        return "\n".join(
-            ["Hours of interrupted runs include their pauses, and all include other work of the machine.", "", *lines]
-        )
+        return "\n".join([HOURS, "", *lines])
 
     def _reproduction(self) -> str:
         complete = {path.stem.rpartition("-")[0] for path in self.paths}
@@ -158,31 +163,21 @@ class Table:
         names = ", ".join(f"`{other}`" for other in others)
         more = f" The other {'cells are' if len(others) > 1 else 'cell is'} {names}." if others else ""
         script = ".venv/bin/python benchmarks/reference"
+        side = "; `--library trieye` or `--library sb3` repeats one" if both else ""
         return (
             f"    make .venv/.ready\n    {script}/run.py {self.name} --cell {cell} --again\n\n"
-            f"repeats `{cell}`{both} into `.reference/` and replaces its curves in `benchmarks/reference/data/`; "
-            f"`{script}/page.py` rebuilds this page from the curves.{more}"
+            f"repeats `{cell}`{both} in `.reference/`{side}. At the end it prints the score with its interval and the "
+            "number of evaluations with the same value as the stored ones, which it replaces in "
+            f"`benchmarks/reference/data/`. `{script}/page.py {self.name}` rebuilds this page from them.{more}\n\n"
+            "The first call installs all libraries of the tables into `.peers/` (300 MB). The same command continues "
+            "after Ctrl-C or a kill. To show the progress, type "
+            f"`.venv/bin/trieye sweep status .reference/sweeps/{self.name}/{cell}/trieye`."
         )
 
 
 def _shown(task: object) -> str:
     """Return the id of an environment without the module that registers it."""
     return str(task).rpartition(":")[2]
-
-
-def _figure(estimate: Estimate) -> str:
-    """Return a figure with its interval."""
-    return f"{_digits(estimate.value)} [{_digits(estimate.low)}, {_digits(estimate.high)}]"
-
-
-def _digits(number: float | None) -> str:
-    """Format a number with three digits, or all digits of thousands."""
-    return "-" if number is None else f"{number:,.0f}" if abs(number) >= THOUSAND else f"{number:.3g}"
-
-
-def _scores(runs: Results) -> np.ndarray[Any, np.dtype[np.float64]]:
-    values = runs.values(METRICS.split(",")).ravel()
-    return values[~np.isnan(values)]
 
 
 def trieye(words: list[str]) -> None:
@@ -195,10 +190,12 @@ def trieye(words: list[str]) -> None:
 
 
 def main() -> None:
-    """Write all pages and their index."""
+    """Write the pages of tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", type=table_name, metavar="TABLE", help="default: all")
     DOCS.mkdir(parents=True, exist_ok=True)
-    tables = [Table(path.stem, yaml.safe_load(path.read_text())) for path in sorted(TABLES.glob("*.yaml"))]
-    for table in tables:
+    for name in parser.parse_args().tables or table_names():
+        table = Table(name, yaml.safe_load((TABLES / f"{name}.yaml").read_text()))
         if table.paths:
             table.write()
             print(json.dumps({"table": table.name, "runs": len(table.results)}))

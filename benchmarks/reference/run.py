@@ -1,8 +1,8 @@
 """Run the sweeps of the reference tables, and store their curves in `data/` when a cell is complete.
 
 A table is a file of `tables/`. Each of its cells has two sides, trieye's template and stable-baselines3, with equal
-environments, budgets and hyperparameters; each side is a sweep over seeds, which resumes where it was stopped. A side
-whose file in `data/` exists is not repeated.
+environments, budgets and hyperparameters; each side is a sweep over seeds, which the same command resumes after Ctrl-C
+or a kill. A side whose file in `data/` exists is repeated only with --again, and compared with that file.
 
     .venv/bin/python benchmarks/reference/run.py            # all tables, in order
     .venv/bin/python benchmarks/reference/run.py classic --cell ppo_cartpole
@@ -21,7 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
+
+from trieye.process.child import run_program
+from trieye.results import Results, load
+from trieye.results.statistics import Estimate, aggregate
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -40,6 +46,7 @@ PACKAGES = {
     "atari": ["gymnasium[atari]", "opencv-python-headless"],
     "minatar": ["minatar"],
 }
+THOUSAND = 1000
 SPEED_SHARE, SPEED_STEPS = 0.02, 2000
 """Share of the budget, and lowest number of steps, of a speed measurement."""
 
@@ -83,9 +90,8 @@ class Side:
 
 
 def sides(names: list[str], cells: list[str], libraries: list[str]) -> Iterator[Side]:
-    """Yield the sides of the named tables, or of all; no cells: all cells."""
-    paths = [TABLES / f"{name}.yaml" for name in names] or sorted(TABLES.glob("*.yaml"))
-    for path in paths:
+    """Yield the sides of the named tables; no cells: all cells."""
+    for path in (TABLES / f"{name}.yaml" for name in names):
         table = yaml.safe_load(path.read_text())
         for name, cell in table["cells"].items():
             if cells and name not in cells:
@@ -143,20 +149,55 @@ def run(side: Side, python: Path) -> None:
         f"persistence.root_data_dir={WORK / 'data'}",
     ]  # fmt: skip
     print(f"== {side.table}: {side.cell}, {side.library}", flush=True)
-    done = subprocess.run(side.command(python, *words), check=False, cwd=project(python), env=ENVIRON)
-    if done.returncode:
-        sys.exit(done.returncode)  # the sweep has said why
+    os.environ.update(ENVIRON)
+    if code := run_program(side.command(python, *words), project(python)):
+        sys.exit(code)  # the sweep has said why
     part = side.data.with_suffix(".part.parquet")
     export = [str(python), "-m", "trieye.cli", "results", "export", str(side.directory), "-o", str(part)]
     logged = METRICS.split(",")[side.library == "sb3"]
     subprocess.run([*export, "--metric", logged], check=True, cwd=WORK)
+    results = load(part)
+    text = f"{side.table}: {side.cell}, {side.library}: {figure(aggregate(scores(results)))}, {len(results)} seeds"
+    if side.data.exists():
+        text += f"; {equal_values(load(side.data), results)} of the curves that it replaces"
     part.replace(side.data)
+    print(text, flush=True)
+
+
+def scores(results: Results) -> NDArray[np.float64]:
+    """Return the score of each run, the mean of the last 10 % of its evaluations."""
+    values = results.values(METRICS.split(",")).ravel()
+    return values[~np.isnan(values)]
+
+
+def figure(estimate: Estimate) -> str:
+    """Return a figure with its interval."""
+    return f"{_digits(estimate.value)} [{_digits(estimate.low)}, {_digits(estimate.high)}]"
+
+
+def _digits(number: float | None) -> str:
+    """Format a number with three digits, or all digits of thousands."""
+    return "-" if number is None else f"{number:,.0f}" if abs(number) >= THOUSAND else f"{number:.3g}"
+
+
+def equal_values(before: Results, after: Results) -> str:
+    """Return how many evaluations of two results are equal, by seed and step."""
+    values_before, values_after = map(_values, (before, after))
+    num_equal = sum(values_before.get(key) == value for key, value in values_after.items())
+    return f"{num_equal} of {len(values_before)} evaluations equal those"
+
+
+def _values(results: Results) -> dict[tuple[str, int], float]:
+    series = zip(results.runs, results.series(METRICS.split(",")), strict=True)
+    return {
+        (run.params["seed"], step): value
+        for run, curve in series
+        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
+    }
 
 
 def speed(side: Side, python: Path) -> dict[str, Any]:
     """Return the steps per second between the first two evaluations of one seed, and the CPU hours of all seeds."""
-    from trieye.results import load
-
     steps = max(int(side.steps * SPEED_SHARE), SPEED_STEPS)
     name = f"speed_{side.cell}_{side.library}_{time.time_ns()}"
     words = [f"loop.steps={2 * steps}", f"loop.evaluate_every_steps={steps}", "env.eval_episodes=1", f"run_name={name}"]
@@ -171,17 +212,34 @@ def speed(side: Side, python: Path) -> dict[str, Any]:
     return {**named, "steps_per_s": round(rate), "cpu_hours": hours}
 
 
+def table_names() -> list[str]:
+    """Return the names of all tables."""
+    return sorted(path.stem for path in TABLES.glob("*.yaml"))
+
+
+def table_name(text: str) -> str:
+    """Return the name of a table; raise `argparse.ArgumentTypeError` for another text."""
+    if text not in table_names():
+        raise argparse.ArgumentTypeError(f"{text!r} is not among {', '.join(table_names())}")
+    return text
+
+
 def main() -> None:
     """Run the sides that have no data yet, or measure their speed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="tables to run (default: all)")
+    parser.add_argument("tables", nargs="*", type=table_name, metavar="TABLE", help="tables to run (default: all)")
     parser.add_argument("--cell", nargs="*", default=[], help="cells to run (default: all)")
     parser.add_argument("--library", nargs="*", default=[*PROGRAMS], choices=PROGRAMS, help="sides (default: all)")
     parser.add_argument("--speed", action="store_true", help="measure the speed only")
     parser.add_argument("--again", action="store_true", help="run sides that have data already, and replace it")
     options = parser.parse_args()
+    names = options.tables or table_names()
+    selected = list(sides(names, options.cell, options.library))
+    unknown_cells = set(options.cell) - {side.cell for side in selected}
+    if unknown_cells or not selected:
+        cells = dict.fromkeys(side.cell for side in sides(names, [], options.library))
+        parser.error(f"--cell {' '.join(sorted(unknown_cells))}: not among {', '.join(cells)}")
     python = environment()
-    selected = sides(options.tables, options.cell, options.library)
     missing = [side for side in selected if options.again or not side.data.exists()]
     for side in missing:
         if options.speed:
