@@ -1,3 +1,7 @@
+import io
+import threading
+from typing import ClassVar
+
 import pyarrow.parquet as pq
 import pytest
 from history_run import Written, drain, exact, points, random_items, seeded
@@ -53,6 +57,21 @@ def test_a_renamed_file_is_rejected(written):
     written.segment(points(0, 10))
     with written.path_of(0).open("rb") as file, pytest.raises(SerializationError, match="does not match the file name"):
         SegmentFile(file, (10, 20))
+
+
+def test_only_the_calling_thread_reads_a_file(written):
+    # a thread of pyarrow that waits for the interpreter's lock when the process exits would abort it
+    class WatchedFile(io.FileIO):
+        threads: ClassVar[set[int]] = set()
+
+        def read(self, *arguments):
+            self.threads.add(threading.get_ident())
+            return super().read(*arguments)
+
+    written.segment(points(0, 10))
+    with WatchedFile(written.path_of(0)) as file:
+        SegmentFile(file, (0, 10)).read(0)
+    assert WatchedFile.threads == {threading.get_ident()}
 
 
 def test_more_metric_names_than_a_parquet_dictionary_holds_round_trip(written, monkeypatch):

@@ -138,7 +138,12 @@ class SegmentFile:
         import pyarrow.parquet as pq
 
         with _damage_as_serialization_error():
-            self._parquet = pq.ParquetFile(file, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
+            self._parquet = pq.ParquetFile(
+                file,
+                read_dictionary=_DICTIONARIES,
+                pre_buffer=False,  # its thread would call `file`, and abort a process that exits in the meantime
+                page_checksum_verification=True,
+            )
             metadata = self._parquet.schema_arrow.metadata or {}
             text = metadata[_ABOUT]
             if metadata[_CRC] != str(zlib.crc32(text)).encode():
