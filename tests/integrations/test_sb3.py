@@ -30,7 +30,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 import trieye
 from tests.waiting import wait_until
 from trieye.config.env import EnvConfig
-from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.integrations.sb3 import RunCallback, SameEpisodes, load_model, make_envs, restore_or_new, start_episodes
@@ -374,6 +374,45 @@ def test_a_signal_ends_and_saves_the_rollout_before_the_exit(tmp_path):
     assert record is not None
     assert record.status == "KILLED"
     assert trieye.load_checkpoint(run_dir, "latest").step % 64 == 0
+
+
+class RaisesSignals(BaseCallback):
+    """Presses Ctrl-C in the first step, `times` times."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def _on_step(self):
+        for _ in range(self.times if self.n_calls == 1 else 0):
+            signal.raise_signal(signal.SIGINT)
+        return True
+
+
+def test_ctrl_c_stops_learn_only_while_it_is_running(config, monkeypatch):
+    monkeypatch.setattr("trieye.process.signals.CTRL_C_ONCE_WITHIN_S", -1.0)
+    model, callbacks = ppo(), []  # tracebacks in a notebook reference the callbacks, too
+    with trieye.Run(config()) as run:
+
+        def learn(num_signals, *others):
+            callbacks.append(RunCallback(run))
+            callback = [callbacks[-1], RaisesSignals(num_signals), *others]
+            model.learn(256, callback=callback, reset_num_timesteps=False)
+
+        for num_signals in (0, 1):
+            with pytest.raises(ZeroDivisionError):
+                learn(num_signals, FailsAtStep(0))
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        learn(0)
+        with pytest.raises(ZeroDivisionError):
+            learn(0, FailsAtStep(0))
+        with pytest.raises(RunInterrupted):
+            learn(1)
+        assert run.saved_step == model.num_timesteps
+        with pytest.raises(KeyboardInterrupt):
+            learn(2)
+        assert run.saved_step < model.num_timesteps  # the rollout was not completed
 
 
 # environments

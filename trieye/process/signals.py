@@ -91,6 +91,8 @@ class StopSignals:
         message: Message printed at the first signal, or a function of the signal that returns it.
         requeue_exit_code: See `exit_code_of`.
         received: Signals that count as received already.
+        is_running: Whether the code of an open block is running. Otherwise, signals end the block and are forwarded to
+            the previous handlers.
 
     Attributes:
         exit_code: Exit code of the process; None before the first signal.
@@ -105,6 +107,7 @@ class StopSignals:
         *,
         requeue_exit_code: int | None = None,
         received: Collection[int] = (),
+        is_running: Callable[[], bool] = lambda: True,
     ) -> None:
         self.exit_code: int | None = None
         self.is_given_back = self.has_stopped = False
@@ -112,6 +115,7 @@ class StopSignals:
         self._message = message
         self._requeue_exit_code = requeue_exit_code
         self._received_signals = set(received)
+        self._is_running = is_running
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._asked_at = -math.inf
         self._ctrl_c_at = time.monotonic() if signal.SIGINT in received else -math.inf
@@ -128,7 +132,7 @@ class StopSignals:
         self.give_back()
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
-        if self.is_given_back:
+        if self.is_given_back or not self._is_running():
             self._pass_on(signum, frame)
             return
         if signum in _AT_MOST_ONCE:
@@ -162,6 +166,7 @@ class StopSignals:
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         handler = self._old_handlers[signal.Signals(signum)]
         self.give_back()
+        self.note_stop()
         if signum not in self._old_handlers:
             signal.raise_signal(signum)
         elif callable(handler):  # a later handler called this one

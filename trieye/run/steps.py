@@ -1,7 +1,7 @@
 """`Run.steps`: iterate over the remaining steps of a run, with stop requests and a progress bar."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol
 
 from trieye.config.root import TrieyeConfig
@@ -48,13 +48,16 @@ class SteppedRun(Protocol):
         """Wait until all saves are on disk; raise if one failed."""
 
 
-def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generator[int]:
+def steps(
+    run: SteppedRun, total: int | None, *, counts: bool = True, is_running: Callable[[], bool] = lambda: True
+) -> Generator[int]:
     """Yield the remaining step numbers; see `Run.steps`.
 
     Args:
         run: The run.
         total: The last step; None if there is no limit.
         counts: Add 1 to `run.step` before each iteration; with False the loop body sets it.
+        is_running: Whether the loop body is running; see `StopSignals`.
 
     Raises:
         RunInterrupted: A signal requested a stop.
@@ -74,6 +77,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
         request_stop,
         "stopping after this step and saving; the same signal again (or Ctrl-C) stops immediately",
         requeue_exit_code=run.config.runtime.requeue_exit_code,
+        is_running=is_running,
     )
     run.loop_signals = (*(other for other in run.loop_signals if not other.is_given_back), stops)
     with stops, ProgressBar(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:

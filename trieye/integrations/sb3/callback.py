@@ -1,6 +1,9 @@
 """RunCallback: logs, checkpoints and resumes a Stable-Baselines3 training as a run."""
 
 import platform
+from functools import partial
+from inspect import currentframe
+from traceback import walk_stack
 from typing import Any
 
 import numpy as np
@@ -160,7 +163,8 @@ class RunCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.logger.output_formats.append(self._output)
-        self._steps = steps(self.run, self.model._total_timesteps, counts=False)  # noqa: SLF001 - docs/private_apis.md
+        total, is_running = self.model._total_timesteps, partial(_is_learning, self.model.start_time)  # noqa: SLF001 - docs/private_apis.md
+        self._steps = steps(self.run, total, counts=False, is_running=is_running)
         next(self._steps, None)
 
     def _on_step(self) -> bool:
@@ -217,6 +221,12 @@ class RunCallback(BaseCallback):
         self.run.wait_for_saves()
         self._steps.close()
         RunOutput.remove_all(self.logger)
+
+
+def _is_learning(start_time: float) -> bool:
+    """Return whether the `learn` that began at `start_time` is running; no callback is called when it raises."""
+    models = [frame.f_locals.get("self") for frame, _ in walk_stack(currentframe()) if frame.f_code.co_name == "learn"]
+    return any(getattr(model, "start_time", None) == start_time for model in models)
 
 
 def _hyperparameters(model: BaseAlgorithm) -> dict[str, Any]:
