@@ -71,6 +71,7 @@ def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
         ("Endpoint=x;SharedAccessSignature=sv=1&sig=ab", "Endpoint=x;SharedAccessSignature=***&sig=***"),
         ("sig=0.1 time_signature=3,4 apiSignature=a", "sig=0.1 time_signature=3,4 apiSignature=a"),
         (f"sig={'aB3%2F' * 7}&se=1 Signature={'0f' * 32}", "sig=***&se=1 Signature=***"),
+        (f"f(sig='{'aB3/' * 7}') {{'x-amz-signature': '{'0f' * 32}'}}", "f(sig=***) {'x-amz-signature': ***}"),
         ("num_token=128,token=-1e-3,256,x=1: token=3", "num_token=128,token=-1e-3,256,x=1: token=3"),
         ("m.patch_token=tag(log, interval(1, 2.5))", "m.patch_token=tag(log, interval(1, 2.5))"),
         (

@@ -3,9 +3,9 @@
 An attempt is one start of the program, or one opening of the run where a process opens it several times.
 
 1. A restore from a trieye checkpoint has an exact position in the history: all later points are superseded, so that a
-   resumed run shows the points of an uninterrupted one. Those at the step of the checkpoint are kept, because a program
-   that saves before it logs does not repeat the step; if it does, its new points supersede them by rule 3, and no
-   others. They are superseded if the run has left the branch of the checkpoint since.
+   resumed run shows the points of an uninterrupted one. Values of the checkpoint's step are kept, as a program that
+   saves before it logs does not repeat the step; if it does, its new points supersede them by rule 3, and no others.
+   They are superseded if the run has left the branch of the checkpoint since.
 2. A restore at a known step s supersedes the points and media at s or later. A metric that never reached s (validation
    over epochs, a restore in iterations) has nothing to compare, and a metric evidently on a finer axis (loss over
    iterations, a restore in epochs) must not lose almost everything: rule 3 decides about both. Finer means that it
@@ -68,7 +68,8 @@ def shown(attempts: Sequence[Attempt]) -> list[Shown]:
             before = shown([*attempts[:of], Attempt(saved.calls[:num_calls], saved.restored, saved.checkpoint)])
             is_on_branch = points[: len(before)] == before
             later = points[len(before) :] if is_on_branch else []
-            kept = _with_calls([point for point in later if point.step == num_calls + 1], attempt, number)
+            of_step = [point for point in later if point.step == num_calls + 1 and point.call.kind == "scalar"]
+            kept = _with_calls(of_step, attempt, number)
             points = [*before, *kept]
             continue
         if attempt.restored is not None:

@@ -245,9 +245,24 @@ def test_a_rewind_keeps_values_of_its_step_that_were_logged_after_the_save(hub, 
     assert steps_of(hub.points("repeated")) == [20]
     assert [(p.step, p.count) for p in hub.points("windows")] == [(10, 10), (20, 10), (30, 10)]
     items, _ = hub.history.read(0, 100)
-    assert [item.step for item in items if isinstance(item, LogText)] == [20]
+    assert not [item for item in items if isinstance(item, LogText)], "media have no rule for a repeated step"
     hub.ledger.rewind(state, step=20)
     assert steps_of(hub.points("score")) == [20]
+
+
+def test_a_rewind_to_an_open_window_supersedes_its_point_at_the_same_step(hub):
+    hub.start()
+    hub.log(*range(1, 16))
+    state = hub.ledger.to_state(15)
+    hub.ledger.finish(force=True)
+    hub.die()
+    hub.start()
+    hub.now += 60
+    hub.ledger.rewind(state, step=15)
+    hub.log(*range(16, 31))
+    hub.ledger.advance(force=True)
+    assert [(p.step, p.count) for p in hub.points("windows")] == [(10, 10), (20, 10), (30, 10)]
+    assert [events_in(hub.points(name)) for name in ("spread", "timed", "middle", "smooth")] == [30] * 4
 
 
 def test_events_logged_before_a_rewind_are_kept(hub):

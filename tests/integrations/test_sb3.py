@@ -189,6 +189,15 @@ def test_the_values_of_a_shared_sb3_logger_are_logged_once_in_the_run_of_each_tr
     assert all(logged[key] == pytest.approx(value) for key, value in csv_points.items() if value is not None)
 
 
+def test_values_recorded_after_learn_reach_the_run(config):
+    model = ppo()
+    with trieye.Run(config()) as run:
+        model.learn(128, callback=RunCallback(run))
+        model.logger.record("final/score", 42.0)
+        model.logger.dump(128)
+    assert ("final/score", 128, 42.0) in points(run.dir)
+
+
 def evaluation(**options):
     env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
     return EvalCallback(env, eval_freq=150, n_eval_episodes=3, verbose=0, warn=False, **options)

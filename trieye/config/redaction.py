@@ -28,9 +28,9 @@ _NUMBERS = (  # also choices, ranges and intervals of Hydra's grammar
     rf"{_NUMBER}(?:\s*,\s*{_NUMBER})*(?:\s*\))*"
 )
 _ASSIGNED = re.compile(
-    rf"(?P<before>(?:[?&][\w.-]*?{_BEGINNING}(?:sig|signature|{_BEARER})"  # of a URL
+    rf"(?P<before>(?:[?&;][\w.-]*?{_BEGINNING}(?:sig|signature|{_BEARER})"  # of a URL
     rf"|{_BEGINNING}(?:{_WORDS}|{_BEARER}(?!={_NUMBERS}(?:[\s;&#'\"\])}}]|:?(?:\s|$)|,(?:\s|$|[\w.@/+~-]*=)))"
-    r"|(?:sig|signature)(?==[^\s,;&'\"()]{32})|(?:account|shared_?access|api|access)key|shared_?access_?signature))"
+    r"|(?:sig|signature)(?=(?:=|['\"]:\s*)b?['\"]?[^\s,;&'\"()]{28})|(?:account|shared_?access|api|access)key|shared_?access_?signature))"
     r"(?:=|['\"]:\s*(?=b?['\"])))"
     r"(?P<secret>b?'[^']*'|b?\"[^\"]*\"|(?:[^\s:;,&#'\"\])}]|:(?!\s|$)|,(?!\s|$|[\w.@/+~-]*=))+)",
     re.IGNORECASE,

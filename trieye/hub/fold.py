@@ -162,9 +162,10 @@ class EventProcessor:
         return points, supersession.of([p for p in points if self.stats.axis_of(p.metric) != "wall_time"])
 
     def logged_after_save(self, state: Mapping[str, Any], step: int | None, end: int) -> list[Range]:
-        """Return the visible items of the step of a checkpoint that its attempt logged after the save.
+        """Return the visible points of the step of a checkpoint that its attempt logged after the save.
 
-        The program will not log them again, unless it repeats the step; its new points then supersede them.
+        The program will not log them again, unless it repeats the step; its new points then supersede them. The points
+        of windows that are open in the checkpoint are not among them, because the rewind restores their events.
 
         Args:
             state: State of the checkpoint.
@@ -177,9 +178,13 @@ class EventProcessor:
         first_changed = first_difference(earlier_ranges, ranges)
         if not step or step < 0 or (first_changed is not None and first_changed < index):
             return []  # the run has left the branch of the checkpoint
-        series = self._history.series(index, with_media=True).items()
-        of_step = [items for name, items in series if self.stats.axis_of(name) == "global_step"]
-        indices = [items.indices[(items.steps == step) & (items.indices < end)] for items in of_step]
+        windows = state.get("stats", {}).get("windows", {})
+        open_names = {name for name, of in windows.items() if of.get("open") or of.get("late") or of.get("carried")}
+        series = self._history.series(index).items()
+        of_step = [
+            points for name, points in series if name not in open_names and self.stats.axis_of(name) == "global_step"
+        ]
+        indices = [points.indices[(points.steps == step) & (points.indices < end)] for points in of_step]
         return of_indices(np.concatenate(indices)) if indices else []
 
     def rewound(
@@ -198,7 +203,7 @@ class EventProcessor:
             entries: Kind and payload of the entries that survive the rewind.
             mark: The current attempt.
             at: Journal time of the rewind in seconds.
-            retained: Visible items after the checkpoint that the rewind does not supersede.
+            retained: Visible points after the checkpoint that the rewind does not supersede.
         """
         stats = _windows(self._config, mark)
         stats.restore(state.get("stats", {}), shift_s=at - float(position_of(state).get("at", at)))
@@ -282,7 +287,7 @@ def survives_rewind(entry: JournalEntry) -> bool:
     """Return whether a rewind must apply an entry of its attempt again, after the state of the checkpoint.
 
     Parameters, tags and files need no second application, because a rewind does not undo them. `stepless` entries have
-    no effect after it: the points of a rewound attempt supersede no others.
+    no effect after it: the points of a rewound attempt supersede none at step 0.
     """
     is_medium = entry.kind == "operation" and isinstance(from_bytes(entry.payload), Medium)
     return is_medium or entry.kind in {"events", "rows", "drops"}

@@ -39,4 +39,5 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
 def environment_in(directory: Path | str) -> dict[str, str]:
     """Return the environment of a program in a working directory, with its `PWD` as a shell sets it."""
     pwd = Path(os.environ.get("PWD", ""))  # may contain links
-    return {**os.environ, "PWD": str(pwd if pwd.resolve() == Path(directory).resolve() else Path(directory).absolute())}
+    is_current = pwd.is_absolute() and pwd.resolve() == Path(directory).resolve()
+    return {**os.environ, "PWD": str(pwd if is_current else Path(directory).absolute())}

@@ -220,7 +220,8 @@ class RunCallback(BaseCallback):
         self._save_between_updates(is_end=True)
         self.run.wait_for_saves()
         self._steps.close()
-        RunOutput.remove_all(self.logger)
+        if self.model._custom_logger:  # noqa: SLF001 - docs/private_apis.md
+            RunOutput.remove_all(self.logger)  # the program may train without a run next
 
 
 def _is_learning(start_time: float) -> bool:
