@@ -130,9 +130,9 @@ def test_a_signal_while_closing_a_finished_run_raises_after_the_close(make_confi
     with pytest.raises(trieye.RunInterrupted, match="was already finished") as stopped, trieye.Run(config) as run:
         close = run._attempt.hub.close
 
-        def close_slowly(status):
+        def close_slowly(status, **options):
             signal.raise_signal(signal.SIGUSR1)
-            close(status)
+            close(status, **options)
 
         run._attempt.hub.close = close_slowly
         run.log("a", 1.0, step=1)
