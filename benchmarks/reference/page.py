@@ -123,7 +123,10 @@ class Table:
                     for library in LIBRARIES
                 ]
                 has_both = len(scores_by_library) == len(LIBRARIES)
-                chance = figure(probability_of_improvement(*map(scores_by_library.get, LIBRARIES))) if has_both else "-"
+                chance = "-"
+                if has_both:
+                    ours, theirs = (scores_by_library[library] for library in LIBRARIES)
+                    chance = figure(probability_of_improvement(ours, theirs))
                 num = " + ".join(str(len(scores_by_library.get(library, ()))) for library in LIBRARIES)
                 lines.append(f"| {_shown(task)} | {algorithm} | {' | '.join(figures)} | {chance} | {num} |")
         return "\n".join(lines)
