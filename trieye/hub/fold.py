@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -207,7 +208,7 @@ class EventProcessor:
         """
         stats = _windows(self._config, mark)
         stats.restore(state.get("stats", {}), shift_s=at - float(position_of(state).get("at", at)))
-        for item in (item for span in retained for item in self._history.items(span)):
+        for item in chain.from_iterable(map(self._history.items, retained)):
             if isinstance(item, Point):
                 summarize(stats.summary, item)
         num_pending = sum(len(decode_events(payload)[0]) for kind, payload in entries if kind != "operation")
