@@ -137,6 +137,15 @@ def test_secrets_in_recorded_overrides_are_redacted_like_those_in_the_config(ove
         ("#password: 'it''s a b' # c\nid-token: write", "#password: *** # c\nid-token: write"),
         ('credentials: {user: "}", pin: a}', "credentials: ***"),
         ("+db: {pwd:\n+  a}", "+db: {pwd:\n+  a}"),  # a patch must keep its lines
+        ("ssh_key: |\n  ab\n\n  cd\nlr: 1", "ssh_key: ***\n  ***\n\n  ***\nlr: 1"),
+        (
+            " a:\n+  token: >-  # new\n+    ab\n-    cd\n   lr: 1",
+            " a:\n+  token: ***  # new\n+    ***\n-    ***\n   lr: 1",
+        ),
+        ("db:\n  passwords:\n  - ab\n  - cd\nlr: 1", "db:\n  passwords:\n  ***\n  ***\nlr: 1"),
+        ("+credentials:\n+  aws: {id: 1}\n+lr: 1", "+credentials:\n+  ***\n+lr: 1"),
+        ("+credentials:\n+  aws: ${oc.env:ID}\n@@ -1 +1 @@\n   b: 1", "+credentials:\n+  ***\n@@ -1 +1 @@\n   b: 1"),
+        ("token:\n  dim: 4", "token:\n  dim: 4"),
     ],
 )
 def test_secrets_in_yaml_are_redacted(text, shown):

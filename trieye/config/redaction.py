@@ -54,6 +54,14 @@ _LINE = re.compile(
     rf"(?P<secret>(?:{_QUOTED}|{_NESTED}){_END}|\S+(?:[ \t]+[^\s#]\S*)*)",
     re.IGNORECASE | re.MULTILINE,
 )
+# a key whose value is in the next lines, as a block of text, a list or a dict
+_BLOCK = re.compile(
+    rf"[ @,\d#+-]*['\"]?(?:[^\W\d][\w.-]*?)?{_BEGINNING}(?:{_WORDS}['\"]?[ \t]*:(?:[ \t]+[|>][\d+-]*)?"
+    rf"|{_BEARER}['\"]?[ \t]*:[ \t]+[|>][\d+-]*)[ \t]*(?:#.*)?",
+    re.IGNORECASE,
+)
+# the first column is the sign of a diff; YAML is indented by at least two columns
+_INDENTED = re.compile(r"(?P<before>[ +-]?(?P<indent>[ \t]*))(?P<secret>.*)")
 _IN_ASSIGNED = ("pass", "pwd", "secret", "credential", "authorization", "key", "token", "sig")
 """Every match of `_ASSIGNED`, `_ITEM` and `_LINE` contains one of these."""
 # the password in a URL, between user and host, which may contain / and @
@@ -92,7 +100,7 @@ def redacted_text(text: str) -> str:
 
 def redacted_yaml(text: str) -> str:
     """Return YAML, or a diff of it, with secrets replaced by `***`, which contain no line break."""
-    return redacted_text(redacted_items(_LINE.sub(_covered, text)))
+    return redacted_text(redacted_items(_LINE.sub(_covered, _without_blocks(text))))
 
 
 def redacted_items(text: str) -> str:
@@ -253,6 +261,24 @@ def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
             text = f"{override['name']}={redacted_items(override['value'])}"
         text = _ASSIGNED.sub(_covered, text)
     return _without_variables(text, secrets)
+
+
+def _without_blocks(text: str) -> str:
+    """Return YAML, or a diff of it, with `***` instead of each line below a secret key."""
+    lines: list[str] = []
+    key_indent: int | None = None  # columns; the items of a list may begin in the column of its key
+    for line in text.split("\n"):
+        match = _INDENTED.fullmatch(line)
+        if match is None or not match["secret"]:
+            lines.append(line)
+            continue
+        indent = len(match["indent"])
+        if key_indent is not None and indent + match["secret"].startswith("- ") <= key_indent:
+            key_indent = None
+        lines.append(line if key_indent is None else _covered(match))
+        if key_indent is None and _BLOCK.fullmatch(line):
+            key_indent = indent + match["secret"].startswith("- ")
+    return "\n".join(lines)
 
 
 def _without_variables(text: str, secrets: Mapping[str, str]) -> str:
