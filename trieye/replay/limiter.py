@@ -96,6 +96,10 @@ class RateLimiter:
         self._inserts += n * is_allowed
         return is_allowed
 
+    def inserted(self, n: int) -> None:
+        """Record that `n` rows were inserted, whether or not that was allowed."""
+        self._inserts += n
+
     def sample(self, n: int = 1) -> bool:
         """Count `n` drawn rows if drawing is allowed now, and return whether it is.
 

@@ -223,12 +223,28 @@ def test_a_limiter_rejects_fragments_until_chunks_are_fetched():
 def test_a_limiter_blocks_fetches_below_the_minimum_size():
     buffer = make_buffer(limiter=RateLimiter(1.0, min_size_to_sample=3, error_buffer=1.0))
     fill(buffer, 2)
-    with pytest.raises(ReplayTimeoutError, match=r"fetch\(1\): 2 of 1 chunks are available after 0 s"):
+    with pytest.raises(ReplayTimeoutError, match=r"fetch\(1\): .* the limiter requires more inserts first"):
         buffer.fetch(1, timeout_s=0)
     fill(buffer, 1, start=2)
     assert len(buffer.fetch(1, timeout_s=0).chunks) == 1
     with pytest.raises(ConfigurationError, match=r"sample\(3\) can never succeed"):
         buffer.fetch(3, timeout_s=5)
+
+
+def test_a_limiter_counts_the_chunks_of_early_fragments():
+    buffer = make_buffer(limiter=at_most_ahead(3))
+    fill(buffer, 6, version=1)
+    buffer.set_version("s", 1)
+    assert len(buffer.fetch(6, timeout_s=0).chunks) == 6
+
+
+def test_a_fetch_that_is_not_strict_leases_as_many_chunks_as_the_limiter_permits():
+    buffer = make_buffer(limiter=RateLimiter(0.5, error_buffer=2.0))
+    fill(buffer, 3)
+    buffer.fetch(2, timeout_s=0)
+    assert len(buffer.fetch(3, timeout_s=0, strict=False).chunks) == 1
+    with pytest.raises(ReplayTimeoutError, match="limiter"):
+        buffer.fetch(3, timeout_s=0, strict=False)
 
 
 def test_the_limiter_does_not_count_exhausted_chunks():

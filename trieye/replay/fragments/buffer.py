@@ -344,13 +344,18 @@ class FragmentBuffer:
         with self._lock:
             lease = self._take(ticket, ticket.num_chunks)
             available, num_before = len(self._state.pool), self._queue.position(ticket)
-            if lease is None and not strict and available:
-                lease = self._take(ticket, min(available, ticket.num_chunks))
+            num_chunks = 0 if strict else min(available, ticket.num_chunks)
+            while lease is None and num_chunks:
+                lease = self._take(ticket, num_chunks)
+                num_chunks -= 1
         if lease is not None:
             return lease
+        reason = f"{num_before} other fetches come first"
+        if available >= ticket.num_chunks and not num_before:
+            reason = "the limiter requires more inserts first"
         raise ReplayTimeoutError(
             f"fetch({ticket.num_chunks}): {available} of {ticket.num_chunks} chunks are available after "
-            f"{timeout_s:g} s, and {num_before} other fetches come first"
+            f"{timeout_s:g} s, and {reason}"
         )
 
     def _take(self, ticket: Ticket, n: int) -> Lease | None:

@@ -302,7 +302,7 @@ class FragmentState:
         self.next_chunk += 1
         self.figures.totals["chunks"] += 1
         if self.limiter is not None:
-            self.limiter.insert(1)
+            self.limiter.inserted(1)
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
         """Append an early fragment to its stream, or keep it waiting; the fragments of a worker stay in order."""
