@@ -750,6 +750,17 @@ def test_the_rate_limiter_blocks_the_side_that_is_ahead():
             one.add(**row(1))
 
 
+def test_a_batch_is_added_if_the_rate_limiter_permits_one_row():
+    buffer = ReplayBuffer(100, SCHEMA, limiter=RateLimiter(1.0, min_size_to_sample=10, error_buffer=5))
+    for start, count in ((0, 14), (14, 50), (64, 0)):
+        assert len(buffer.extend(numbered(start, count))) == count
+    for _ in range(10):
+        with pytest.raises(ReplayTimeoutError, match="cannot add 2 rows"):
+            buffer.extend(numbered(64, 2))
+        buffer.sample(5)
+    buffer.extend(numbered(64, 2))
+
+
 def test_the_rate_limiter_does_not_count_cleared_rows():
     buffer = ReplayBuffer(100, limiter=RateLimiter(1.0, min_size_to_sample=10, error_buffer=50))
     buffer.extend(numbered(0, 10))

@@ -72,8 +72,9 @@ class LimiterConfig(StrictModel):
     error_buffer: float | None = Field(
         default=None,
         gt=0,
-        description="Allowed deviation from the ratio, in sampled rows; must exceed half a batch. null = 10% of "
-        "min_size_to_sample * samples_per_insert, but at least 2 and 2 * samples_per_insert.",
+        description="Allowed deviation from the ratio, in sampled rows; must exceed half a batch. A batch of inserted "
+        "rows may exceed it. null = 10% of min_size_to_sample * samples_per_insert, but at least 2 and "
+        "2 * samples_per_insert.",
     )
 
 

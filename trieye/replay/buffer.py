@@ -160,7 +160,7 @@ class ReplayBuffer:
         row_id = store.add(row, env_id)
         self._store = store  # only now, so that a rejected first row leaves no schema behind
         if self.limiter is not None:
-            self.limiter.insert(1)
+            self.limiter.inserted(1)
         return row_id
 
     def extend(
@@ -189,7 +189,7 @@ class ReplayBuffer:
         ids = store.write(block, row_versions)
         self._store = store
         if self.limiter is not None:
-            self.limiter.insert(block.count)
+            self.limiter.inserted(block.count)
         return ids
 
     def sample(
@@ -482,7 +482,7 @@ class ReplayBuffer:
 
     def _before_adding(self, count: int) -> None:
         self._settle()
-        if self.limiter is not None and not self.limiter.can_insert(count):
+        if self.limiter is not None and count and not self.limiter.can_insert():
             raise ReplayTimeoutError(f"cannot add {count} rows: the limiter requires more draws first")
 
     def _load_rows(self, rows_state: Mapping[str, Any], saved_parts: SavedParts, *, lazy: bool) -> int:

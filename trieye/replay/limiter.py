@@ -15,7 +15,8 @@ class RateLimiter:
     balance = inserts * samples_per_insert - samples and middle = min_size_to_sample * samples_per_insert,
 
     - rows may be sampled while balance stays at or above middle - error_buffer, once there are `min_size_to_sample`;
-    - rows may be inserted while balance stays at or below middle + error_buffer, and always below `min_size_to_sample`.
+    - rows may be inserted while one more row keeps balance at or below middle + error_buffer, and always below
+      `min_size_to_sample`. A batch is inserted as a whole, so its other rows may exceed the bound.
 
     It neither blocks nor locks: the owner of the rows waits, and asks again after each insert or draw.
     """
@@ -29,8 +30,8 @@ class RateLimiter:
             samples_per_insert: Rows drawn per row added.
             min_size_to_sample: Rows that the buffer needs before the first draw.
             error_buffer: Permitted deviation of the balance to either side, in drawn rows. Twice this value must be at
-                least the rows of one draw plus `samples_per_insert` times the rows of one insert, or both can wait
-                forever. If None: a tenth of the middle, but at least 2 and 2 * samples_per_insert.
+                least the rows of one draw plus `samples_per_insert`, or both can wait forever. If None: a tenth of the
+                middle, but at least 2 and 2 * samples_per_insert.
 
         Raises:
             ConfigurationError: An argument is out of range.
@@ -64,16 +65,11 @@ class RateLimiter:
             self.samples_per_insert,
         )
 
-    def can_insert(self, n: int = 1) -> bool:
-        """Return whether `n` rows may be inserted now.
-
-        Raises:
-            ConfigurationError: `n` rows can never be inserted at once.
-        """
-        if self._inserts - self._removals + n <= self.min_size_to_sample:
+    def can_insert(self) -> bool:
+        """Return whether a row, or a whole batch, may be inserted now."""
+        if self._inserts - self._removals < self.min_size_to_sample:
             return True
-        is_allowed = (self._inserts + n) * self.samples_per_insert - self._samples <= self._most
-        return is_allowed or self._later(f"insert({n})", n * self.samples_per_insert + 1)
+        return (self._inserts + 1) * self.samples_per_insert - self._samples <= self._most
 
     def can_sample(self, n: int = 1) -> bool:
         """Return whether `n` rows may be drawn now.
@@ -84,20 +80,15 @@ class RateLimiter:
         is_allowed = self._inserts * self.samples_per_insert - self._samples - n >= self._least
         if is_allowed and self._inserts - self._removals >= self.min_size_to_sample:
             return True
-        return self._later(f"sample({n})", n + self.samples_per_insert)
-
-    def insert(self, n: int = 1) -> bool:
-        """Count `n` inserted rows if inserting is allowed now, and return whether it is.
-
-        Raises:
-            ConfigurationError: `n` rows can never be inserted at once.
-        """
-        is_allowed = self.can_insert(n)
-        self._inserts += n * is_allowed
-        return is_allowed
+        if (room := n + self.samples_per_insert) > self._most - self._least:
+            raise ConfigurationError(
+                f"sample({n}) can never succeed: with {self.samples_per_insert:g} samples per insert it needs an "
+                f"error_buffer of at least {room / 2:g}, got {self.error_buffer:g}"
+            )
+        return False
 
     def inserted(self, n: int) -> None:
-        """Record that `n` rows were inserted, whether or not that was allowed."""
+        """Record that `n` rows were inserted."""
         self._inserts += n
 
     def sample(self, n: int = 1) -> bool:
@@ -122,12 +113,3 @@ class RateLimiter:
         """Restore saved counts."""
         self._inserts, self._samples = int(state["inserts"]), int(state["samples"])
         self._removals = int(state["removed"])
-
-    def _later(self, call: str, room: float) -> bool:
-        """Return False if the call may succeed later; raise if it never can."""
-        if room > self._most - self._least:
-            raise ConfigurationError(
-                f"{call} can never succeed: with {self.samples_per_insert:g} samples per insert it needs an "
-                f"error_buffer of at least {room / 2:g}, got {self.error_buffer:g}"
-            )
-        return False

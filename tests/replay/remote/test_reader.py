@@ -252,6 +252,16 @@ def test_a_rate_limiter_blocks_writers_and_readers_in_turn(make_replay):
         assert stats["sampled"] <= 2 * stats["added"] + 32
 
 
+def test_a_writer_waits_for_the_limiter_with_batches_above_its_error_buffer(make_replay):
+    replay = make_replay(limiter={"samples_per_insert": 8.0, "error_buffer": 1024.0})
+    with replay.writer() as writer, replay.reader(timeout_s=5) as reader:
+        writer.extend({"x": np.arange(600), "terminated": np.zeros(600, bool)})
+        with pytest.raises(ReplayTimeoutError, match="the limiter of replay 'replay' requires more draws first"):
+            writer.flush(0.2)
+        while replay.stats()["added"] < 600:
+            assert len(reader.sample(256)) == 256
+
+
 def test_sampling_waits_for_new_rows_after_max_reuse(make_replay):
     replay = make_replay(max_reuse=1)
     add(replay, range(8))

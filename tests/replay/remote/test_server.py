@@ -284,7 +284,7 @@ def test_inserts_wake_waiting_readers_and_draws_wake_waiting_writers():
         server.add_batch("w", 0, 0, rows_of(3))
         assert len(reader.result(20)[1]) == 1
         server.add_batch("w", 3, 0, rows_of(1))
-        writer = start_waiting(server.await_insert, "w", 1)
+        writer = start_waiting(server.await_insert, "w")
         server.plan(1, 1, 0.0)
         assert writer.result(20).refused == ""
 
@@ -299,7 +299,7 @@ def test_a_restored_server_keeps_its_version_and_limiter_in_a_new_generation(tmp
     before = server.memory().generation
     for one in (server, other):
         one.restore(tmp_path / "snapshot")
-        assert "requires more draws first" in one.await_insert("w", 1, 0.0).refused
+        assert "requires more draws first" in one.await_insert("w", 0.0).refused
     assert server.memory().generation != before
     other.plan(1, 50, 0.0)
     other.add_batch("w", 102, 102, rows_of(1, versions=np.array([-1])))
@@ -311,4 +311,4 @@ def test_only_snapshots_in_the_server_directory_acknowledge_rows_as_saved(tmp_pa
     server.add_batch("w", 0, 0, rows_of(3))
     for directory, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
         server.snapshot(directory)
-        assert server.await_insert("w", 1, 0.0).saved == saved
+        assert server.await_insert("w", 0.0).saved == saved

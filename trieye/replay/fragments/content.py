@@ -274,7 +274,7 @@ class FragmentState:
         makes_a_chunk = not is_early and num_pending + 1 == self.rules.fragments_per_chunk
         # unused chunks that were removed count as inserted; without this, readers and writers could deadlock
         is_wanted = len(self.pool) < self.num_wanted
-        if makes_a_chunk and not is_wanted and self.limiter is not None and not self.limiter.can_insert(1):
+        if makes_a_chunk and not is_wanted and self.limiter is not None and not self.limiter.can_insert():
             raise _RefusedError("full", "the limiter requires more chunks to be fetched first")
         if not self._make_room(meta, schema.size_bytes, num_pending):
             raise _RefusedError(

@@ -78,11 +78,6 @@ class Outbox:
         return next((batches[0].first for batches in (self._retained, self._pending) if batches), self.end)
 
     @property
-    def next_size(self) -> int:
-        """Number of rows in the oldest unacknowledged batch; 0 without one."""
-        return len(self._pending[0].rows) if self._pending else 0
-
-    @property
     def num_pending(self) -> int:
         """Number of unacknowledged batches."""
         return len(self._pending)
@@ -303,7 +298,8 @@ class BatchSender:
                 self._wait_longer(str(error))
                 continue
             self._last_answer = time.monotonic()
-            self.trouble = ack.refused
+            if ack.refused or ack.end >= batch.end:  # a batch after a refused one states no reason
+                self.trouble = ack.refused
             if self._backoff.failures:
                 self._backoff.worked()
             self._outbox.answered(batch, ack)
@@ -326,9 +322,8 @@ class BatchSender:
     def _resynchronize(self) -> None:
         """Query the server's position and continue from there."""
         wait_s = LIMITER_WAIT_S if self._outbox.is_held_up else 0.0
-        count = self._outbox.next_size
         try:
-            call = self._channel.begin(ReplayServer.await_insert, self._client, count, wait_s)
+            call = self._channel.begin(ReplayServer.await_insert, self._client, wait_s)
             ack = call.result(ANSWER_TIMEOUT_S)
         except (ConnectionError, TimeoutError) as error:
             self._wait_longer(str(error) or "it does not answer")

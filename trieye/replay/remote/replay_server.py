@@ -88,7 +88,7 @@ class ReplayServer(Server):
             verdict, reason = self._counts.judge(client, first_number, oldest), ""
             self._num_duplicates += verdict == "duplicate"
             if verdict == "next":
-                reason = self._refusal(len(rows))
+                reason = self._refusal()
                 if not reason:
                     has_gap = self._counts.ack(client).end < first_number
                     if has_gap:
@@ -99,11 +99,11 @@ class ReplayServer(Server):
             return self._counts.ack(client, reason)
 
     @operation("wait")
-    def await_insert(self, client: str, count: int, timeout_s: float) -> Ack:
-        """Return a writer's progress once there is room for `count` more rows, or after the timeout."""
+    def await_insert(self, client: str, timeout_s: float) -> Ack:
+        """Return a writer's progress once there is room for another batch, or after the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._refusal(count), timeout_s)
-            return self._counts.ack(client, self._refusal(count))
+            self._changed.wait_for(lambda: not self._refusal(), timeout_s)
+            return self._counts.ack(client, self._refusal())
 
     @operation()
     def leave(self, client: str) -> None:
@@ -284,9 +284,9 @@ class ReplayServer(Server):
         codes_of_envs = np.array([codes[env] for env in envs.tolist()], np.int64)
         return np.broadcast_to(codes_of_envs[inverse], len(rows))
 
-    def _refusal(self, count: int) -> str:
-        """Return why `count` rows cannot be added now; empty if they can."""
-        if self._buffer.limiter is None or self._buffer.limiter.can_insert(count):
+    def _refusal(self) -> str:
+        """Return why no batch can be added now; empty if one can."""
+        if self._buffer.limiter is None or self._buffer.limiter.can_insert():
             return ""
         return f"the limiter of replay {self.name!r} requires more draws first"
 
