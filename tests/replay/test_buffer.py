@@ -761,6 +761,18 @@ def test_a_batch_is_added_if_the_rate_limiter_permits_one_row():
     buffer.extend(numbered(64, 2))
 
 
+def test_a_new_rate_limiter_counts_the_restored_rows():
+    buffer = ReplayBuffer(100, SCHEMA, limiter=RateLimiter(2.0, min_size_to_sample=10, error_buffer=8))
+    buffer.load_state_dict(saved(filled(30, schema=SCHEMA)))
+    buffer.extend(numbered(30, 4))
+    with pytest.raises(ReplayTimeoutError, match="cannot add 1 rows"):
+        buffer.add(**row(1))
+    for _ in range(2):
+        buffer.sample(8)
+    with pytest.raises(ReplayTimeoutError, match="cannot draw 1 rows"):
+        buffer.sample(1)
+
+
 def test_the_rate_limiter_does_not_count_cleared_rows():
     buffer = ReplayBuffer(100, limiter=RateLimiter(1.0, min_size_to_sample=10, error_buffer=50))
     buffer.extend(numbered(0, 10))

@@ -420,9 +420,9 @@ class ReplayBuffer:
         self._her_rng.bit_generator.state = saved_parts.state["her_rng"]
         self._counts.load_state_dict(saved_parts.state["counts"])
         self._counts.lost += num_lost
-        if self.limiter is not None:
-            self.limiter.load_state_dict(saved_parts.state["limiter"] or self.limiter.state_dict())
-            self.limiter.removed(num_lost)
+        if (limiter := self.limiter) is not None:
+            limiter.load_state_dict(saved_parts.state["limiter"] or limiter.initial_state_dict(len(self) + num_lost))
+            limiter.removed(num_lost)
 
     def save(self, path: str | Path) -> None:
         """Write the buffer to a directory, replaced atomically; rows that it already contains are not written again.

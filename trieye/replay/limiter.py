@@ -109,6 +109,16 @@ class RateLimiter:
         """Return the counts as plain data."""
         return {"inserts": self._inserts, "samples": self._samples, "removed": self._removals}
 
+    def initial_state_dict(self, num_rows: int, num_samples: float = float("inf")) -> dict[str, Any]:
+        """Return counts for rows that were stored without a limiter; the ratio then applies to later inserts and draws.
+
+        Args:
+            num_rows: Number of rows.
+            num_samples: How often they were drawn; draws beyond the ratio do not count, so that readers need not wait.
+        """
+        most_samples = max(num_rows - self.min_size_to_sample, 0) * self.samples_per_insert
+        return {"inserts": num_rows, "samples": min(num_samples, most_samples), "removed": 0}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore saved counts."""
         self._inserts, self._samples = int(state["inserts"]), int(state["samples"])

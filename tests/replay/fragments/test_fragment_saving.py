@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from fragment_rows import FRAGMENT_BYTES, add, at_most_ahead, fill, make_buffer, meta, numbers, payload
 
-from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeoutError, SerializationError
 from trieye.files.checksum import FileEntry
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.fragments.saving import SavedGroups
+from trieye.replay.limiter import RateLimiter
 from trieye.snapshot.nodes import PartFile
 from trieye.snapshot.parts import SavedParts
 
@@ -168,6 +169,32 @@ def test_the_limits_of_the_new_buffer_apply_immediately(tmp_path):
     assert restored(buffer, path, max_bytes=5 * FRAGMENT_BYTES).metrics()["replay/bytes"] == 5 * FRAGMENT_BYTES
 
 
+def test_the_limiter_does_not_count_chunks_that_the_limits_of_the_new_buffer_remove(tmp_path):
+    limiter = RateLimiter(1.0, min_size_to_sample=4, error_buffer=4.0)
+    buffer = make_buffer(limiter=limiter)
+    fill(buffer, 6)
+    buffer.fetch(3)
+    buffer.save(tmp_path / "replay")
+    other = FragmentBuffer(replace(buffer.rules, max_reuse=1), limiter=limiter)
+    other.load(tmp_path / "replay")
+    assert len(other) == 3
+    with pytest.raises(ReplayTimeoutError, match="limiter"):
+        other.fetch(1, timeout_s=0)
+
+
+@pytest.mark.parametrize(("num_uses", "num_admitted"), [(0, 0), (1, 3), (10, 3)])
+def test_a_new_limiter_counts_the_restored_chunks_and_their_uses(num_uses, num_admitted):
+    buffer = make_buffer()
+    fill(buffer, 5)
+    for _ in range(num_uses):
+        buffer.fetch(5)
+    other = FragmentBuffer(buffer.rules, limiter=at_most_ahead(4))
+    other.load_state_dict(saved(buffer.state_parts([])))
+    statuses = [other.add(payload(0), meta(f"late-{number}")).status for number in range(4)]
+    assert statuses == ["accepted"] * num_admitted + ["full"] * (4 - num_admitted)
+    assert len(other.fetch(5, timeout_s=0).chunks) == 5
+
+
 def test_a_mismatched_checkpoint_is_rejected_and_changes_nothing(tmp_path):
     buffer = make_buffer(fragments_per_chunk=2)
     fill(buffer, 2)
@@ -183,22 +210,25 @@ def test_a_mismatched_checkpoint_is_rejected_and_changes_nothing(tmp_path):
         other.load(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("damage", ["part", "table", "format"])
-def test_an_incomplete_snapshot_is_rejected(damage):
-    buffer = make_buffer()
+@pytest.mark.parametrize("damage", ["part", "table", "format", "limiter"])
+def test_an_incomplete_snapshot_is_rejected_and_changes_nothing(damage):
+    buffer = make_buffer(limiter=at_most_ahead(9))
     fill(buffer, 3)
     parts = buffer.state_parts([])
     if damage == "part":
         broken = SavedParts(parts.state, (), {})
+    elif damage == "limiter":
+        broken = saved(type(parts)({**parts.state, "limiter": {"inserts": 9, "samples": 0}}, parts.kept, parts.new))
     elif damage == "table":
         broken = saved(type(parts)({**parts.state, "chunks": {}}, parts.kept, parts.new))
     else:
         broken = SavedParts({"format": 7}, (), {})
-    other = make_buffer()
+    other = make_buffer(limiter=at_most_ahead(2))
     fill(other, 1)
     with pytest.raises(SerializationError, match=r"incomplete|not a saved fragment buffer of format 2"):
         other.load_state_dict(broken)
     assert len(other) == 1
+    assert [add(other, 0, worker=worker) for worker in "ab"] == [["accepted"], ["full"]]
 
 
 def test_an_empty_buffer_is_saved_and_loaded(tmp_path):

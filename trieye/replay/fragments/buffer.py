@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -309,7 +310,8 @@ class FragmentBuffer:
             self._queue.wake_all()
 
     def _empty(self) -> FragmentState:
-        return FragmentState(self.rules, seed=self._seed, now=self._clock(), limiter=self._limiter)
+        limiter = copy.copy(self._limiter)  # without its counts, which belong to the state
+        return FragmentState(self.rules, seed=self._seed, now=self._clock(), limiter=limiter)
 
     def _open(self) -> FragmentState:
         if self._is_closed:

@@ -168,11 +168,15 @@ def restore(
                 len(content.pool),
             )
             content.figures.dropped["damaged"] += num_lost
-        content.apply_bounds()
+        limiter = content.limiter
+        if limiter is not None and state["limiter"] is not None:
+            limiter.load_state_dict(state["limiter"])
+            limiter.removed(num_lost_chunks)
+        content.apply_bounds()  # counts the chunks that it removes in the limiter
+        if limiter is not None and state["limiter"] is None:
+            num_uses = sum(chunk.num_uses for chunk in content.pool)
+            limiter.load_state_dict(limiter.initial_state_dict(len(content.pool), num_uses))
         content.rng.bit_generator.state = state["rng"]
-        if content.limiter is not None and state["limiter"] is not None:
-            content.limiter.load_state_dict(state["limiter"])
-            content.limiter.removed(num_lost_chunks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise SerializationError(f"the saved fragment buffer is incomplete: {error!r}; {OTHER_CHECKPOINT}") from error
 
