@@ -218,6 +218,20 @@ def test_priorities_of_batches_from_before_a_server_crash_are_ignored_and_counte
         assert reader.stats()["late_updates"] == 8
 
 
+def test_a_reader_without_shared_memory_discards_batches_drawn_before_a_restore(make_replay, tmp_path):
+    replay = make_replay()
+    add(replay, range(50))
+    replay.snapshot(tmp_path / "snapshot")
+    add(replay, range(50, 100))
+    with replay.reader(ahead=8, attach=False) as reader:
+        for n in (32, 16):
+            assert reader.sample(n)["x"].max() >= 50
+        replay.restore(tmp_path / "snapshot")
+        reader.sample_many(3, 32)  # the third one starts the next call
+        for n in (32, 16, 32):
+            assert reader.sample(n)["x"].max() < 50
+
+
 def test_lost_priority_updates_are_counted_and_do_not_block(make_flaky):
     replay, channel = make_flaky(sampler="prioritized")
     add(replay, range(100))

@@ -44,7 +44,10 @@ class Remote(Client[ServerType]):
         self.ask(Server.snapshot, None if directory is None else Path(directory).absolute())
 
     def restore(self, directory: str | Path) -> None:
-        """Restore a snapshot. Create new writers afterwards, since open ones resend rows added after the snapshot.
+        """Restore a snapshot. Create new writers and readers afterwards.
+
+        Open writers resend rows added after the snapshot, and open readers without access to the server's memory
+        return a few batches drawn before the restore.
 
         Raises:
             CheckpointError: The snapshot does not exist or is incomplete.

@@ -274,7 +274,7 @@ class ReadAheadQueue(Generic[Item]):
             ReplayTimeoutError: There was none in time.
             TrieyeError: Raised by the server.
         """
-        while not self._items:
+        while not self._items or (self._call is not None and self._call.done()):
             self._fetch(deadline)
         generation, item = self._items.popleft()
         if self._call is None and len(self._items) <= self._low:
@@ -296,6 +296,8 @@ class ReadAheadQueue(Generic[Item]):
         if isinstance(result, str):
             deadline.check(result)
         else:
+            if self._items and self._items[0][0] != result[0]:  # drawn before the server was restored
+                self._items.clear()
             self._items.extend((result[0], item) for item in result[1])
 
 
@@ -402,11 +404,13 @@ class FarRows(RowSource):
 
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
         """Draw rows; see `RowSource`."""
-        selected_keys = None if keys is None else tuple(keys)
-        self.generation, batch = self._ahead(
-            (n, selected_keys),
-            lambda: self._channel.begin(ReplayServer.batches, self._num_ahead, n, selected_keys, self._poll_s),
-        ).next(deadline)
+        signature = n, None if keys is None else tuple(keys)
+        queue: ReadAheadQueue[Batch] = self._ahead(
+            signature, lambda: self._channel.begin(ReplayServer.batches, self._num_ahead, *signature, self._poll_s)
+        )
+        generation, batch = queue.next(deadline)
+        if generation != self.generation:  # the other queues have batches from before the server was restored
+            self.generation, self._queues = generation, {signature: queue}
         if out is None:
             batch.data = {key: np.array(array) for key, array in batch.data.items()}
             return batch
