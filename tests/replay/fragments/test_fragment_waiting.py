@@ -42,11 +42,12 @@ class Readers:
         return self.served
 
 
-def test_threads_are_served_in_order_of_arrival():
+@pytest.mark.parametrize("timeout_s", [None, float("inf")])
+def test_threads_are_served_in_order_of_arrival(timeout_s):
     buffer = make_buffer(max_reuse=1)
     readers = Readers(buffer)
     for name, n in enumerate([2, 1, 3, 1]):
-        readers.start(name, n)
+        readers.start(name, n, timeout_s=timeout_s)
     for number in range(7):
         fill(buffer, 1, start=number)
         wait_until(lambda number=number: len(readers.served) >= [0, 1, 2, 2, 2, 3, 4][number])

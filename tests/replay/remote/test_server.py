@@ -252,6 +252,16 @@ def test_redrawn_rows_get_the_weights_of_a_single_draw():
     assert num_held_back > 10
 
 
+def test_episodes_of_forgotten_writers_do_not_continue(monkeypatch):
+    monkeypatch.setattr("trieye.replay.remote.replay_server.MAX_CLIENTS", 2)
+    server = ReplayServer({"capacity": 100, "n_step": 3})
+    for number in range(5):
+        server.add_batch(f"w{number}", 0, 0, RowBatch({"reward": np.ones(2), "done": np.zeros(2, bool)}))
+    state = server.state_parts(()).state
+    assert [client for client, *_ in state["server"]["envs"]] == ["w3", "w4"]
+    assert len(state["store"]["links"]["last"]) == 2
+
+
 def test_episodes_of_closed_writers_are_forgotten():
     server = ReplayServer({"capacity": 100, "n_step": 3})
     replay = RemoteReplay(LocalChannel(server))

@@ -375,4 +375,4 @@ def _deadline(timeout_s: float | None) -> float | None:
 
 
 def _remaining(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+    return None if deadline is None else min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)

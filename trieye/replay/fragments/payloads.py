@@ -26,11 +26,13 @@ class PayloadSchema:
         """Check the columns.
 
         Raises:
-            ConfigurationError: There are no columns, or one has a dtype that cannot be saved.
+            ConfigurationError: There are no columns, or one has a key or a dtype that cannot be saved.
         """
         self.columns = {column.name: column for column in columns}
         if not self.columns:
             raise ConfigurationError("fragment without arrays; expected at least one key")
+        if "__metadata__" in self.columns:
+            raise ConfigurationError("fragment key '__metadata__' is reserved by the file format of saves; rename it")
         for name, column in self.columns.items():
             if column.dtype.kind == "c" or column.dtype.itemsize > _WIDEST_BYTES:
                 raise ConfigurationError(

@@ -1,6 +1,7 @@
 """ReplayChannel: connections to a replay server, and calls that are retried until they are answered."""
 
 import inspect
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -96,8 +97,8 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds left, never negative."""
-        return max(self._at - time.monotonic(), 0.0)
+        """Seconds left, never negative, and no more than a thread can wait."""
+        return min(max(self._at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
 
     def check(self, trouble: str = "") -> None:
         """Return if there is time left.

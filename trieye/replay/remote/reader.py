@@ -154,7 +154,7 @@ class Reader(ReplayUser[ReplayServer]):
             size = deadline.answer(self.channel, ReplayServer.await_rows, min_size, poll_s(wait_s))
             if size >= min_size:
                 return
-            deadline.check()
+            deadline.check(f"{min_size - size} rows are missing")
 
     def set_version(self, version: int) -> None:
         """Set the model version of rows added from now on."""

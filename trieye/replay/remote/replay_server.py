@@ -94,7 +94,9 @@ class ReplayServer(Server):
                     if has_gap:
                         self._interrupt(client)  # the rows in between are lost
                     self._add(client, rows, lost_rows=has_gap or self._counts.ack(client).lost > 0)
-                    self._counts.record(client, first_number, len(rows))
+                    forgotten = self._counts.record(client, first_number, len(rows))
+                    if forgotten is not None:
+                        self._interrupt(forgotten)
                     self._changed.notify_all()
             return self._counts.ack(client, reason)
 
@@ -377,14 +379,17 @@ class AcknowledgedCounts:
             return "duplicate"
         return "next" if first_number in {end, oldest} else "early"
 
-    def record(self, client: str, first: int, count: int) -> None:
-        """Record an added batch."""
+    def record(self, client: str, first: int, count: int) -> str | None:
+        """Record an added batch, and return the writer that was forgotten to limit their number, if any."""
         ack = self._acks.pop(client, Ack(0))
         gap = first - ack.end
         self.num_lost += gap
         self._acks[client] = replace(ack, end=first + count, lost=ack.lost + gap)
-        if len(self._acks) > MAX_CLIENTS:
-            self.forget(next(iter(self._acks)))
+        if len(self._acks) <= MAX_CLIENTS:
+            return None
+        forgotten = next(iter(self._acks))
+        self.forget(forgotten)
+        return forgotten
 
     def forget(self, client: str) -> None:
         """Forget a writer that sends nothing more."""
