@@ -95,6 +95,23 @@ def test_a_non_strict_fetch_takes_no_chunks_from_earlier_readers():
     assert readers.join() == [("patient", 3)]
 
 
+def test_a_reader_in_several_calls_keeps_its_place_for_a_second(clock):
+    buffer = make_buffer(clock=clock)
+    fill(buffer, 1)
+    for _ in range(2):
+        with pytest.raises(ReplayTimeoutError, match="and 0 other fetches come first"):
+            buffer.fetch(2, timeout_s=0, reader="large")
+        clock.now += 0.9
+        with pytest.raises(ReplayTimeoutError, match="and 1 other fetches come first"):
+            buffer.fetch(1, timeout_s=0, reader="small")
+    fill(buffer, 1, start=1)
+    assert len(buffer.fetch(2, timeout_s=0, reader="large").chunks) == 2
+    with pytest.raises(ReplayTimeoutError, match="and 1 other fetches come first"):
+        buffer.fetch(1, timeout_s=0)
+    clock.now += 1.1
+    assert len(buffer.fetch(1, timeout_s=0).chunks) == 1
+
+
 def test_closing_ends_waiting_fetches_and_rejects_later_calls():
     buffer = make_buffer()
     readers = Readers(buffer)

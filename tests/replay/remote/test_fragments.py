@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from tests.replay.remote.conftest import FlakyChannel
+from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
 from trieye.replay.fragments import FragmentMeta
@@ -82,6 +84,34 @@ def test_an_actor_serves_waiting_readers_and_survives_a_kill(ray_cluster, tmp_pa
     os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     assert replay.fetch(2, timeout_s=60).stack()["obs"].shape == (2, 2, 4, 2)
     replay.close()
+
+
+class DyingReaderChannel:
+    """Connection of a reader whose process dies: later calls are never made, and calls in progress continue."""
+
+    def __init__(self, channel):
+        self.name, self._channel, self.is_dead = channel.name, channel, False
+
+    def begin(self, *call, **options):
+        if self.is_dead:
+            raise SystemExit
+        return self._channel.begin(*call, **options)
+
+
+def test_a_reader_that_died_while_it_waited_takes_no_chunks_and_blocks_no_other_reader():
+    channel = FlakyChannel(lambda: FragmentServer({"max_chunks": 8, "max_reuse": 1}))
+    replay, dying = RemoteFragments(channel), DyingReaderChannel(channel)
+    replay.set_version("s", 0)
+    with ThreadPoolExecutor(1) as thread, closing(replay):
+        thread.submit(RemoteFragments(dying).fetch, 2)
+        wait_until(lambda: replay.metrics()["replay/waiting_readers"] == 1)
+        dying.is_dead = True
+        replay.add_batch(fragments("a", 1))
+        assert len(replay.fetch(1, timeout_s=5).chunks) == 1
+        replay.add_batch(fragments("a", 2, first=1))
+        assert (replay.metrics()["replay/size"], replay.metrics()["replay/leases"]) == (2, 1)
+        with pytest.raises(ReplayTimeoutError, match=r"fetch\(3\): 2 of 3 chunks are available after 1\.[1-9]"):
+            replay.fetch(3, timeout_s=1.1)
 
 
 class SilentChannel(LocalChannel):

@@ -142,13 +142,15 @@ class FragmentBuffer:
             self._swept().set_version(message.session, message.model_version, self._clock())
             self._queue.wake_first(len(self._state.pool))
 
-    def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
+    def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True, *, reader: str = "") -> Lease:
         """Lease `n` distinct chunks; wait until that many are available. Readers are served in order of arrival.
 
         Args:
             n: Number of chunks.
             timeout_s: Maximum wait in seconds; unlimited if None, no waiting if 0.
             strict: If False, return fewer chunks rather than none after the timeout.
+            reader: Name of a reader that waits in several calls: after a timeout, it keeps its place among the readers
+                for a second.
 
         Raises:
             ConfigurationError: `n` is not in 1 to `max_chunks`, or exceeds the most that the limiter can ever permit.
@@ -161,16 +163,16 @@ class FragmentBuffer:
             event.set()
             return True
 
-        with self._queued(n, wake) as ticket:
+        with self._queued(n, wake, reader) as ticket:
             deadline = _deadline(timeout_s)
             while True:
                 event.clear()
                 if lease := self._turn(ticket):
                     return lease
                 if not event.wait(_remaining(deadline)):
-                    return self._last_turn(ticket, timeout_s, strict=strict)
+                    return self._last_turn(ticket, strict=strict)
 
-    async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
+    async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True, *, reader: str = "") -> Lease:
         """Implement `fetch` without blocking the event loop; a cancelled task has leased nothing."""
         event, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -181,7 +183,7 @@ class FragmentBuffer:
                 return False
             return True
 
-        with self._queued(n, wake) as ticket:
+        with self._queued(n, wake, reader) as ticket:
             deadline = _deadline(timeout_s)
             while True:
                 event.clear()
@@ -191,7 +193,13 @@ class FragmentBuffer:
                     async with asyncio.timeout(_remaining(deadline)):
                         await event.wait()
                 except TimeoutError:
-                    return self._last_turn(ticket, timeout_s, strict=strict)
+                    return self._last_turn(ticket, strict=strict)
+
+    def leave(self, reader: str) -> None:
+        """End the wait of a reader in several calls; a call that it still makes takes no chunks."""
+        with self._lock:
+            self._queue.remove(reader)
+            self._queue.wake_first(len(self._state.pool))
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
         """Return the chunks of a lease for one of several ranks, and restart the lease's expiry.
@@ -321,13 +329,14 @@ class FragmentBuffer:
     def _swept(self) -> FragmentState:
         state = self._open()
         state.sweep(self._clock())
+        self._queue.sweep(self._clock())
         return state
 
     @contextlib.contextmanager
-    def _queued(self, n: int, wake: Callable[[], bool]) -> Iterator[Ticket]:
+    def _queued(self, n: int, wake: Callable[[], bool], reader: str) -> Iterator[Ticket]:
         """Keep a ticket in the queue while the reader waits."""
         self.rules.check_count(n)
-        ticket = Ticket(int(n), self._clock(), wake)
+        ticket = Ticket(int(n), self._clock(), wake, reader)
         with self._lock:
             self._open()
             self._queue.join(ticket)
@@ -342,7 +351,7 @@ class FragmentBuffer:
         with self._lock:
             return self._take(ticket, ticket.num_chunks)
 
-    def _last_turn(self, ticket: Ticket, timeout_s: float | None, *, strict: bool) -> Lease:
+    def _last_turn(self, ticket: Ticket, *, strict: bool) -> Lease:
         with self._lock:
             lease = self._take(ticket, ticket.num_chunks)
             available, num_before = len(self._state.pool), self._queue.position(ticket)
@@ -350,6 +359,9 @@ class FragmentBuffer:
             while lease is None and num_chunks:
                 lease = self._take(ticket, num_chunks)
                 num_chunks -= 1
+            now = self._clock()
+            if lease is None and ticket.reader:
+                self._queue.pause(ticket, now)
         if lease is not None:
             return lease
         reason = f"{num_before} other fetches come first"
@@ -357,12 +369,12 @@ class FragmentBuffer:
             reason = "the limiter requires more inserts first"
         raise ReplayTimeoutError(
             f"fetch({ticket.num_chunks}): {available} of {ticket.num_chunks} chunks are available after "
-            f"{timeout_s:g} s, and {reason}"
+            f"{round(now - ticket.requested_at, 2):g} s, and {reason}"
         )
 
     def _take(self, ticket: Ticket, n: int) -> Lease | None:
         state, now = self._swept(), self._clock()
-        if self._queue.position(ticket):
+        if not self._queue.is_first(ticket):
             return None
         lease = state.fetch(n, now)
         if lease is not None:

@@ -1,5 +1,6 @@
 """Readers of a fragment buffer: their waiting queue and their leases."""
 
+import math
 import secrets
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from trieye.exceptions import LeaseExpiredError
 from trieye.replay.fragments.fragment import Chunk, Lease
 from trieye.replay.fragments.payloads import uncount
 
+ABSENCE_S = 1.0
+"""Time for which a reader that waits in several calls keeps its place between two of them."""
+
 
 @dataclass(eq=False, slots=True)
 class Ticket:
@@ -19,11 +23,15 @@ class Ticket:
         num_chunks: Number of chunks requested.
         requested_at: Arrival time in seconds of the buffer's clock.
         wake: Makes the reader check again; returns False if the reader no longer exists.
+        reader: Name of a reader that waits in several calls; empty for one that waits in a single call.
+        gone_at: Time at which the reader loses its place; infinite during a call.
     """
 
     num_chunks: int
     requested_at: float
     wake: Callable[[], bool]
+    reader: str = ""
+    gone_at: float = math.inf
 
 
 class ReaderQueue:
@@ -44,17 +52,39 @@ class ReaderQueue:
         return self._tickets[0].num_chunks if self._tickets else 0
 
     def join(self, ticket: Ticket) -> None:
-        """Add a reader at the end."""
+        """Add a reader at the end, or at the place that it kept."""
+        for index, earlier in enumerate(self._tickets):
+            if ticket.reader and ticket.reader == earlier.reader:
+                ticket.requested_at = earlier.requested_at
+                self._tickets[index] = ticket
+                return
         self._tickets.append(ticket)
+
+    def is_first(self, ticket: Ticket) -> bool:
+        """Return True if no reader is ahead of this one, and a later call has not replaced its ticket."""
+        return bool(self._tickets) and self._tickets[0] is ticket
 
     def position(self, ticket: Ticket) -> int:
         """Return the number of readers ahead of this one."""
-        return self._tickets.index(ticket)
+        return sum(1 for _ in takewhile(lambda other: other is not ticket, self._tickets))
+
+    def pause(self, ticket: Ticket, now: float) -> None:
+        """Keep the place of a reader for its next call."""
+        ticket.gone_at, ticket.wake = now + ABSENCE_S, lambda: True
 
     def leave(self, ticket: Ticket) -> None:
-        """Remove a reader."""
-        if ticket in self._tickets:
+        """Remove a reader, unless its place is kept."""
+        if ticket in self._tickets and ticket.gone_at == math.inf:
             self._tickets.remove(ticket)
+
+    def remove(self, reader: str) -> None:
+        """Remove a reader by its name."""
+        self._tickets = deque(ticket for ticket in self._tickets if ticket.reader != reader)
+
+    def sweep(self, now: float) -> None:
+        """Remove readers that did not return for their next call."""
+        if any(ticket.gone_at <= now for ticket in self._tickets):
+            self._tickets = deque(ticket for ticket in self._tickets if ticket.gone_at > now)
 
     def wake_first(self, num_available: int) -> None:
         """Let the first reader check again if `num_available` chunks may be enough for it."""

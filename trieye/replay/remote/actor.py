@@ -41,7 +41,8 @@ def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callabl
 
     def add(actor: Actor) -> Actor:
         for name, group in operations_of(server).items():
-            in_group = ray.method(concurrency_group=group) if group else lambda method: method
+            has_threads = group and not (in_event_loop and group == "wait")
+            in_group = ray.method(concurrency_group=group) if has_threads else lambda method: method
             setattr(actor, name, in_group(method_of(name)))
         return actor
 

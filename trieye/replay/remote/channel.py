@@ -115,9 +115,13 @@ class Deadline:
 
     def pause(self, trouble: str) -> None:
         """Sleep with exponential backoff; raises what `check` raises."""
+        time.sleep(self.next_pause_s(trouble))
+
+    def next_pause_s(self, trouble: str) -> float:
+        """Return the next pause of the exponential backoff in seconds; raises what `check` raises."""
         self.check(trouble)
         self._backoff = self._backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        time.sleep(min(self._backoff.failed(), self.left_s))
+        return min(self._backoff.failed(), self.left_s)
 
     def result(self, call: "Future[Result]") -> Result:
         """Return the result of a call, or raise its error.

@@ -1,7 +1,11 @@
 """RemoteReplay and RemoteFragments: user handles of replay actors for rows and for fragments."""
 
 import asyncio
+import time
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +17,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Client, Deadline
+from trieye.replay.remote.messages import FetchRequest
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.remote.server import FragmentServer, Server, ServerType
@@ -189,17 +194,13 @@ class RemoteFragments(Remote[FragmentServer]):
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Lease `n` chunks and copy them to this process; see `FragmentBuffer.fetch`."""
-        wait_s = NO_TIMEOUT_S if timeout_s is None else timeout_s
-        fetch_deadline = Deadline(wait_s, lambda: f"fetch({n}) from {self.channel.name!r} failed")
-        response_deadline = Deadline(
-            wait_s + self.timeout_s, lambda: f"fetch({n}): {self.channel.name!r} did not answer"
-        )
-        while True:
-            left_s = None if timeout_s is None else fetch_deadline.left_s
-            try:
-                return response_deadline.result(self.channel.begin(FragmentServer.fetch, n, left_s, strict))
-            except ConnectionError as error:
-                fetch_deadline.pause(str(error))
+        with _Fetch(self, n, timeout_s, strict=strict) as calls:
+            while True:
+                calls.begin()
+                outcome = calls.outcome()
+                if isinstance(outcome, Lease):
+                    return outcome
+                time.sleep(outcome)
 
     async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Implement `fetch` without blocking the event loop."""
@@ -220,3 +221,34 @@ class RemoteFragments(Remote[FragmentServer]):
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
         """Return plain numbers, ready for logging; see `FragmentBuffer.metrics`."""
         return self.ask(FragmentServer.metrics, reset=reset)
+
+
+class _Fetch:
+    """The calls of one `RemoteFragments.fetch`; each waits on the server for a second at most."""
+
+    def __init__(self, fragments: RemoteFragments, n: int, timeout_s: float | None, *, strict: bool) -> None:
+        name, wait_s = fragments.channel.name, NO_TIMEOUT_S if timeout_s is None else timeout_s
+        self._channel, self._call = fragments.channel, Future[Lease | None]()
+        self._request = FetchRequest(uuid.uuid4().hex, n, timeout_s, strict)
+        self._deadline = Deadline(wait_s, lambda: f"fetch({n}) from {name!r} failed")
+        self._response_deadline = Deadline(wait_s + fragments.timeout_s, lambda: f"fetch({n}): {name!r} did not answer")
+
+    def begin(self) -> "Future[Lease | None]":
+        """Start the next call."""
+        left_s = None if self._request.left_s is None else self._deadline.left_s
+        self._call = self._channel.begin(FragmentServer.fetch, replace(self._request, left_s=left_s))
+        return self._call
+
+    def outcome(self) -> Lease | float:
+        """Return the lease, or the seconds until the next call; raises what `RemoteFragments.fetch` raises."""
+        try:
+            return self._response_deadline.result(self._call) or 0.0
+        except ConnectionError as error:
+            return self._deadline.next_pause_s(str(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not self._call.done():
+            self._channel.begin(FragmentServer.leave, self._request.reader)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from trieye.replay.remote.channel import LONGEST_POLL_S
 from trieye.replay.rows.memory import RamMemory
 from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
@@ -45,6 +46,33 @@ class RowBatch:
         if isinstance(self.columns, np.ndarray):
             return {name: self.columns[name] for name in self.columns.dtype.names or ()}
         return self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """One of the calls in which a reader of fragments waits for chunks.
+
+    Attributes:
+        reader: Name of the reader during this fetch.
+        num_chunks: Number of chunks.
+        left_s: Seconds left of the fetch; None without a timeout.
+        strict: If False, the last call returns fewer chunks rather than none.
+    """
+
+    reader: str
+    num_chunks: int
+    left_s: float | None
+    strict: bool
+
+    @property
+    def is_last(self) -> bool:
+        """True if the fetch ends with this call."""
+        return self.left_s is not None and self.left_s <= LONGEST_POLL_S
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds for which this call waits."""
+        return LONGEST_POLL_S if self.left_s is None else min(self.left_s, LONGEST_POLL_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,21 @@
 """Server: the base class of replay servers, without Ray: snapshots and restarts; FragmentServer serves fragments."""
 
+import contextlib
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from trieye.checkpoints.directory import has_parts, load_parts, save_parts
-from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.exceptions import ConfigurationError, ReplayTimeoutError, TrieyeError
 from trieye.process.progress import say
-from trieye.replay.fragments import FragmentBuffer, FragmentRules
+from trieye.replay.fragments import FragmentBuffer, FragmentRules, Lease
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.channel import Operation, operation
+from trieye.replay.remote.messages import FetchRequest
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -219,17 +221,40 @@ class FragmentServer(Server):
 
     add_batch = _buffer_operation(FragmentBuffer.add_batch)
     set_version = _buffer_operation(FragmentBuffer.set_version)
-    fetch = _buffer_operation(FragmentBuffer.fetch)
     read = _buffer_operation(FragmentBuffer.read)
     release = _buffer_operation(FragmentBuffer.release)
     update_priorities = _buffer_operation(FragmentBuffer.update_priorities)
     metrics = _buffer_operation(FragmentBuffer.metrics)
+    leave = _buffer_operation(FragmentBuffer.leave)
+
+    @operation("wait")
+    def fetch(self, request: FetchRequest) -> Lease | None:
+        """Lease chunks; return None if the reader must call again, since one that died must take no chunks."""
+        with self._call(request) as options:
+            return self.buffer.fetch(request.num_chunks, request.wait_s, **options)
+        return None
+
+    async def afetch(self, request: FetchRequest) -> Lease | None:
+        """Implement `fetch` without blocking the event loop."""
+        with self._call(request) as options:
+            return await self.buffer.afetch(request.num_chunks, request.wait_s, **options)
+        return None
 
     async def answer(self, operation: str, *values: Any, **options: Any) -> Any:
         """Run an operation in an event loop, where any number of fetches may wait."""
         if operation == "fetch":
-            return await self.buffer.afetch(*values, **options)
+            return await self.afetch(*values, **options)
         return getattr(self, operation)(*values, **options)
+
+    @contextlib.contextmanager
+    def _call(self, request: FetchRequest) -> Iterator[dict[str, Any]]:
+        """Suppress the timeout of all calls of a fetch except the last one."""
+        try:
+            yield {"strict": request.strict or not request.is_last, "reader": request.reader}
+        except ReplayTimeoutError:
+            if request.is_last:
+                self.buffer.leave(request.reader)
+                raise
 
     def _parts(self, known_parts: Collection[str]) -> StateParts:
         return self.buffer.state_parts(known_parts)
