@@ -23,6 +23,7 @@ class FlakyChannel:
 
     def begin(self, operation, *values, **options):
         server, call, fate = self.server, Future(), self._dice.random()
+        call.set_running_or_notify_cancel()
 
         def act():
             with self._lock:

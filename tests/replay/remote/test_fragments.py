@@ -114,6 +114,58 @@ def test_a_reader_that_died_while_it_waited_takes_no_chunks_and_blocks_no_other_
             replay.fetch(3, timeout_s=1.1)
 
 
+@pytest.mark.parametrize("channel", [LocalChannel, lambda server: FlakyChannel(lambda: server)])
+def test_a_cancelled_fetch_takes_no_chunks_and_does_not_delay_the_end_of_the_loop(channel):
+    replay = RemoteFragments(channel(FragmentServer({"max_chunks": 8, "max_reuse": 1})))
+    replay.set_version("s", 0)
+
+    async def cancel():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(replay.afetch(1), 0.05)
+
+    with closing(replay):
+        asyncio.run(cancel())
+        wait_until(lambda: replay.metrics()["replay/waiting_readers"] == 0)
+        replay.add_batch(fragments("a", 1))
+        assert replay.metrics()["replay/size"] == 1
+        assert len(asyncio.run(replay.afetch(1, timeout_s=5)).chunks) == 1
+
+
+def test_a_lease_that_arrives_after_the_cancellation_is_released():
+    server = FragmentServer(RULES)
+    channel = LateChannel(server)
+    replay = filled(RemoteFragments(channel))
+
+    async def cancel():
+        task = asyncio.create_task(replay.afetch(1))
+        await asyncio.sleep(0)  # the task waits for the answer
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(cancel())
+    channel.deliver()
+    assert replay.metrics()["replay/leases"] == 0
+
+
+class LateChannel(LocalChannel):
+    """Delivers the answer of the first fetch on request."""
+
+    late = None
+
+    def begin(self, operation, *values, **options):
+        call = super().begin(operation, *values, **options)
+        if operation is not FragmentServer.fetch or self.late is not None:
+            return call
+        late = Future()
+        late.set_running_or_notify_cancel()
+        self.late = late, call.result()
+        return late
+
+    def deliver(self):
+        call, lease = self.late
+        call.set_result(lease)
+
+
 class SilentChannel(LocalChannel):
     def begin(self, operation, *values):
         return Future()

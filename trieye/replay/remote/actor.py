@@ -92,6 +92,7 @@ def ray_call(
         result: Returns the result in an answer.
     """
     call: Future[Any] = Future()
+    call.set_running_or_notify_cancel()
 
     def finish(done: "Future[Any]") -> None:
         error = done.exception()

@@ -66,6 +66,8 @@ class ReplayChannel(Protocol[Server_co]):
     ) -> "Future[Result]":
         """Start an operation of the server; operations of one group arrive in the order of their calls.
 
+        The future cannot be cancelled.
+
         The future raises
 
         - ConnectionError: The server is unreachable at present; it may have executed the operation.

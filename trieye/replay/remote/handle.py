@@ -1,6 +1,7 @@
 """RemoteReplay and RemoteFragments: user handles of replay actors for rows and for fragments."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -203,8 +204,17 @@ class RemoteFragments(Remote[FragmentServer]):
                 time.sleep(outcome)
 
     async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
-        """Implement `fetch` without blocking the event loop."""
-        return await asyncio.to_thread(self.fetch, n, timeout_s, strict)
+        """Implement `fetch` without blocking the event loop; a cancelled task holds no lease."""
+        with _Fetch(self, n, timeout_s, strict=strict) as calls:
+            while True:
+                call = asyncio.gather(asyncio.wrap_future(calls.begin()), return_exceptions=True)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(calls.response_left_s):
+                        await call
+                outcome = calls.outcome()
+                if isinstance(outcome, Lease):
+                    return outcome
+                await asyncio.sleep(outcome)
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
         """Return the chunks of one of several ranks; see `FragmentBuffer.read`."""
@@ -239,6 +249,11 @@ class _Fetch:
         self._call = self._channel.begin(FragmentServer.fetch, replace(self._request, left_s=left_s))
         return self._call
 
+    @property
+    def response_left_s(self) -> float:
+        """Seconds left for a response."""
+        return self._response_deadline.left_s
+
     def outcome(self) -> Lease | float:
         """Return the lease, or the seconds until the next call; raises what `RemoteFragments.fetch` raises."""
         try:
@@ -250,5 +265,11 @@ class _Fetch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self._call.done():
+        if kind is not None:
             self._channel.begin(FragmentServer.leave, self._request.reader)
+            self._call.add_done_callback(self._release)
+
+    def _release(self, call: "Future[Lease | None]") -> None:
+        """Release a lease that arrived too late."""
+        if call.exception() is None and (lease := call.result()) is not None:
+            self._channel.begin(FragmentServer.release, lease.id)

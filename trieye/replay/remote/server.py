@@ -142,7 +142,7 @@ ServerType = TypeVar("ServerType", bound=Server)
 
 
 class LocalChannel(Generic[ServerType]):
-    """Connection to a server in this process; every call runs immediately.
+    """Connection to a server in this process; every call runs immediately, or in its own thread if it may wait.
 
     Args:
         server: A `ReplayServer` or a `FragmentServer`.
@@ -155,12 +155,20 @@ class LocalChannel(Generic[ServerType]):
     def begin(
         self, operation: Operation[ServerType, Values, Result], /, *values: Values.args, **options: Values.kwargs
     ) -> "Future[Result]":
-        """Run the operation in this thread."""
+        """Run the operation."""
         call: Future[Result] = Future()
-        try:
-            call.set_result(operation(self._server, *values, **options))
-        except Exception as error:  # noqa: BLE001 - as in a remote call, the future raises every error
-            call.set_exception(error)
+        call.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                call.set_result(operation(self._server, *values, **options))
+            except Exception as error:  # noqa: BLE001 - as in a remote call, the future raises every error
+                call.set_exception(error)
+
+        if vars(operation)["group"] == "wait":
+            threading.Thread(target=run, name="trieye-replay-wait", daemon=True).start()
+        else:
+            run()
         return call
 
     def kill(self) -> None:
