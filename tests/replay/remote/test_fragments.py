@@ -67,6 +67,28 @@ def test_a_restarted_server_restores_its_fragments_from_the_snapshot(tmp_path):
         replay.fetch(1, timeout_s=0.1)
 
 
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_a_waiting_reader_repeats_the_version_that_a_restarted_server_lost(tmp_path, has_snapshot):
+    directory = tmp_path / "snapshot" if has_snapshot else None
+    channel = FlakyChannel(lambda: FragmentServer({"max_chunks": 8}, directory=directory))
+    replay, other = RemoteFragments(channel), RemoteFragments(channel)
+    replay.set_version("earlier", 5)
+    if has_snapshot:
+        replay.snapshot()
+    replay.set_version("s", 0)
+    with ThreadPoolExecutor(1) as thread, closing(replay):
+        reading = thread.submit(replay.fetch, 1, 10.0)
+        wait_until(lambda: replay.metrics()["replay/waiting_readers"] == 1)
+        channel.die()
+        assert other.add(*fragments("a", 2)[1]).is_kept
+        assert len(reading.result().chunks) == 1
+        other.set_version("s", 1)
+        other.set_version("later", 0)
+        with pytest.raises(ReplayTimeoutError):
+            replay.fetch(1, timeout_s=0)  # repeats version 0 of a session that has ended
+        assert channel.server.buffer.session == "later"
+
+
 @pytest.mark.slow
 def test_an_actor_serves_waiting_readers_and_survives_a_kill(ray_cluster, tmp_path):
     import ray

@@ -142,6 +142,18 @@ class FragmentBuffer:
             self._swept().set_version(message.session, message.model_version, self._clock())
             self._queue.wake_first(len(self._state.pool))
 
+    def repeat_version(self, session: str, version: int) -> None:
+        """Repeat a `set_version` that this buffer may have lost in a crash; no effect if it is not ahead of the buffer.
+
+        Raises:
+            ReplayClosedError: The buffer is closed.
+        """
+        with self._lock:
+            state = self._swept()
+            if state.sessions.is_ahead(session, version):
+                state.set_version(session, version, self._clock())
+                self._queue.wake_first(len(self._state.pool))
+
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True, *, reader: str = "") -> Lease:
         """Lease `n` distinct chunks; wait until that many are available. Readers are served in order of arrival.
 

@@ -193,6 +193,12 @@ class Sessions:
                 "never decrease; a run that resumes from an older state needs a new session name"
             )
 
+    def is_ahead(self, session: str, version: int) -> bool:
+        """Return True if the session is unknown, or the current one with a higher version."""
+        if session == self.session:
+            return version > self.version
+        return session not in self._past and session not in self._continued_sessions
+
     def change(self, session: str, version: int) -> bool:
         """Change session and version, and return whether the current content must be discarded."""
         is_other = session != self.session

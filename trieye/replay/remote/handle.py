@@ -18,7 +18,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Client, Deadline
-from trieye.replay.remote.messages import FetchRequest
+from trieye.replay.remote.messages import Announcement, FetchRequest
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.remote.server import FragmentServer, Server, ServerType
@@ -164,8 +164,12 @@ class RemoteFragments(Remote[FragmentServer]):
     """A `FragmentBuffer` in a separate process.
 
     Fragments travel through the object store; resent duplicates are recognized. After a crash, the actor resumes from
-    its last snapshot; leases end, and the first fragment that each worker adds afterwards is a gap.
+    its last snapshot; leases end, and the first fragment that each worker adds afterwards is a gap. Fragments of a
+    version that the snapshot lacks are early until the handle that announced it calls `fetch`, which repeats its last
+    `set_version`.
     """
+
+    _announcement: Announcement | None = None  # the last `set_version` of this handle
 
     @classmethod
     def start(cls, rules: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any) -> Self:
@@ -191,13 +195,13 @@ class RemoteFragments(Remote[FragmentServer]):
 
     def set_version(self, session: str, version: int) -> None:
         """Announce the weights that workers use from now on; see `FragmentBuffer.set_version`."""
-        self.ask(FragmentServer.set_version, session, version)
+        self._announcement = self.ask(FragmentServer.set_version, session, version)
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Lease `n` chunks and copy them to this process; see `FragmentBuffer.fetch`."""
         with _Fetch(self, n, timeout_s, strict=strict) as calls:
             while True:
-                calls.begin()
+                calls.begin(self._announcement)
                 outcome = calls.outcome()
                 if isinstance(outcome, Lease):
                     return outcome
@@ -207,7 +211,7 @@ class RemoteFragments(Remote[FragmentServer]):
         """Implement `fetch` without blocking the event loop; a cancelled task holds no lease."""
         with _Fetch(self, n, timeout_s, strict=strict) as calls:
             while True:
-                call = asyncio.gather(asyncio.wrap_future(calls.begin()), return_exceptions=True)
+                call = asyncio.gather(asyncio.wrap_future(calls.begin(self._announcement)), return_exceptions=True)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(calls.response_left_s):
                         await call
@@ -239,14 +243,15 @@ class _Fetch:
     def __init__(self, fragments: RemoteFragments, n: int, timeout_s: float | None, *, strict: bool) -> None:
         name, wait_s = fragments.channel.name, NO_TIMEOUT_S if timeout_s is None else timeout_s
         self._channel, self._call = fragments.channel, Future[Lease | None]()
-        self._request = FetchRequest(uuid.uuid4().hex, n, timeout_s, strict)
+        self._request = FetchRequest(uuid.uuid4().hex, n, timeout_s, strict, None)
         self._deadline = Deadline(wait_s, lambda: f"fetch({n}) from {name!r} failed")
         self._response_deadline = Deadline(wait_s + fragments.timeout_s, lambda: f"fetch({n}): {name!r} did not answer")
 
-    def begin(self) -> "Future[Lease | None]":
+    def begin(self, announcement: Announcement | None) -> "Future[Lease | None]":
         """Start the next call."""
         left_s = None if self._request.left_s is None else self._deadline.left_s
-        self._call = self._channel.begin(FragmentServer.fetch, replace(self._request, left_s=left_s))
+        request = replace(self._request, left_s=left_s, announcement=announcement)
+        self._call = self._channel.begin(FragmentServer.fetch, request)
         return self._call
 
     @property

@@ -49,6 +49,21 @@ class RowBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Announcement:
+    """A `set_version`, which readers repeat in case a crash of the server lost it.
+
+    Attributes:
+        session: The session.
+        version: The version.
+        generation: Generation of the server that received it.
+    """
+
+    session: str
+    version: int
+    generation: str
+
+
+@dataclass(frozen=True, slots=True)
 class FetchRequest:
     """One of the calls in which a reader of fragments waits for chunks.
 
@@ -57,12 +72,14 @@ class FetchRequest:
         num_chunks: Number of chunks.
         left_s: Seconds left of the fetch; None without a timeout.
         strict: If False, the last call returns fewer chunks rather than none.
+        announcement: The last announcement of the reader's handle, if any.
     """
 
     reader: str
     num_chunks: int
     left_s: float | None
     strict: bool
+    announcement: Announcement | None
 
     @property
     def is_last(self) -> bool:

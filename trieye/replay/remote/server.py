@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from trieye.process.progress import say
 from trieye.replay.fragments import FragmentBuffer, FragmentRules, Lease
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.channel import Operation, operation
-from trieye.replay.remote.messages import FetchRequest
+from trieye.replay.remote.messages import Announcement, FetchRequest
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -225,15 +226,21 @@ class FragmentServer(Server):
         self.buffer = FragmentBuffer(
             FragmentRules(**rules), seed=seed, limiter=None if limiter is None else RateLimiter(**limiter)
         )
+        self._generation = uuid.uuid4().hex  # of this process; a restarted one differs
         super().__init__(name, directory, snapshot_every_s)
 
     add_batch = _buffer_operation(FragmentBuffer.add_batch)
-    set_version = _buffer_operation(FragmentBuffer.set_version)
     read = _buffer_operation(FragmentBuffer.read)
     release = _buffer_operation(FragmentBuffer.release)
     update_priorities = _buffer_operation(FragmentBuffer.update_priorities)
     metrics = _buffer_operation(FragmentBuffer.metrics)
     leave = _buffer_operation(FragmentBuffer.leave)
+
+    @operation()
+    def set_version(self, session: str, version: int) -> Announcement:
+        """Announce weights; see `FragmentBuffer.set_version`. Return what readers must repeat."""
+        self.buffer.set_version(session, version)
+        return Announcement(session, version, self._generation)
 
     @operation("wait")
     def fetch(self, request: FetchRequest) -> Lease | None:
@@ -256,7 +263,10 @@ class FragmentServer(Server):
 
     @contextlib.contextmanager
     def _call(self, request: FetchRequest) -> Iterator[dict[str, Any]]:
-        """Suppress the timeout of all calls of a fetch except the last one."""
+        """Repeat the announcement after a restart; suppress the timeout of all calls of a fetch except the last one."""
+        announcement = request.announcement
+        if announcement is not None and announcement.generation != self._generation:
+            self.buffer.repeat_version(announcement.session, announcement.version)
         try:
             yield {"strict": request.strict or not request.is_last, "reader": request.reader}
         except ReplayTimeoutError:
