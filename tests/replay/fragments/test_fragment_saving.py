@@ -158,6 +158,16 @@ def test_sessions_limiter_priorities_and_counts_are_restored(tmp_path):
     assert (metrics["replay/dropped/stale"], metrics["replay/dropped/duplicate"]) == (1, 1)
 
 
+def test_a_buffer_that_returns_to_an_earlier_state_ignores_priorities_of_the_chunks_it_replaced(tmp_path):
+    buffer = make_buffer(sampler="prioritized")
+    buffer.save(tmp_path / "replay")
+    fill(buffer, 1)
+    (replaced_chunk,) = buffer.fetch(1).chunks
+    buffer.load(tmp_path / "replay")
+    add(buffer, 0, worker="other")
+    assert buffer.update_priorities([replaced_chunk.id], [5.0]) == 0
+
+
 def test_the_limits_of_the_new_buffer_apply_immediately(tmp_path):
     buffer = make_buffer()
     fill(buffer, 10)

@@ -89,6 +89,24 @@ def test_a_waiting_reader_repeats_the_version_that_a_restarted_server_lost(tmp_p
         assert channel.server.buffer.session == "later"
 
 
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_priorities_of_a_chunk_that_was_lost_in_a_crash_are_ignored(tmp_path, has_snapshot):
+    directory = tmp_path / "snapshot" if has_snapshot else None
+    channel = FlakyChannel(lambda: FragmentServer({"max_chunks": 8, "sampler": "prioritized"}, directory=directory))
+    replay = RemoteFragments(channel)
+    replay.set_version("s", 0)
+    replay.add(*fragments("a", 1)[0])
+    if has_snapshot:
+        replay.snapshot()
+    replay.add(*fragments("a", 2)[1])
+    ids = sorted(chunk.id for chunk in replay.fetch(2, timeout_s=0).chunks)
+    channel.die()
+    replay.set_version("s", 0)
+    replay.add_batch(fragments("b", 2))
+    assert replay.update_priorities(ids, [1.0, 1000.0]) == has_snapshot
+    assert set(ids[1:]).isdisjoint(chunk.id for chunk in replay.fetch(2, timeout_s=0).chunks)
+
+
 @pytest.mark.slow
 def test_an_actor_serves_waiting_readers_and_survives_a_kill(ray_cluster, tmp_path):
     import ray

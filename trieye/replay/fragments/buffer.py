@@ -54,6 +54,7 @@ class FragmentBuffer:
         seed: int = 0,
         limiter: RateLimiter | None = None,
         clock: Callable[[], float] = time.monotonic,
+        first_id: int = 0,
     ) -> None:
         """Create an empty buffer.
 
@@ -63,9 +64,10 @@ class FragmentBuffer:
             limiter: Bounds the ratio of fetched to added chunks (its rows are chunks); None for no bound. It does not
                 reject writers while a reader waits for more chunks than the buffer has.
             clock: Monotonic clock in seconds, for the ages of partial chunks and leases.
+            first_id: Id of the first chunk.
         """
         self.rules = rules
-        self._seed, self._limiter, self._clock = seed, limiter, clock
+        self._seed, self._limiter, self._clock, self._first_id = seed, limiter, clock, first_id
         self._lock = threading.Lock()  # guards the state, the queue and the groups
         self._queue = ReaderQueue()
         self._groups = SavedGroups()
@@ -301,6 +303,7 @@ class FragmentBuffer:
             old_schema = self._open().schema
             state, groups = self._empty(), SavedGroups()
             restore(state, groups, saved_parts, now=self._clock(), schema=old_schema)
+            state.next_chunk = max(state.next_chunk, self._state.next_chunk)  # ids of replaced chunks are not reused
             self._state, self._groups = state, groups
             self._queue.wake_first(len(self._state.pool))
 
@@ -331,7 +334,9 @@ class FragmentBuffer:
 
     def _empty(self) -> FragmentState:
         limiter = copy.copy(self._limiter)  # without its counts, which belong to the state
-        return FragmentState(self.rules, seed=self._seed, now=self._clock(), limiter=limiter)
+        state = FragmentState(self.rules, seed=self._seed, now=self._clock(), limiter=limiter)
+        state.next_chunk = self._first_id
+        return state
 
     def _open(self) -> FragmentState:
         if self._is_closed:

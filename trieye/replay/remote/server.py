@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
@@ -223,8 +224,13 @@ class FragmentServer(Server):
         directory: Path | None = None,
         snapshot_every_s: float | None = None,
     ) -> None:
+        # A restarted server must not reuse the ids of chunks that were lost. Servers make less than a chunk per
+        # microsecond, so its ids are above all earlier ones.
         self.buffer = FragmentBuffer(
-            FragmentRules(**rules), seed=seed, limiter=None if limiter is None else RateLimiter(**limiter)
+            FragmentRules(**rules),
+            seed=seed,
+            limiter=None if limiter is None else RateLimiter(**limiter),
+            first_id=time.time_ns() // 1000,
         )
         self._generation = uuid.uuid4().hex  # of this process; a restarted one differs
         super().__init__(name, directory, snapshot_every_s)
