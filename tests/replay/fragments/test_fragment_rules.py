@@ -278,6 +278,7 @@ def test_a_limiter_admits_fragments_for_a_waiting_reader():
         ([0], [-1.0], "numbers from 0 to 1e30"),
         ([0], [float("nan")], "numbers from 0 to 1e30"),
         ([0], [float("inf")], "numbers from 0 to 1e30"),
+        ([None], [1.0], "ids must be integers"),
     ],
 )
 def test_invalid_priorities_are_rejected(ids, priorities, message):

@@ -8,13 +8,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
 from tests.replay.remote.conftest import FlakyChannel
 from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
 from trieye.replay.fragments import FragmentMeta
-from trieye.replay.remote import FragmentServer, LocalChannel, RemoteFragments
+from trieye.replay.remote import FragmentServer, LocalChannel, RemoteFragments, RemoteReplay
 
 RULES = {"max_chunks": 8, "fragments_per_chunk": 2, "max_reuse": 2}
 
@@ -38,6 +39,8 @@ def test_a_remote_buffer_stores_fetches_and_saves_fragments(tmp_path):
     lease = replay.fetch(2)
     assert sorted(replay.read(lease, 0, 2)[0].fragments[0]["obs"][0].tolist()) in ([0.0, 0.0], [2.0, 2.0])
     assert replay.update_priorities([chunk.id for chunk in lease.chunks], [1.0, 2.0]) == 2
+    with pytest.raises(ConfigurationError, match=r"priorities\.detach\(\)"):
+        replay.update_priorities([lease.chunks[0].id], torch.ones(1, requires_grad=True))
     assert replay.release(lease)
     with pytest.raises(LeaseExpiredError):
         replay.read(lease)
@@ -113,6 +116,8 @@ def test_an_actor_serves_waiting_readers_and_survives_a_kill(ray_cluster, tmp_pa
 
     name, rules = f"fragments_{os.getpid()}", {"max_chunks": 8, "fragments_per_chunk": 2}
     replay = RemoteFragments.start(rules, name=name, directory=tmp_path / "snapshot", timeout_s=120)
+    with pytest.raises(ConfigurationError, match=f"'{name}' belongs to a FragmentActor, not a ReplayActor"):
+        RemoteReplay.start({"capacity": 10}, name=name)
     with ThreadPoolExecutor(12) as threads:
         waiting = [threads.submit(replay.fetch, 2, 60.0) for _ in range(12)]
         while replay.metrics()["replay/waiting_readers"] < 12:

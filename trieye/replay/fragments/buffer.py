@@ -249,9 +249,12 @@ class FragmentBuffer:
             The number of chunks that are still in the buffer.
 
         Raises:
-            ConfigurationError: The lengths differ, or a priority is negative, above 1e30 or not a number.
+            ConfigurationError: The lengths differ, an id is not an integer, or a priority is negative, above 1e30 or
+                not a number.
         """
-        ids, values = paired(np.asarray(chunk_ids, np.int64), priorities)
+        ids, values = paired(chunk_ids, priorities)
+        if ids.size and ids.dtype.kind not in "iu":
+            raise ConfigurationError(f"update_priorities: ids must be integers, as `Chunk.id`, got {ids.dtype}")
         if not ((values >= 0) & (values <= _MOST_PRIORITY)).all():
             raise ConfigurationError("update_priorities: priorities must be numbers from 0 to 1e30")
         with self._lock:

@@ -1,5 +1,6 @@
 """ReplayActor and FragmentActor: replay servers as Ray actors, which only forward calls."""
 
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -9,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.niceness import SERVICE_NICENESS, limit_niceness
 from trieye.process.progress import say
 from trieye.replay.remote.channel import Group, Operation, operations_of
@@ -178,6 +179,9 @@ def start_server(
         directory: Its snapshot directory; it resumes from an existing snapshot.
         snapshot_every_s: Interval between snapshots in seconds.
         **options: Ray options, such as `namespace` (default `trieye`), `num_cpus` (default 0) or `scheduling_strategy`.
+
+    Raises:
+        ConfigurationError: The existing actor is of another kind.
     """
     default_options: dict[str, Any] = {
         "num_cpus": 0,
@@ -192,4 +196,8 @@ def start_server(
         directory=None if directory is None else Path(directory).absolute(),
         snapshot_every_s=snapshot_every_s,
     )
+    # Ray names the class only in these texts: `Actor(FragmentActor, ...)` and `ActorClass(FragmentActor)`
+    existing, expected = (re.split(r"\W+", text)[1] for text in (repr(actor), type(kind).__name__))
+    if existing != expected:
+        raise ConfigurationError(f"name={name!r} belongs to a {existing}, not a {expected}; choose another name")
     return RayReplayChannel(actor, display_name, reports=True)

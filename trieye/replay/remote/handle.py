@@ -24,6 +24,7 @@ from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.remote.server import FragmentServer, Server, ServerType
 from trieye.replay.remote.writer import Writer
 from trieye.replay.rows.store import AttachedReplay
+from trieye.replay.samplers.base import paired
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -230,7 +231,7 @@ class RemoteFragments(Remote[FragmentServer]):
 
     def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
         """Set the priorities of chunks; see `FragmentBuffer.update_priorities`."""
-        return self.ask(FragmentServer.update_priorities, np.asarray(chunk_ids), np.asarray(priorities))
+        return self.ask(FragmentServer.update_priorities, *paired(chunk_ids, priorities))
 
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
         """Return plain numbers, ready for logging; see `FragmentBuffer.metrics`."""
