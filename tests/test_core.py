@@ -71,6 +71,7 @@ def python(code, *arguments, is_warm=True):
     return process.returncode, output, errors
 
 
+@pytest.mark.long
 def test_a_run_resumes_and_its_results_are_shown():
     assert python(RUN % ("local", False), is_warm=False)[0] == 0
     loss = [".trieye_data/app", "--metric", "loss", "--mode", "min"]

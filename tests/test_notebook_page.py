@@ -117,6 +117,7 @@ def test_the_cells_of_the_page_run_stop_resume_and_plot(project, kernel):
     assert len(pids) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_debugger_opens_below_the_cell_and_the_run_continues_or_fails(project, kernel):
     text, _, error = kernel.run(f"import trieye\n{LOOP}", answers=["p step + 1000", "c"])

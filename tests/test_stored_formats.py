@@ -26,6 +26,7 @@ def stored(request, tmp_path):
     return request.param.name.partition(".")[0], tmp_path / "data"
 
 
+@pytest.mark.long
 def test_every_format_verifies_shows_its_curves_and_resumes(stored, capsys):
     name, root = stored
     run_dir = root / "stored_app/runs/stored"

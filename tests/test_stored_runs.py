@@ -87,6 +87,7 @@ def test_overrides_of_a_stored_run_are_rerun_with_the_current_keys(project, run_
     assert "tune.grace=3 was renamed to tune.grace_period=3" in printed.err
 
 
+@pytest.mark.long
 def test_a_stored_run_resumes_with_its_unchanged_project(project, run_dir):
     assert main(["claim", str(run_dir)]) == 0  # the directory is a copy until then
     assert (run_dir / "journal-witness.jsonl").exists()

@@ -146,6 +146,7 @@ def test_a_planted_earlier_run_of_0_1_5_stops_a_new_run(make_config, planted, ca
     assert not canary.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["latest.pkl", "best.pkl", "checkpoint_step_9.pkl"])
 def test_a_planted_pickle_next_to_an_intact_checkpoint_is_ignored(run_dir, config, planted, canary, name):
     path = run_dir / "checkpoints" / name

@@ -162,6 +162,7 @@ def test_a_rerun_reproduces_its_run_and_reports_no_differences(command, project)
     assert record_of(project, "first_rerun").forked_from is None
 
 
+@pytest.mark.long
 def test_a_rerun_is_planned_from_python_and_a_fork_reported_as_json(command, project):
     plan = runs.plan_rerun("first", ["agent.lr=0.125"])
     assert (plan.run_dir, dict(plan.divergence.config)) == (
@@ -430,6 +431,7 @@ def test_a_missing_program_or_directory_is_named(command, project):
     assert "train.py" in err
 
 
+@pytest.mark.long
 def test_a_moved_project_runs_its_own_program_after_confirmation(command, project, tmp_path, monkeypatch):
     moved = tmp_path / "moved"
     project.rename(moved)
@@ -450,6 +452,7 @@ def test_a_moved_project_runs_its_own_program_after_confirmation(command, projec
     assert advice == [f"cd {moved} && {sys.executable} train.py agent.lr=0.25 run_name=first"]
 
 
+@pytest.mark.long
 def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(command, project, tmp_path, monkeypatch):
     copied, at_first = shutil.copytree(project, tmp_path / "copied"), run_names(project)
     begun = (project / "begun.txt").read_text()
@@ -539,6 +542,7 @@ def test_a_fork_starts_from_the_best_checkpoint_with_its_own_history_and_objecti
     assert listed == {"first": None, "first_fork": "agents/first@6"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_fork_resumes_from_its_own_checkpoints_without_its_parent(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "parent")
@@ -572,6 +576,7 @@ def test_a_fork_reproduces_its_parent_and_a_nested_fork_records_its_ancestry(com
     ]
 
 
+@pytest.mark.long
 def test_another_architecture_is_rejected_before_a_run_is_created(command, project):
     err = command.error("fork", "first", "--checkpoint", "best", "agent.width=4", code=1)
     assert "fork of agents/first at step 6: no run was created" in err
@@ -648,6 +653,7 @@ def test_an_ambiguous_run_name_lists_the_apps(command, project):
     assert "agents/first, others/first" in err
 
 
+@pytest.mark.long
 def test_a_truncated_checkpoint_is_rejected_before_a_run_is_created(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "cut")
     update_json(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")

@@ -126,6 +126,7 @@ def test_an_attempt_that_died_before_it_wrote_to_the_journal_is_listed(run_dir):
     assert (last.number, last.started, last.shown) == (4, 1e9, 0)
 
 
+@pytest.mark.long
 def test_a_restoration_is_not_listed_as_an_attempt(run_dir, make_config):
     assert main(["attempts", str(run_dir), "--restore", "1"]) == 0
     assert [row.number for row in runs.attempts(run_dir)] == [1, 2, 3]
@@ -184,6 +185,7 @@ class Net:
         pass
 
 
+@pytest.mark.long
 def test_an_attempt_has_the_step_that_it_resumed_from(make_config, command):
     config = make_config(stats={"undeclared": "each"})
     for first, last, saved in ((1, 9, 5), (6, 12, 12), (13, 15, None)):

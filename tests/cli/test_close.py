@@ -40,6 +40,7 @@ def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(kille
     assert "mlflow, tensorboard: delivered all " in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capfd):
     run = killed_run()
     assert main(["close", str(run)]) == 0
@@ -49,6 +50,7 @@ def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capfd):
     assert "'first' is recorded as KILLED; already complete: tensorboard" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
     run = killed_run("saves")
     assert main(["close", str(run)]) == 0

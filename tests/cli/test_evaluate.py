@@ -50,6 +50,7 @@ def test_a_run_is_selected_by_name_by_directory_or_by_the_newest_checkpoint(root
         assert (report["run"], report["is_best"], len(report["returns"])) == (name, True, 2)
 
 
+@pytest.mark.long
 def test_the_checkpoint_is_selectable_and_shown_in_a_table(root, capsys):
     assert evaluate(root, "first", "--checkpoint", "latest", "--episodes", "1") == 0
     shown = capsys.readouterr().out

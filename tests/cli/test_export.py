@@ -71,6 +71,7 @@ def test_an_exported_program_runs_without_trieye(trained, tmp_path):
     assert done.stdout == "torch.Size([2])\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("which", "step"), [("latest", 3), ("step:1", 1)])
 def test_the_checkpoint_option_selects_the_weights(trained, tmp_path, monkeypatch, command, capfd, which, step):
     monkeypatch.setattr("trieye.training.exporting._program", lambda *_: b"seconds that another test spends")

@@ -40,6 +40,7 @@ def rejection(new):
     return reject
 
 
+@pytest.mark.long
 def test_new_creates_a_project_and_prints_the_first_command_and_the_line_to_change_after_a_release(
     new, tmp_path, monkeypatch
 ):
@@ -74,6 +75,7 @@ def test_the_default_package_name_is_valid_for_any_project_name(name, slug):
     assert answers_of({"project_name": name})["slug"] == slug
 
 
+@pytest.mark.long
 def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(new):
     output = new.output("my_agent", "--algorithm", "sb3")
     assert "  python -m my_agent.sb3\n" in output
@@ -100,6 +102,7 @@ def test_a_git_repository_is_created_on_request(new, monkeypatch):
     assert Path("other/pyproject.toml").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_git_author")
 def test_files_of_the_user_are_neither_deleted_nor_committed(new):
     theirs = {".github/CODEOWNERS", ".github/workflows/ci.yml", ".github/workflows/deploy.yml", "secret.env"}
@@ -204,6 +207,7 @@ def test_an_interrupt_leaves_no_part_of_a_project_unless_a_folder_is_overwritten
     assert bool(list(Path().iterdir())) == bool(arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "arguments"), [("My Robot\n\n", []), ("My Robot\n", ["--slug", "my_robot"]), ("\n", ["My Robot"])]
 )

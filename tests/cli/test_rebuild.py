@@ -42,6 +42,7 @@ def delete_event_files(run_dir):
         path.unlink()
 
 
+@pytest.mark.long
 def test_rebuild_refills_deleted_stores(closed_run, capfd):
     before = record_of(closed_run)
     delete_event_files(closed_run)
@@ -68,6 +69,7 @@ def test_a_run_in_the_mlflow_trash_fails_at_once_with_the_restore_command(closed
     assert curves_in_mlflow(closed_run)["loss"] == losses()
 
 
+@pytest.mark.long
 def test_rebuild_duplicates_no_existing_points(closed_run):
     _, (before,) = mlflow_runs(closed_run)
     for _ in range(2):
@@ -94,6 +96,7 @@ def test_rebuilding_a_killed_run_closes_it(killed_run):
     assert record_of(run).status == "KILLED"
 
 
+@pytest.mark.long
 def test_rebuild_omits_points_superseded_by_a_rewind(killed_run):
     run_dir = killed_run("saves")
     with trieye.Run(config_of(run_dir)) as run:

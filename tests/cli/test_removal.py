@@ -54,6 +54,7 @@ def remaining_runs(tmp_path):
     return {path.name for path in (tmp_path / "root" / "agents" / "runs").iterdir()}
 
 
+@pytest.mark.long
 def test_a_run_is_deleted_with_its_mlflow_run_and_mirror_and_no_other(make_run, tmp_path, trieye_command):
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     first, second = make_run("first", **everywhere), make_run("second", **everywhere)

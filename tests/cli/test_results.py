@@ -321,6 +321,7 @@ def test_sensitivity_names_the_best_config_of_each_group(results, tmp_path):
     assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
 
 
+@pytest.mark.long
 def test_sensitivity_to_a_tag_separates_its_values(as_json, tmp_path):
     for number, (variant, lr) in enumerate((variant, lr) for variant in ("new", "old") for lr in (0.1, 0.2)):
         for seed in (0, 1):
@@ -605,6 +606,7 @@ def test_a_diverged_run_is_marked_in_each_view_of_its_group(action, diverged, re
     assert "bad0: diverged: eval/return is NaN or infinite from step" in err
 
 
+@pytest.mark.long
 def test_a_report_marks_diverged_runs_and_ranks_their_group_last(diverged, results, tmp_path):
     results.output("report", "--mode", "min", run_source=diverged)
     page = (tmp_path / "report.html").read_text()

@@ -148,6 +148,7 @@ def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_se
     assert "its jobs are of the program 'train', not 'other'" in err
 
 
+@pytest.mark.long
 def test_many_jobs_are_relaunched_by_ranges(sweep, tmp_path):
     assert sweep("plan", "train.py", "seed=range(0,3000)", "-o", "first")[0] == 0
     command = shlex.split(sweep("relaunch", "first", "--dry-run")[1].partition("the command: ")[2])
@@ -336,12 +337,14 @@ def test_exit_code_2_is_reserved_for_errors_before_a_run_starts(sweep, tmp_path)
         assert done.returncode == code, done.stderr
 
 
+@pytest.mark.long
 def test_a_relaunch_waits_for_jobs_that_outlive_their_driver(planned, start_orphan):
     start_orphan(2, num_others=5)
     assert planned("relaunch", "first")[0] == 0
     assert states(planned) == ["completed"] * 6
 
 
+@pytest.mark.long
 def test_a_part_of_a_sweep_skips_jobs_that_another_part_runs(planned, start_orphan):
     start_orphan(1, num_others=2)
     code, _, err = planned("run", "-d", "first", "-i", "0-2")
@@ -421,6 +424,7 @@ def test_a_moved_sweep_resumes_its_runs(run_typed_sweep, tmp_path):
     assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
 
 
+@pytest.mark.long
 def test_sweeps_in_directories_of_equal_name_have_separate_runs(run_typed_sweep, tmp_path):
     for directory in ("a/first", "first"):
         assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", directory, HERE)[0] == 0
@@ -451,6 +455,7 @@ def test_a_job_whose_run_was_deleted_reruns_only_on_request(run_typed_sweep, tmp
     assert states(sweep) == ["completed", "completed"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_relaunch_uses_the_config_directories_of_the_sweep(sweep, tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)

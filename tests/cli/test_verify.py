@@ -64,6 +64,7 @@ def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, capfd):
     assert shown.count("`trieye close`") == 2
 
 
+@pytest.mark.long
 def test_an_active_run_is_intact_at_any_moment(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", ALIVE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

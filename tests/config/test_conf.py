@@ -54,6 +54,7 @@ def test_each_option_builds_the_config(options):
     assert isinstance(config, TrieyeConfig)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", sorted((CONF / "sync").glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_option_of_explorers_builds_a_training_config(option):
     config = compose([f"+sync={option.stem}", "+explorer=four"], config_type=TrainConfig)
@@ -86,6 +87,7 @@ def test_sinks_have_the_alias_logger():
     assert compose(["logger=[]", "experiment=example"]).sinks == compose(["logger=[]"]).sinks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [OUR_NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in OUR_NAMES[1:])]
 )
@@ -129,6 +131,7 @@ def test_a_key_that_no_file_sets_can_be_overridden():
     assert config.tags == {"fold": "3"}
 
 
+@pytest.mark.long
 def test_no_persistence_option_resumes_from_other_runs():
     for name in ("default", "fast", "none"):
         assert compose([f"persistence={name}"]).persistence.auto_resume_latest is False

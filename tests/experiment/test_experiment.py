@@ -143,6 +143,7 @@ def test_a_config_without_a_limit_is_rejected_before_a_run_is_created(loop_confi
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experiment", [Walk, InFiles])
 def test_a_restart_after_an_error_ends_bit_identically(loop_config, experiment):
     loop_config.name = "whole"
@@ -167,6 +168,7 @@ def attempts(result):
     return RunRecord.read(result.run_dir / "run.json").attempt
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limit", [{"steps": 20}, {"env_steps": 80}, {"time_s": 1e-9}, {"target": -25.0, "steps": 999}], ids=str
 )
@@ -181,6 +183,7 @@ def test_a_finished_experiment_restarts_only_with_a_larger_budget(loop_config, c
     assert (more.step, attempts(more)) == (first.step + 10, 2)
 
 
+@pytest.mark.long
 def test_a_finished_experiment_restarts_for_new_sinks_or_checkpoints(loop_config, make_config):
     def run_again(**changes):
         persistence = {"checkpoint_save_freq_steps": 10, **changes.pop("persistence", {})}
@@ -457,6 +460,7 @@ def test_a_fork_repeats_its_parent_unless_the_seed_differs(forked):
     assert not np.array_equal(position_at(other.run_dir, 20), position_at(parent, 20))
 
 
+@pytest.mark.long
 def test_mlflow_and_the_run_record_name_the_parent_of_a_fork_across_attempts(forked):
     enabled = {"mlflow": {"enabled": True}}
     result = forked("second", sinks=enabled)
@@ -521,6 +525,7 @@ class Counting(Walk):
         return {**values, "updates": 3 if self.steps_done > 2 else 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("axis", "saved", "evaluated", "total"),
     [

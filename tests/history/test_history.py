@@ -73,6 +73,7 @@ def play(written, script, rng):
                 assert exact(written.history.superseded(start)) == exact(written.lost_branch(start))
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPT, seed=st.integers(0, 1 << 30))
 def test_a_history_behaves_like_a_list(tmp_path_factory, small, script, seed):
@@ -237,6 +238,7 @@ print(rss_mb() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_stays_bounded_for_many_points(tmp_path, request):
     command = [sys.executable, "-c", MANY_POINTS, str(tmp_path), str(request.path.parent)]

@@ -107,6 +107,7 @@ def test_items_across_a_gap_are_not_joined(written):
     assert drain(written.history) == [*points(0, 10), *points(20, 30), *points(40, 50)]
 
 
+@pytest.mark.long
 def test_a_kill_at_any_file_operation_of_a_roll_loses_no_items(tmp_path, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 8)
 

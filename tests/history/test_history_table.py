@@ -100,6 +100,7 @@ print(os.access(sys.argv[1], os.W_OK), read_history(sys.argv[1]).num_rows)
 """
 
 
+@pytest.mark.long
 def test_a_killed_run_can_be_read_without_write_access(tmp_path):
     run_dir = tmp_path / "run"
 

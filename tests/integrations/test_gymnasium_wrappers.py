@@ -116,6 +116,7 @@ def test_videos_show_the_selected_episodes(make_config):
         assert gif.n_frames == 11  # equal frames would be merged
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["one", "vector"])
 def test_episodes_of_a_resumed_run_follow_those_before(make_config, kind):
     def create(run):

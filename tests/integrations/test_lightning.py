@@ -47,6 +47,7 @@ def values_by_point(name="run"):
     return {(metric, step): value for metric, step, value in points(name)}
 
 
+@pytest.mark.long
 def test_fit_and_test_are_one_run_with_the_values_of_lightnings_own_logger(tmp_path):
     own = models.CSVLogger(tmp_path / "csv")
     model = models.Line()
@@ -227,6 +228,7 @@ def test_two_processes_log_each_value_once(tmp_path, request):
     assert {step for name, step in counts if name == "loss_step"} == set(range(5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [2, 4, 10], ids=lambda number: SCENARIOS[number].name)
 def test_superseded_points_of_several_attempts_follow_the_model(tmp_path, number):
     attempts, expected = SCENARIOS[number].attempts, SCENARIOS[number].expected

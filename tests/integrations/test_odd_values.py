@@ -201,6 +201,7 @@ def logged(ours, row):
     return {name: value for name, _, value in points(ours) if not name.startswith("trieye/")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_wandb_accepts_tensors(ours, rows_of_theirs, device):
     assert logged(ours, tensors(device)) == pytest.approx(rows_of_theirs["tensors"])

@@ -35,6 +35,7 @@ def test_a_resumed_run_finishes_with_its_program(tmp_path):
         assert "was not closed" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "status"),
     [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED"), (KeyboardInterrupt(), "KILLED"), (ValueError(), "FAILED")],

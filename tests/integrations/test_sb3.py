@@ -129,6 +129,7 @@ class RemembersCheckpoint(BaseCallback):
                 self.normalizer = normalizer_of(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make", [pytest.param(dqn, marks=pytest.mark.long), pytest.param(sac, marks=pytest.mark.long), ppo]
 )
@@ -609,6 +610,7 @@ def pixels():
     return PPO("CnnPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=3, device="cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "steps"), [(stacked, 64), (pixels, 16)])
 def test_wrappers_above_the_moments_do_not_prevent_a_resume(config, make, steps):
     with trieye.Run(config()) as run:

@@ -172,6 +172,7 @@ def test_a_video_is_logged():
     assert len(read("runs/first").Images("play")) == 1
 
 
+@pytest.mark.long
 def test_texts_equal_those_of_torch_and_a_parameter_table_becomes_parameters():
     def calls(writer):
         writer.add_text("hyperparameters", CLEANRL)
@@ -213,6 +214,7 @@ def test_an_unknown_method_suggests_the_closest_one():
         writer.add_scaler("a", 1.0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["text", None, torch.zeros(3), {"a": 1}])
 def test_a_value_that_is_not_a_number_is_rejected(value):
     with SummaryWriter("runs/first") as writer:
@@ -286,6 +288,7 @@ def test_projects_with_equal_names_of_directories_share_no_run(tmp_path, monkeyp
     assert attempts == [2, 2]
 
 
+@pytest.mark.long
 def test_a_moved_project_and_a_run_without_a_recorded_log_directory_are_resumed(tmp_path, monkeypatch):
     for log_dir in ("runs/first", tmp_path / "logs/seed0/tb"):
         SummaryWriter(log_dir).close()
@@ -322,6 +325,7 @@ def test_a_restarted_program_shows_each_step_once():
     assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 3, "texts supersede nothing"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("purge_step", [None, 60])
 def test_a_resumed_program_keeps_its_earlier_points(purge_step):
     with SummaryWriter("runs/first") as writer:

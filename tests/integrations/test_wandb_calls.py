@@ -86,6 +86,7 @@ def program(*lines):
     return warm.run(["-c", head + "\n".join(lines)], Path.cwd()).returncode
 
 
+@pytest.mark.long
 def test_a_program_that_ends_without_finish_keeps_its_last_row():
     assert program("wandb.init(project='p', id='one')", "wandb.log({'a': 1.0}, step=100)") == 0
     assert points() == [("a", 100, 1.0)]
@@ -206,6 +207,7 @@ def test_a_step_below_the_current_one_is_rejected(capsys):
     assert "the current step is 5" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, []), (math.nan, []), (math.inf, []), ([], []), ([7.0], [7.0]), (np.array(8), [8.0]), (False, [0.0])],
@@ -390,6 +392,7 @@ def test_resume_must_needs_a_run_and_resume_never_rejects_one():
         wandb.init(project="p", id="one", resume="never")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resume", ["auto", True])
 def test_a_run_without_an_id_resumes_only_after_a_crash(resume):
     first = wandb.init(project="p", resume=resume)

@@ -17,6 +17,7 @@ def directory(tmp_path, monkeypatch):
         yield Path(memory_directory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_truncated_or_corrupted_files_yield_no_wrong_values_and_losses_are_reported(directory, kind):
     assert list(problems(directory, [kind], stride=128, bits=1, rounds=2, every=8)) == []

@@ -185,6 +185,7 @@ def test_nothing_is_restored_into_a_directory_with_files_of_a_run(run, other, ur
     assert other.steps() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -212,6 +213,7 @@ def test_a_damaged_replay_part_is_omitted_and_the_rest_restored(run, other, url,
     assert [state["growing"].whole(name) is None for name in state["growing"].names] == [False, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["COMMIT", "journal.db", "run.json"])
 @pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1])])
 def test_a_damaged_state_is_skipped_for_the_previous_one(run, other, url, name, damage):

@@ -168,6 +168,7 @@ def uninterrupted():
     return curve, total, noise.bit_generator.state
 
 
+@pytest.mark.long
 def test_a_run_killed_during_uploads_resumes_exactly_on_another_machine(url, tmp_path):
     moments = random.Random(4)
     store = MirrorStore(url, "app", "run")
@@ -242,6 +243,7 @@ def test_a_missing_bucket_stops_a_new_run_before_its_start(s3, tmp_path):
         has_run(run.url, APP, RUN)
 
 
+@pytest.mark.long
 def test_an_unreachable_store_stops_a_new_run_before_its_start(s3, url, tmp_path):
     run = MirroredRun(tmp_path / "first", url, begin=False)
     s3.cut()

@@ -68,6 +68,7 @@ def test_unchanged_files_are_not_uploaded_again(run):
     assert third.sent_bytes < 70_000 < sum(run.store().list().values())
 
 
+@pytest.mark.long
 def test_requests_per_save_do_not_grow_with_the_number_of_checkpoints(run):
     def num_requests_of_save(step):
         run.save(step)

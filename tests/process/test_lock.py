@@ -133,6 +133,7 @@ def test_checking_a_lock_names_its_holder_and_changes_nothing(tmp_path):
         assert lock.is_held
 
 
+@pytest.mark.long
 def test_a_second_start_fails_fast_without_heavy_imports_and_succeeds_after_a_kill(tmp_path, start_holder):
     holder = start_holder("local", code=RUN)
     began = time.monotonic()
@@ -161,6 +162,7 @@ def test_the_error_for_a_remote_hub_explains_how_to_connect_or_delete_the_lock(t
         assert words in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_dead_run_with_a_reused_pid_is_listed_as_lost(tmp_path, start_holder, capsys):
     holder = start_holder("local", code=RUN)
     command = ["runs", "--root", str(tmp_path), "--json"]

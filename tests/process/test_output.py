@@ -211,6 +211,7 @@ def test_a_later_patch_of_a_stream_is_preserved(start, content, capsys):
     assert (content(), "".join(loud), capsys.readouterr().out) == ("one\n", "one\ntwo\n", "one\ntwo\nthree\n")
 
 
+@pytest.mark.long
 def test_a_forked_child_logs_to_the_same_file_while_a_thread_prints(start, content):
     start()
     stop = threading.Event()

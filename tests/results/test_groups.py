@@ -46,6 +46,7 @@ def scores_by_label(groups, scoring=RETURN):
     return {label: table[:, 0].tolist() for label, table in zip(groups.labels, groups.scores(scoring), strict=True)}
 
 
+@pytest.mark.long
 def test_groups_compare_all_differing_parameters_by_default(results):
     groups = RunGroups.of(results)
     assert groups.labels == ["algo=dqn lr=0.001", "algo=ppo lr=0.0001", "algo=ppo lr=0.001"]
@@ -319,6 +320,7 @@ def fit(root, name, *, app="fit", **settings):
     return run.dir
 
 
+@pytest.mark.long
 def test_params_and_labels_omit_unused_config_sections(tmp_path):
     tensorboard_sinks = {"tensorboard": {"enabled": True}}
     runs = [fit(tmp_path, "slow", lr=0.1, sinks=tensorboard_sinks), fit(tmp_path, "fast", lr=0.2, seed=1)]

@@ -90,6 +90,7 @@ def test_return_values_are_the_default_metric_in_the_mode_of_the_sweeper(capsys)
     assert rows == [({"lr": 0.2}, pytest.approx(0.7), 2), ({"lr": 0.5}, pytest.approx(1.0), 2)]
 
 
+@pytest.mark.long
 def test_a_table_title_mentions_points_only_if_jobs_have_several(capsys):
     for arguments, title in (
         (["multirun/ours", "--where", "model.name=flat"], "objective"),

@@ -165,6 +165,7 @@ def test_the_figures_table_has_the_estimates_and_counts_missing_runs(report_path
         assert ("warn" in missing["class"]) == (len(scores) < 4)
 
 
+@pytest.mark.long
 def test_each_pair_lists_the_better_group_first(report_path):
     (row,) = Page(report_path.read_text()).tables["pairs"][1:]
     assert [cell["text"] for cell in row[:4]] == ["ppo", "dqn", "4 + 2", "2"]
@@ -173,6 +174,7 @@ def test_each_pair_lists_the_better_group_first(report_path):
     assert_estimate(row[5], difference(*padded))
 
 
+@pytest.mark.long
 def test_min_mode_lists_the_lowest_group_first(root):
     page = Page(render(load(root / "sweep"), ["algo"], mode="min", stat="mean", confidence=0.5))
     assert [row[0] for row in page.texts("figures")] == ["group", "dqn", "ppo"]
@@ -250,6 +252,7 @@ def test_the_config_section_separates_differing_from_equal_parameters(report_pat
     assert "agent.lr 0.001" in page.text
 
 
+@pytest.mark.long
 def test_provenance_counts_commits_and_machines_and_lists_differing_packages(root, tmp_path):
     copy = shutil.copytree(root / "app", tmp_path / "app")
     paths = sorted(copy.glob("runs/*/provenance/attempt-1.json"))

@@ -44,6 +44,7 @@ def names(results):
     return sorted(run.name for run in results)
 
 
+@pytest.mark.long
 def test_conditions_compare_parameters_seed_name_and_status(results):
     assert names(results.where(algo="ppo", lr__ge=1e-3)) == ["ppo-b0", "ppo-b2"]
     assert names(results.where({"agent.lr__lt": 1e-3})) == ["ppo-a0", "ppo-a1"]
@@ -52,6 +53,7 @@ def test_conditions_compare_parameters_seed_name_and_status(results):
     assert names(results.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("conditions", "expected"),
     [
@@ -345,6 +347,7 @@ def edit(run_dir, **changes):
     return run_dir
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", ["FAILED", "KILLED", "RUNNING"])
 def test_a_newer_unfinished_run_does_not_replace_a_finished_one(status, tmp_path):
     edit(make_run(tmp_path, "finished", [1.0]), created=1.0)

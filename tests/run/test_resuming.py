@@ -111,6 +111,7 @@ def test_a_moved_and_renamed_run_resumes(make_config, tmp_path):
     assert str(tmp_path / "disk") in (after.resumed_from or "")
 
 
+@pytest.mark.long
 def test_a_copied_run_in_another_root_is_rejected_unchanged(make_config, tmp_path):
     settings = {"sinks": {"mlflow": {"enabled": True}}}
     mirror = {"mirror": f"file://{tmp_path}/mirror"}
@@ -152,6 +153,7 @@ def test_a_new_run_in_a_copied_project_starts_from_the_copy(make_config, tmp_pat
     assert train(make_config(run_name="new", persistence=settings), 9) == (5, 5.0)
 
 
+@pytest.mark.long
 def test_sweep_members_never_start_from_each_other_and_resume_separately(make_config):
     def member(name):
         return make_config(run_name=name, persistence={"auto_resume_latest": True})
@@ -365,6 +367,7 @@ def size_of(*directories):
     return sum(path.stat().st_size for directory in directories for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reference", [None, "best", "latest", "step:1"])
 def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(make_config, reference):
     def restore():

@@ -59,6 +59,7 @@ def record(tmp_path):
     return json.loads((tmp_path / "data/app/runs/first/run.json").read_text())
 
 
+@pytest.mark.long
 def test_a_start_in_a_subdirectory_does_not_create_a_second_run(tmp_path):
     done = program(tmp_path, CONFIG, TRAIN.replace("TOTAL", "3"))
     assert done.returncode == 0, done.stderr

@@ -128,6 +128,7 @@ def test_verify_names_the_damaged_file_and_its_consequence(make_run):
     assert damage.meaning == "it cannot be loaded"
 
 
+@pytest.mark.long
 def test_a_killed_run_is_lost_until_it_is_closed(killed):
     assert runs.get("killed").status == "LOST"
     progress = []
@@ -145,6 +146,7 @@ def test_a_killed_run_is_lost_until_it_is_closed(killed):
         runs.close("killed")
 
 
+@pytest.mark.long
 def test_a_killed_attempt_of_a_closed_run_is_shown_up_to_its_last_point(make_config, root):
     config = make_config(app_name="agents", run_name="killed", persistence={"root_data_dir": str(root)})
     with trieye.Run(config) as run:

@@ -165,6 +165,7 @@ def test_restored_generators_continue_the_same_streams(tmp_path):
     assert global_draws() == expected
 
 
+@pytest.mark.long
 def test_capturing_does_not_load_torch():
     program = (
         "import sys; from trieye.snapshot.generators import capture_all, restore_all; state = capture_all(); "

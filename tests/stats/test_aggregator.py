@@ -143,6 +143,7 @@ def test_an_event_named_like_another_events_metric_is_undeclared():
     assert points == {"score": 2.0, "trieye/dropped/undeclared": 1.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("undeclared", ["auto", "warn", "drop"])
 @pytest.mark.slow
 def test_memory_is_bounded_for_unbounded_numbers_of_names(undeclared, caplog):

@@ -65,6 +65,7 @@ def test_counters_missing_in_a_state_of_windows_start_at_zero():
     assert (windows.num_late, windows.num_events) == (0, 0)
 
 
+@pytest.mark.long
 def test_undeclared_metrics_keep_their_order_and_limit_after_a_restore():
     first = Aggregator([metric("declared")])
     names = [f"m{number * 7919 % 10_007}" for number in range(MAX_UNDECLARED_NAMES - 1)]
@@ -226,6 +227,7 @@ def test_remember_widens_the_extremes_of_the_summary():
     assert "gone" in aggregator.summary
 
 
+@pytest.mark.long
 @given(metrics(), st.lists(actions, max_size=12))
 def test_waits_for_time_predicts_points_of_a_flush_without_events(declared, stream):
     aggregator = fresh(declared)

@@ -79,6 +79,7 @@ def swept(directory, program, start, *words):
     return done.stderr, JobRecord.read(directory / "sweep/0")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("isolate", "start"),
     [("process", ["project/fit.py"]), pytest.param("worker", ["-m", "project.fit"], marks=pytest.mark.long)],
@@ -92,6 +93,7 @@ def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolat
     assert f'{tmp_path}/project/fit.py", line {number}, in fit\n    raise ValueError("after all checks")' in traceback
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(
     "guard",

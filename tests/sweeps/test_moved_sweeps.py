@@ -47,6 +47,7 @@ def rename(sweep, name):
     interrupt(sweep.directory / "0")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_jobs_of_a_renamed_sweep_resume_their_runs(sweep, tmp_path, monkeypatch, two_runs, is_recorded):
     monkeypatch.chdir(tmp_path)
@@ -61,6 +62,7 @@ def test_jobs_of_a_renamed_sweep_resume_their_runs(sweep, tmp_path, monkeypatch,
         assert attempts(tmp_path) == {"sweep_0": attempt, "sweep_0_2": attempt, **later}
 
 
+@pytest.mark.long
 def test_a_new_sweep_in_the_directory_of_a_renamed_one_has_runs_of_its_own(sweep, tmp_path, monkeypatch, two_runs):
     monkeypatch.chdir(tmp_path)
     first = sweep.directory
@@ -93,6 +95,7 @@ def test_a_copied_sweep_and_its_renamed_original_never_share_a_run(sweep, tmp_pa
     assert attempts(tmp_path) == {"sweep_0": 2, "sweep_0_2": 2}
 
 
+@pytest.mark.long
 def test_a_name_that_contains_a_hash_of_the_path_survives_a_move(sweep, tmp_path, two_runs):
     sweep.search(two_runs, "what=1", MULTIRUN)  # elsewhere than the working directory
     name = name_of_sweep(tmp_path / "sweep", Path.cwd())

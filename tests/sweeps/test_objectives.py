@@ -115,6 +115,7 @@ def test_a_rejected_sweep_creates_no_directory_and_deletes_no_files(sweep):
     assert (sweep.directory / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_other_launchers_have_the_same_objectives(sweep, logging_task):
     sweep.search(logging_task, "+x=1", "hydra.mode=MULTIRUN", "hydra.sweeper.objective=mean:2", "hydra/launcher=basic")
     assert sweep.record(0).objective == 2.5
@@ -139,6 +140,7 @@ def test_incompatible_options_of_objectives_are_rejected(options, message):
         SweeperConfig.model_validate(options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["grid", "optuna"])
 def test_an_objective_that_is_nan_ends_no_sweep_and_is_never_optimal(sweep, kind):
     def task(cfg):
@@ -154,6 +156,7 @@ def test_an_objective_that_is_nan_ends_no_sweep_and_is_never_optimal(sweep, kind
     assert 1.0 not in {jobs[index].objectives["cost"] for index in optimal}
 
 
+@pytest.mark.long
 def test_a_dict_of_one_number_is_ranked_like_a_number(sweep, capfd):
     sweep.search(lambda cfg: {"loss": cfg.x}, "+x=1,3,2")
     assert [sweep.record(index).objective for index in range(3)] == [1.0, 3.0, 2.0]
@@ -179,6 +182,7 @@ def test_titles_of_results_count_no_excluded_job(sweep, capfd):
     assert "Pareto-optimal of 2 jobs" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_options_of_a_search_are_reported_without_effect_in_a_grid(sweep, capfd):
     sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.num_trials=3")
     assert "hydra.sweeper.num_trials=3 has no effect without hydra.sweeper.kind=random" in capfd.readouterr().err
@@ -206,6 +210,7 @@ def distance_and_cost(cfg):
     return {"distance": abs(cfg.x - 3), "cost": cfg.x}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["grid", "optuna"])
 def test_the_pareto_optimal_jobs_of_several_objectives_are_shown_and_recorded(sweep, kind, capfd):
     words = [f"hydra.sweeper.kind={kind}", "hydra.sweeper.num_trials=5", "hydra.sweeper.mode=[min,min]"]
@@ -319,6 +324,7 @@ def test_a_grid_job_without_objectives_fails_alone_unless_no_job_has_any(sweep):
         assert sweep.states(3) == ["completed", "failed", "completed"]
 
 
+@pytest.mark.long
 def test_infinite_objectives_are_shown_and_never_the_best(sweep, capfd):
     sweep.search(lambda cfg: float(cfg.x), "+x=1,inf,-inf")
     rows = [row.split()[1:] for row in capfd.readouterr().out.splitlines() if row.strip()[:1].isdigit()]

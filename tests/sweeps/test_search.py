@@ -342,6 +342,7 @@ def proposals(search, indices):
     return proposed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampler", "num"),
     [("tpe", 16), ("random", 8), *(pytest.param(*one, marks=pytest.mark.long) for one in (("gp", 8), ("cmaes", 16)))],
@@ -480,6 +481,7 @@ def test_a_conditional_dimension_is_drawn_only_where_it_exists(kind):
     assert [trial.params.keys() for trial in resumed._study.trials] == [values.keys() - {"eps"} for values in drawn]
 
 
+@pytest.mark.long
 def test_a_condition_of_the_command_line_reaches_the_search(sweep):
     words = [
         "hydra.sweeper.kind=random",

@@ -274,6 +274,7 @@ def test_the_status_of_jobs_follows_the_queue(slurm):
     assert [job.how for job in status_of(Path("sweep"))] == states
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm_programs")
 def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_ones(slurm, capfd):
     Path("train.py").write_text(PLAIN)
@@ -301,6 +302,7 @@ def submit(sweep, *words):
     return sweep.search(lambda _: 1, "what=a,b,c", "hydra.launcher.backend=slurm", "hydra.launcher.detach=true", *words)
 
 
+@pytest.mark.long
 def test_tasks_receive_the_options_of_the_start_that_submits_them(slurm, sweep):
     words = ["++hydra.launcher.num_cpus='${cpus}'", "hydra.launcher.timeout_min=5", "hydra.launcher.slurm.hours=1"]
     assert submit(sweep, *words) == []

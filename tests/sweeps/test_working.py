@@ -34,6 +34,7 @@ def composer(tmp_path, hydra_restore_singletons):
         yield hydra.config_loader, sweep
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -64,6 +65,7 @@ def test_the_sweep_directory_of_a_job_is_that_of_its_sweep(composer, tmp_path):
         assert (tmp_path / config.hydra.sweep.dir).resolve() == sweep_context.directory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("override", ["net=large", "+net@other=large", "~deep.a", "hydra.job.name=y", "lr=1,2"])
 def test_other_overrides_are_left_to_hydra(composer, override):
     loader, sweep = composer

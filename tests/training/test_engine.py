@@ -50,6 +50,7 @@ def test_an_error_in_an_environment_process_spares_the_last_checkpoint(config):
     assert latest.objects["experiment"]["state"]["collector"]["env_steps"] == latest.step > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
 @pytest.mark.parametrize("num", [1, 3])
 def test_the_update_ratio_is_exact_over_time_and_after_a_resume(config, ratio, num):
@@ -71,6 +72,7 @@ def test_the_update_ratio_is_exact_over_time_and_after_a_resume(config, ratio, n
     engine.cleanup()
 
 
+@pytest.mark.long
 def test_ppo_updates_equally_often_per_rollout_and_uses_each_row(train_config):
     """CleanRL's settings for CartPole, with episode ends in every rollout."""
 
@@ -333,6 +335,7 @@ def test_a_metric_of_the_policy_never_replaces_one_of_trieye(config):
     engine.cleanup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [{"steps": 40}, {"env_steps": 40}, {"axis": "updates", "steps": 7}])
 def test_a_step_budget_shortens_the_last_rollout(train_config, limit):
     agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32, "batch_size": 8}

@@ -109,6 +109,7 @@ def assert_acts_alike(directory, policy, observations):
         torch.testing.assert_close(action, expected)
 
 
+@pytest.mark.long
 def test_an_export_writes_the_weights_and_a_program_that_acts_like_the_policy(tmp_path):
     policy = make_policy(QPolicy, normalize=True)
     policy.normalizer.update(torch.randn(50, 4) * 3 + 1)

@@ -119,6 +119,7 @@ def test_a_run_stops_at_a_nonfinite_value_of_an_environment_and_names_it(spoiled
     assert numbers_on_disk(config) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", ["loss", "gradient"])
 @pytest.mark.parametrize("engine", [SpoiledDQN, SpoiledPPO])
 def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, engine, spoil):
@@ -345,6 +346,7 @@ def test_a_nonfinite_loss_with_a_finite_gradient_stops_the_run(spoiled):
         run_alone(Odd, spoiled())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
 def test_nonfinite_priorities_are_reported_as_a_training_failure(spoiled, kind):
     class Spoils(DQN, policy=DQN.policy_class):
@@ -359,6 +361,7 @@ def test_nonfinite_priorities_are_reported_as_a_training_failure(spoiled, kind):
     assert run_alone(Spoils, spoiled(replay={"kind": kind}, loop={"on_nonfinite": "skip"}, run_name="two")).step >= 120
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["stop", "skip"])
 def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled, mode):
     class Relabels(DQN, policy=DQN.policy_class):

@@ -66,6 +66,7 @@ def weights_of(result):
     return trieye.load_checkpoint(result.run_dir, "latest").objects["experiment"]["state"]["policy"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

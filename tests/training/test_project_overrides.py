@@ -186,6 +186,7 @@ def test_schedules_follow_the_updates_in_offline_training(compose, tmp_path):
     engine.cleanup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", [["agent.rollout_steps=1"], ["agent.rollout_steps=8", "agent.batch_size=1"]])
 def test_ppo_learns_from_single_rows(compose, overrides):
     engine = make_engine(compose("ppo", *overrides))
@@ -222,6 +223,7 @@ def test_an_agent_trains_and_evaluates_with_float64_actions(compose, agent):
     assert policy.spaces.action.dtype == "float32"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
 def test_an_agent_trains_with_scalar_actions(compose, agent):
     engine = make_engine(compose(agent, "env.id=tests.training.worlds:Scalar-v0"))
@@ -246,6 +248,7 @@ def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
         each.cleanup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "after"), [("0.2", "0.01"), ("null", "null")])
 def test_a_resumed_sac_has_a_learned_temperature_or_the_one_of_the_config(compose, before, after):
     engine, other = (make_engine(compose("sac", f"agent.ent_coef={value}")) for value in (before, after))

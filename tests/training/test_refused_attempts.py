@@ -212,6 +212,7 @@ def test_damaged_checkpoints_stay_in_their_directories_when_none_is_intact(root)
     assert files_of(run_dir_of(root)) == files
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_renamed_once_an_older_one_is_restored(root):
     checkpoints = run_dir_of(root) / "checkpoints"
     newest = max(checkpoints.glob("checkpoint_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))

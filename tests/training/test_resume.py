@@ -154,6 +154,7 @@ print(result.env_steps)
 """
 
 
+@pytest.mark.long
 def test_a_gpu_checkpoint_resumes_on_the_cpu_with_a_bit_exactness_warning(tmp_path):
     """The GPU states are simulated, see `tests/training/data/gpu_checkpoint.py`."""
     run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
@@ -166,6 +167,7 @@ def test_a_gpu_checkpoint_resumes_on_the_cpu_with_a_bit_exactness_warning(tmp_pa
     assert "the resume is not bit-exact" in resumed.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("explorers", [0, 1])
 @pytest.mark.parametrize(
     ("before", "after"),

@@ -74,6 +74,7 @@ def test_warmup_updates_learn_from_data_alone(config, data, updates, expected):
     assert np.count_nonzero(batch.ids == -1) == expected
 
 
+@pytest.mark.long
 def test_offline_training_makes_no_environment_steps_and_resumes_exactly(config, data):
     settings = {"mode": "train", "data": data}
     runs = {}

@@ -99,6 +99,7 @@ def saved(config, which="latest"):
     return trieye.load_checkpoint(config.persistence.get_runs_root_dir() / config.run_name, which)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", LOCATIONS)
 def test_error_propagates_and_latest_untouched(config, where, monkeypatch):
     monkeypatch.setattr(Failing, "where", where)

@@ -115,6 +115,7 @@ def registered(monkeypatch):
     ConfigStore.instance().repo.pop("schema.yaml", None)
 
 
+@pytest.mark.long
 def test_hydra_itself_composes_configs_of_a_registered_type(project, registered):
     trieye.register(TrainConfig)
     with hydra.initialize_config_dir(str(project.conf), **VERSION_BASE):

@@ -91,6 +91,7 @@ def test_help_begins_with_the_task_and_has_examples_and_flags(help_text):
         assert flag in text
 
 
+@pytest.mark.long
 def test_help_lists_the_keys_of_the_project(help_text):
     assert "  agent.*" in help_text()
     assert help_text("agent").splitlines() == ["  agent.lr = 0.001", "      a number > 0 and <= 1. Step size."]

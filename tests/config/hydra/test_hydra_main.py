@@ -219,6 +219,7 @@ def test_conflicting_flags_and_values_are_rejected(project, flags, message):
     assert "Traceback" not in completed.err
 
 
+@pytest.mark.long
 def test_hydra_mode_multirun_starts_a_sweep_that_reports_objectives(project):
     (project.directory / "printing.py").write_text(
         "from hydra.experimental.callback import Callback\n"

@@ -27,6 +27,7 @@ train()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["", "import trieye; trieye.TrieyeConfig(); from trieye.config.hydra import compose"])
 def test_a_program_without_trieye_composes_the_same_config_as_before(tmp_path, first):
     (tmp_path / "conf/runtime").mkdir(parents=True)

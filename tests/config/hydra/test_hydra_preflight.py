@@ -60,6 +60,7 @@ def test_a_number_written_as_it_is_shown_is_a_text_whatever_other_files_contain(
     assert project.ran("seed=1").code == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -200,6 +200,7 @@ def test_an_option_in_a_subfolder_of_a_group_has_a_closest_match(project, mistak
     assert "unknown option 'atari/pnog' of experiment; did you mean 'atari/pong'?" in message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "parts"),
     [
@@ -272,6 +273,7 @@ LISTED = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "text", "typed"),
     [
@@ -312,6 +314,7 @@ def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, proje
     assert f"experiment/mine.yaml: {message}" in mistaken("experiment=mine")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first_line", ["", "\ufeff# @package _global_\n"])
 @pytest.mark.parametrize("typed", ["experiment=mine", "debug=mine", "+local=mine"])
 def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, typed, first_line):

@@ -51,6 +51,7 @@ def test_a_plain_start_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
+@pytest.mark.long
 def test_a_plain_start_validates_again_only_values_that_change_when_the_job_starts(start, monkeypatch):
     validated, validate = [], TrieyeConfig.model_validate
     monkeypatch.setattr(TrieyeConfig, "model_validate", lambda values: validated.append(values) or validate(values))
@@ -72,6 +73,7 @@ def test_help_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("launcher", "num"), [("basic", 2), ("trieye hydra.launcher.isolate=none", 1)])
 def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher, num):
     configs = start("-m", "seed=0,1", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
@@ -79,6 +81,7 @@ def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher, n
     assert len(compositions) == 1 + num
 
 
+@pytest.mark.long
 def test_hydras_default_sweeper_and_launcher_print_a_hint_unless_chosen(start, capsys):
     start("-m", "seed=0")
     hint = "add hydra/sweeper=trieye hydra/launcher=trieye to run them in parallel\n"
@@ -87,6 +90,7 @@ def test_hydras_default_sweeper_and_launcher_print_a_hint_unless_chosen(start, c
     assert hint not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_job_whose_resources_depend_on_its_config_composes_at_most_once(start, compositions):
     arguments = [
         "hydra/sweeper=trieye",
@@ -121,6 +125,7 @@ def test_sweeping_over_a_hydra_key_is_rejected(mistaken):
     assert mistaken("-m", "seed=0,1", "hydra.job.chdir=true,false").startswith("hydra.job.chdir=true,false: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "limits", "replaced"),
     [
@@ -146,6 +151,7 @@ def test_a_typed_limit_replaces_a_limit_of_the_config_in_the_same_unit(
     assert len(compositions) == 1
 
 
+@pytest.mark.long
 def test_each_job_of_a_sweep_has_its_own_typed_limit(start, project):
     project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  axis: env_steps\n  steps: 50\n")
     configs = start("-m", "loop.env_steps=30,90")

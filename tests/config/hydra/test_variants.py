@@ -131,6 +131,7 @@ def test_defaults_of_a_variant_can_be_interpolated(variants):
     assert (config.rate, config.seed) == (3e-4, 64)
 
 
+@pytest.mark.long
 def test_a_field_accepts_a_model_or_a_plain_value(project):
     def rate(*overrides: str) -> Any:
         return trieye.compose(overrides, config_path=project.conf, config_type=TrainConfig).rate
@@ -361,6 +362,7 @@ def learners(project):
     return project
 
 
+@pytest.mark.long
 def test_a_field_of_an_open_class_accepts_each_kind_and_its_newest_definition(learners):
     assert composed(learners, config_type=OpenConfig) == TD3(lr=0.01)
     assert composed(learners, "agent=sac", "agent.gamma=0.9", config_type=OpenConfig) == SAC(gamma=0.9)
@@ -393,6 +395,7 @@ def test_invalid_keys_of_open_fields_and_schedules_are_named(learners, words, me
         composed(learners, *words, config_type=OpenConfig)
 
 
+@pytest.mark.long
 def test_a_key_name_of_another_library_suggests_the_matching_key(learners):
     def complaints(*typed):
         with pytest.raises(ConfigurationError) as refused:
@@ -426,6 +429,7 @@ def test_a_flag_name_of_another_library_suggests_the_matching_key(learners, mist
     assert mistaken("--learning-rate=1e-4", config_type=OpenConfig).endswith("; type agent.lr=1e-4")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "schedule"),
     [

@@ -101,6 +101,7 @@ def test_early_fragments_wait_for_their_session_and_version():
     assert versions(buffer) == [0, 2]
 
 
+@pytest.mark.long
 def test_the_cost_of_a_fetch_hardly_grows_with_the_number_of_chunks():
     def median_s(buffer):
         times = []

@@ -39,6 +39,7 @@ def test_every_ordered_pick_is_equally_likely():
     assert chi_square(counts, dict.fromkeys(picks, 200)) < 98.3  # 59 degrees of freedom: p = 0.001
 
 
+@pytest.mark.long
 def test_prioritized_picks_follow_the_priorities_of_the_remaining_chunks():
     rng, masses = np.random.default_rng(5), [1.0, 2.0, 4.0, 9.0]
     pool = pool_of([mass**2 for mass in masses], sampler="prioritized", alpha=0.5)
@@ -99,6 +100,7 @@ def test_the_chunk_pool_matches_a_plain_list(steps):
         assert {chunk.id for chunk in pool.newer_than(version)} == higher
 
 
+@pytest.mark.long
 def test_the_pool_does_not_grow_with_the_number_of_versions():
     pool, sizes = pool_of([]), []
     for number in range(10_000):

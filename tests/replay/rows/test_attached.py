@@ -27,6 +27,7 @@ def shared(capacity=64, **options):
     return buffer
 
 
+@pytest.mark.long
 def test_an_attached_process_reads_the_rows_drawn_by_the_owner():
     buffer = shared(dedup_next=True, frame_stack={"obs": 3}, n_step=2)
     draw = buffer.draw(16)

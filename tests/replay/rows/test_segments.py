@@ -229,6 +229,7 @@ def test_loading_uses_several_threads(tmp_path, monkeypatch):
     assert_equal_draws(filled(1000, width=80), other, 2)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=12), st.integers(1, 40))
 def test_only_finished_saves_are_built_upon(steps, capacity):
     """Each step adds rows and saves; the save finishes or is lost."""

@@ -122,6 +122,7 @@ def test_images_and_texts_are_stored(run, client, tmp_path):
     assert Path(downloaded).read_text(encoding="utf-8") == "# Größe"
 
 
+@pytest.mark.long
 def test_system_metrics_are_logged(run, client):
     sink = opened(run, system_metrics_interval_s=0.2)
     wait_until(lambda: "system/cpu_utilization_percentage" in client.get_run(sink.run_id).data.metrics)

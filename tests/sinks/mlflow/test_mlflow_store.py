@@ -88,6 +88,7 @@ def test_a_locked_database_is_busy_but_a_missing_one_is_not(run_with_store):
     assert not isinstance(raised.value, SinkBusyError)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_can_create_the_database_concurrently(tmp_path):
     children = [

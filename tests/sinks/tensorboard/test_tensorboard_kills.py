@@ -63,6 +63,7 @@ def attempt(root, seed, delay_s):
     return process.returncode == 0, first_index
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_point_is_written_exactly_once_despite_random_kills(tmp_path):
     seed = random.randrange(2**32)

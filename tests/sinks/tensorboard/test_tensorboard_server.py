@@ -99,6 +99,7 @@ def write(sink, first, end, value):
     sink.flush()
 
 
+@pytest.mark.long
 def test_each_dashboard_shows_the_logged_values(server, sink):
     sink.log_params({"lr": "0.1", "env": "CartPole"})
     sink.log_media(media.histogram("h", np.arange(100.0), bins=4, step=3, time=10.5))

@@ -103,6 +103,7 @@ class WatchedDQN(Watched, DQN):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "engine", "parts"),
     [

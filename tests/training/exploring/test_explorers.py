@@ -344,6 +344,7 @@ def test_a_learner_may_collect_several_times_in_one_step(train_config, style):
     engine.cleanup()
 
 
+@pytest.mark.long
 def test_a_replay_bounded_by_staleness_samples_no_row_of_older_weights(train_config):
     bounded = {"replay": {"max_staleness": 3}, "explorer": {"num": 2}, "sync": {"style": "fully_async"}}
     engine = DQN(train_config(**DQN_PARTS | bounded))
