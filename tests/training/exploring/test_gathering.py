@@ -77,7 +77,7 @@ def test_explorers_in_ray_write_rows_too(train_config, trained, ray_cluster):
 
 
 class ConstantPolicy(QPolicy):
-    """Acts as its buffer `choice` says, and creates a file named after it."""
+    """Acts as its buffer `choice` says, and creates a file named after it; rows have the argument of schedules."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -86,7 +86,7 @@ class ConstantPolicy(QPolicy):
     def act(self, obs, state, ctx):
         if acted := os.environ.get("ACTED"):
             Path(f"{acted}_{int(self.choice)}").touch()
-        return trieye.Act((self.choice % 2).expand(len(obs)).clone())
+        return trieye.Act((self.choice % 2).expand(len(obs)).clone(), {"at": torch.full((len(obs),), ctx.env_steps)})
 
 
 class ConstantEngine(trieye.TrainEngine[TrainConfig], policy=ConstantPolicy):
@@ -108,6 +108,17 @@ def test_the_checkpoint_of_the_policy_is_configurable(train_config, which, actio
     trieye.train(train_config(mode="explore", loop={"steps": 30}, explore={"checkpoint": which}))
     rows = rows_in(run_dir / "explored_1.npz")
     assert set(rows["action"]) == {action}
+
+
+@pytest.mark.parametrize("explorers", [0, 2])
+def test_schedules_stay_at_the_step_of_the_checkpoint(train_config, explorers):
+    engine = {"engine": f"{__name__}:ConstantEngine"}
+    config = train_config(agent=engine, loop={"steps": 20})
+    trieye.train(config)
+    explorer = {"num": explorers, "fragment_steps": 8}
+    trieye.train(train_config(mode="explore", loop={"steps": 200}, explorer=explorer))
+    rows = rows_in(config.persistence.get_run_base_dir() / "explored_1.npz")
+    assert set(rows["at"]) == set(range(20, 28))  # within a fragment they continue
 
 
 @pytest.mark.parametrize("explorers", [pytest.param(0, marks=pytest.mark.long), 2])

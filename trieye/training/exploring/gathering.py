@@ -184,11 +184,11 @@ def _collect_here(
     num = config.env.num
     on_nonfinite, gamma = collected_rows.on_nonfinite, config.agent.gamma
     collector = Collector(config.env, policy, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
-    collector.env_steps = policy.schedule_step
     try:
         while not collected_rows.is_complete:
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
+            collector.env_steps = policy.schedule_step  # each fragment, because the collector counts on
             steps = min(collected_rows.steps, math.ceil((collected_rows.limit - collected_rows.num) / num))
             collected_rows.add(collector.collect(steps), collector.metrics(), first_env=0)
             collector.take_moments()  # discard: there is no learner
@@ -215,8 +215,7 @@ def _collect_by_explorers(
                 num_promised = len(waiting) + sum(len(other.assignments) for other in group.slots if other.is_expected)
                 if collected_rows.num + num_promised * collected_rows.steps * num >= collected_rows.limit:
                     return
-                env_steps = policy.schedule_step + collected_rows.num
-                group.submit(slot, Assignment(slot.granted, collected_rows.steps, env_steps, published))
+                group.submit(slot, Assignment(slot.granted, collected_rows.steps, policy.schedule_step, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
     group = ExplorerGroup(task, pool, config.explorer, deliver=deliver, assignment=assignment, leave=lambda _: None)
