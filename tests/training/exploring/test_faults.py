@@ -18,7 +18,7 @@ from tests.training.worlds import Numbered
 from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.replay.remote import Writer
-from trieye.training.exploring import group
+from trieye.training.exploring import gathering, group
 from trieye.training.exploring.explorer import Assignment, Explorer, Published, Task
 from trieye.training.exploring.places import ThreadExplorerPool
 from trieye.training.exploring.transports import LocalTransport
@@ -219,6 +219,16 @@ def test_the_nodes_of_explorers_are_logged_and_waiting_for_one_never_times_out(t
     pool.third.set_result("machine0")
     wait_until(lambda: "explorers: 2 on machine0, 1 on machine1" in capsys.readouterr().err, within_s=20)
     engine.cleanup()
+
+
+def test_a_collection_assigns_nothing_to_an_explorer_that_waits_for_a_node(train_config, monkeypatch, capsys):
+    trieye.train(train_config(loop={"steps": 10}))
+    monkeypatch.setattr(gathering, "pool_and_transport", lambda _: (LimitedPool(), LocalTransport()))
+    explorer = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0}
+    trieye.train(train_config(mode="explore", explorer=explorer, loop={"steps": 200}))
+    stderr = capsys.readouterr().err
+    assert "explored_1.npz: 20" in stderr
+    assert "explorer 2" not in stderr
 
 
 def test_explorers_without_resource_requests_are_reported_as_starting(train_config, monkeypatch, capsys):

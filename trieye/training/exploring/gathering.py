@@ -211,7 +211,7 @@ def _collect_by_explorers(
 
     def assignment() -> None:
         for slot in group.alive:
-            while slot.worker is not None and len(slot.assignments) < config.explorer.max_in_flight:
+            while slot.is_ready and len(slot.assignments) < config.explorer.max_in_flight:
                 num_promised = len(waiting) + sum(len(other.assignments) for other in group.slots if other.is_expected)
                 if collected_rows.num + num_promised * collected_rows.steps * num >= collected_rows.limit:
                     return
