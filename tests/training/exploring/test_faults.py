@@ -221,14 +221,17 @@ def test_the_nodes_of_explorers_are_logged_and_waiting_for_one_never_times_out(t
     engine.cleanup()
 
 
-def test_a_collection_assigns_nothing_to_an_explorer_that_waits_for_a_node(train_config, monkeypatch, capsys):
+def test_a_collection_does_not_wait_for_an_explorer_without_a_node(train_config, monkeypatch, capsys):
     trieye.train(train_config(loop={"steps": 10}))
+    monkeypatch.setattr(group, "PATIENCE_S", 0.0)
     monkeypatch.setattr(gathering, "pool_and_transport", lambda _: (LimitedPool(), LocalTransport()))
     explorer = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0}
     trieye.train(train_config(mode="explore", explorer=explorer, loop={"steps": 200}))
     stderr = capsys.readouterr().err
     assert "explored_1.npz: 20" in stderr
+    assert "explorers: 1 on machine0, 1 on machine1, 1 still starting\n" in stderr
     assert "explorer 2" not in stderr
+    assert "sync.style" not in stderr
 
 
 def test_explorers_without_resource_requests_are_reported_as_starting(train_config, monkeypatch, capsys):

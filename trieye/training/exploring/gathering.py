@@ -69,6 +69,7 @@ def explore(config: TrainingConfig) -> Path:
         "loop": loop,
         "explorer": config.explorer,
         "runtime": config.runtime,
+        "sync": run_config.sync.model_copy(update={"style": "trainer_driven"}),  # explorers never wait for each other
     }
     collected_rows = _CollectedRows(
         limit,
