@@ -37,7 +37,8 @@ from trieye.training.seeds import training_seed
 from trieye.training.spaces import columns_of, nested, stacks_in
 from trieye.training.steps import Steps
 
-_STREAM_INCREMENT = 1 << 24  # far above the index of any environment; below `INTERRUPTION` of replay writers
+STREAM_INCREMENT = 1 << 24
+"""Added to the stream id of an environment after a cut: far above all indices, below `INTERRUPTION` of writers."""
 
 
 class Collector:
@@ -56,6 +57,7 @@ class Collector:
         interrupted: Number of cut episodes: on resume, if their environment could not be restored; after an exception
             or interruption within a step; and because of non-finite values.
         generator: Random generator of exploration, on the policy's device; saved.
+        streams: int64 `[n]`, ids of the environments in a replay; replaced after a cut.
         scale: Scale of the rewards, with `env.normalize_rewards`.
     """
 
@@ -82,7 +84,7 @@ class Collector:
         self._device = policy.device
         self.generator = torch.Generator(self._device).manual_seed(seed)
         self.env_steps = self.interrupted = self._reported_interrupted = 0
-        self._streams = np.arange(self.envs.num_envs)  # environment ids in the replay; replaced after a cut
+        self.streams = np.arange(self.envs.num_envs)
         self._retired_entries: list[dict[str, Any]] = []  # of earlier explorers, for later ones
         self._refusals: dict[int, int] = {}  # consecutive refused rows by environment
         self._reset_all(seed)
@@ -114,7 +116,7 @@ class Collector:
         """
         if self._interrupted_by is not None:
             self.interrupted += self.num_open
-            self._streams = self._streams + _STREAM_INCREMENT
+            self.streams = self.streams + STREAM_INCREMENT
             self._reset_all(training_seed(self._seed, self.env_steps))
             self._interrupted_by = None
         done, state = self._done, self._state
@@ -181,7 +183,7 @@ class Collector:
             raise ConfigurationError(f"{kind}.act(): the extra {name!r} has the name of a column of rows; rename it")
         self._check_policy(actions, extras)
         last_state = map_state(self._state, torch.clone)
-        streams = self._streams.copy()
+        streams = self.streams.copy()
         stacked_names = stacks_in(self._policy.spaces.observation, self._config.frame_stack)
         return Rows(arrays, self._obs, valid, extras, initial_state, self._device, last_state, streams, stacked_names)
 
@@ -248,7 +250,7 @@ class Collector:
         """Count cut episodes; after a cut in the first row, an environment gets a new stream id."""
         for t, n in recorded_steps.cuts:
             if t == 0:
-                self._streams[n] += _STREAM_INCREMENT
+                self.streams[n] += STREAM_INCREMENT
                 self._returns[n], self._lengths[n] = 0.0, 0
                 if self.scale is not None:
                     self.scale.cut(n)
@@ -373,7 +375,7 @@ class Collector:
             "interrupted": self.interrupted,
             "obs": self._obs,
             "done": self._done,
-            "streams": self._streams,
+            "streams": self.streams,
             "policy_state": self._state,
             "returns": self._returns,
             "lengths": self._lengths,
@@ -424,7 +426,7 @@ class Collector:
         self._obs = {name: np.array(item) for name, item in state["obs"].items()}
         self._state = map_state(state["policy_state"], lambda item: item.to(self._device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
-        self._streams = np.array(state.get("streams", self._streams))
+        self.streams = np.array(state.get("streams", self.streams))
         if isinstance(self.envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state
             self.envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True

@@ -111,7 +111,7 @@ class Rows:
         return type(self)(arrays, {}, np.ones((1, self.valid.shape[1]), bool), extras, device=self.device)
 
     def as_payload(self) -> dict[str, Array]:
-        """Return all fields as NumPy arrays by name, for transport; `of_payloads` is the inverse."""
+        """Return columns and states as NumPy arrays by name, for transport; `of_payloads` is the inverse."""
         payload = {f"rows/{name}": array for name, array in self.arrays.items()} | {"valid": self.valid}
         payload |= {f"last/{name}": array for name, array in self.last_obs.items()}
         payload |= {f"extras/{name}": tensor.cpu().numpy() for name, tensor in self.extras.items()}

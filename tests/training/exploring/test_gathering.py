@@ -13,6 +13,7 @@ import torch
 
 import trieye
 from tests.training.algorithms import QPolicy, TrainConfig
+from tests.training.worlds import Troubled
 from tests.waiting import wait_until
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
@@ -37,6 +38,15 @@ def rows_in(path):
         return {name: archive[name] for name in archive.files}
 
 
+def check_episodes(rows, *, at_least):
+    """Check that the rows of each episode are contiguous, and that there are so many episodes."""
+    episodes = [np.flatnonzero(rows[EPISODE] == number) for number in np.unique(rows[EPISODE])]
+    assert len(episodes) >= at_least
+    for ids in episodes:
+        assert (rows["next_obs"][ids[:-1]] == rows["obs"][ids[1:]]).all()
+        assert not (rows["terminated"] | rows["truncated"])[ids[:-1]].any()
+
+
 def test_an_unknown_run_is_rejected_with_a_suggestion(train_config, trained):
     for mode in ("explore", "bench"):
         config = train_config(mode=mode, run_name=f"{trained.name}s", loop={"env_steps": 500})
@@ -57,11 +67,7 @@ def test_collecting_leaves_the_run_unchanged_and_its_rows_train_offline(train_co
     rows = rows_in(trained / path)
     assert str(path) == "explored_1.npz"
     assert 250 <= len(rows["reward"]) <= 310
-    episodes = [np.flatnonzero(rows[EPISODE] == number) for number in np.unique(rows[EPISODE])]
-    assert len(episodes) > 5
-    for ids in episodes:
-        assert (rows["next_obs"][ids[:-1]] == rows["obs"][ids[1:]]).all()
-        assert not (rows["terminated"] | rows["truncated"])[ids[:-1]].any()
+    check_episodes(rows, at_least=6)
     loop = {"axis": "updates", "steps": 40}
     offline = train_config(mode="train", data=str(trained / path), run_name="offline", loop=loop)
     trieye.train(offline)
@@ -208,16 +214,42 @@ def test_rows_collected_before_an_error_or_a_signal_are_written(train_config, fa
     assert not (run_dir / "explored_2.npz").exists()  # no rows were collected
 
 
+SPOILED = {"id": "tests.training.worlds:Spoiled-v0", "kwargs": {"target": "reward", "at": 30, "every": 30}}
+
+
 @pytest.mark.parametrize("explorers", [0, 2])
 def test_omitted_nonfinite_rows_are_reported_and_counted(train_config, explorers, capfd):
-    env = {"id": "tests.training.worlds:Spoiled-v0", "kwargs": {"target": "reward", "at": 30, "every": 30}}
-    parts = {"agent": {"engine": f"{__name__}:ConstantEngine"}, "env": env | {"eval_episodes": 1}}
+    parts = {"agent": {"engine": f"{__name__}:ConstantEngine"}, "env": SPOILED | {"eval_episodes": 1}}
     trieye.train(train_config(**parts, loop={"steps": 10}))
     chosen = {"explorer": {"num": explorers, "fragment_steps": 20}, "loop": {"steps": 200, "on_nonfinite": "skip"}}
     trieye.train(train_config(**parts, mode="explore", **chosen))
     stderr = capfd.readouterr().err
     assert stderr.count("the reward nan of environment 0") == 1
     assert re.search(r"\.npz: 2\d\d rows, [3-9] omitted non-finite rows, ", stderr)
+
+
+@pytest.mark.parametrize("env", [SPOILED])
+def test_one_explorer_writes_the_same_rows_as_this_process(train_config, env, tmp_path):
+    parts = {"agent": {"engine": f"{__name__}:ConstantEngine"}, "env": env | {"num": 2, "eval_episodes": 1}}
+    trieye.train(train_config(**parts, loop={"steps": 10}))
+    for num in (0, 1):
+        chosen = {"explorer": {"num": num, "fragment_steps": 20}, "explore": {"output": str(tmp_path / f"{num}.npz")}}
+        trieye.train(train_config(**parts, mode="explore", **chosen, loop={"steps": 300, "on_nonfinite": "skip"}))
+    here, there = (rows_in(tmp_path / f"{num}.npz") for num in (0, 1))
+    assert 300 <= len(here["reward"]) <= len(there["reward"])
+    for name in here.keys() - {"at"}:  # the last fragment of this process is shorter
+        assert np.array_equal(here[name], there[name][: len(here[name])]), name
+
+
+def test_rows_of_rebuilt_environments_never_join_an_earlier_episode(train_config, monkeypatch, tmp_path):
+    parts = {"env": {"id": "tests.training.worlds:FailsOnce-v0", "eval_episodes": 1}}
+    monkeypatch.setattr(Troubled, "num_steps", 50)
+    trieye.train(train_config(**parts, loop={"steps": 10}))
+    Troubled.num_steps = 0
+    chosen = {"explorer": {"num": 1, "fragment_steps": 4}, "explore": {"output": str(tmp_path / "rows.npz")}}
+    trieye.train(train_config(**parts, mode="explore", **chosen, loop={"steps": 100}))
+    assert Troubled.num_steps > 100
+    check_episodes(rows_in(tmp_path / "rows.npz"), at_least=3)
 
 
 def test_an_empty_file_is_used_unless_another_process_is_collecting_into_it(train_config, trained):

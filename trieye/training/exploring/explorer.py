@@ -11,7 +11,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import EnvironmentLostError, NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.remote.writer import Writer
-from trieye.training.collecting import Collector
+from trieye.training.collecting import STREAM_INCREMENT, Collector
 from trieye.training.exploring.transports import SupersededError, Transport, load_weights
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Moments, Policy
@@ -76,6 +76,7 @@ class FragmentResult:
         remarks: Messages about omitted rows.
         lost: Fragments abandoned before this one, because an environment raised.
         returns: Moments of its discounted returns, with `env.normalize_rewards`.
+        streams: `Rows.streams` of the payload.
     """
 
     explorer: int
@@ -92,6 +93,7 @@ class FragmentResult:
     remarks: list[str] = field(default_factory=list)
     lost: int = 0
     returns: ReturnMoments | None = None
+    streams: Array | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -219,6 +221,7 @@ class Explorer:
             remarks=remarks,
             lost=lost,
             returns=None if self._collector.scale is None else self._collector.scale.newest,
+            streams=None if payload is None else rows.streams,
         )
 
     def _collect(self, assignment: Assignment) -> Rows:
@@ -259,13 +262,13 @@ class Explorer:
 
     def _rebuild(self, assignment: Assignment) -> None:
         num_cut = self._collector.num_open
-        generator = self._collector.generator
+        generator, streams = self._collector.generator, self._collector.streams
         try:
             self._collector.close()
         except Exception as error:  # noqa: BLE001 - close() may fail for the same reason; a new collector replaces it
             say(f"explorer {self._index}: cannot close its environments: {type(error).__name__}: {error}")
         self._collector = self._make_collector(training_seed(self._seed, assignment.number))
-        self._collector.generator = generator
+        self._collector.generator, self._collector.streams = generator, streams + STREAM_INCREMENT
         self._collector.interrupted = num_cut
         if self._writer is not None:
             self._writer.interrupt()

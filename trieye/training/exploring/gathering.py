@@ -121,12 +121,9 @@ class _CollectedRows:
         """Whether the limit is reached."""
         return self.num >= self.limit
 
-    def add(self, rows: Rows, ended: Mapping[str, list[float]], *, first_env: int, were_cut: bool = False) -> None:
-        """Add rows, and the values of ended episodes; `were_cut`: the unfinished episodes of earlier rows were cut."""
+    def add(self, rows: Rows, ended: Mapping[str, list[float]], *, first_env: int) -> None:
+        """Add rows, and the values of ended episodes."""
         data, env_ids = rows.transitions()
-        if were_cut:
-            for member in range(rows.valid.shape[1]):
-                self._buffer.interrupt(first_env + member)
         if len(env_ids):
             self._buffer.extend(data, env_ids + first_env)
         self.num += len(env_ids)
@@ -228,7 +225,8 @@ def _collect_by_explorers(
             report, incarnation = waiting.popleft()
             first_env = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
             rows = Rows.of_payloads([report.payload or {}], policy.device)
-            collected_rows.add(rows, report.ended, first_env=first_env, were_cut=bool(report.interrupted))
+            rows.streams = report.streams
+            collected_rows.add(rows, report.ended, first_env=first_env)
             collected_rows.on_nonfinite.counts["rows"] += report.refused
             for remark in report.remarks:
                 collected_rows.on_nonfinite.show("rows", remark)

@@ -13,7 +13,7 @@ from trieye.training.exploring.explorer import FragmentResult
 from trieye.training.policy import Moments
 from trieye.training.rows import Array, Rows
 
-_NOT_STORED = ("payload",)
+_NOT_STORED = ("payload", "streams")
 
 
 class Reports:
