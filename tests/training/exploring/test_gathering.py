@@ -228,7 +228,7 @@ def test_omitted_nonfinite_rows_are_reported_and_counted(train_config, explorers
     assert re.search(r"\.npz: 2\d\d rows, [3-9] omitted non-finite rows, ", stderr)
 
 
-@pytest.mark.parametrize("env", [SPOILED])
+@pytest.mark.parametrize("env", [SPOILED, {"frame_stack": 3}], ids=["spoiled", "stacked"])
 def test_one_explorer_writes_the_same_rows_as_this_process(train_config, env, tmp_path):
     parts = {"agent": {"engine": f"{__name__}:ConstantEngine"}, "env": env | {"num": 2, "eval_episodes": 1}}
     trieye.train(train_config(**parts, loop={"steps": 10}))

@@ -33,6 +33,7 @@ from trieye.training.loading import policy_of
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 from trieye.training.seeds import training_seed
+from trieye.training.spaces import stacks_in
 
 _SEED_OFFSET = 3_000_000
 """Added to the seed, so that episodes start differently from training and evaluations."""
@@ -198,7 +199,7 @@ def _collect_by_explorers(
     config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected_rows: _CollectedRows
 ) -> None:
     """Collect with explorers."""
-    num = config.env.num
+    num, stacked_names = config.env.num, stacks_in(policy.spaces.observation, config.env.frame_stack)
     pool, transport = pool_and_transport(config)
     published = Published(0, transport.publish(0, weights_of(policy)))
     waiting: deque[tuple[FragmentResult, int]] = deque()
@@ -225,7 +226,7 @@ def _collect_by_explorers(
             report, incarnation = waiting.popleft()
             first_env = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
             rows = Rows.of_payloads([report.payload or {}], policy.device)
-            rows.streams = report.streams
+            rows.streams, rows.stacked = report.streams, stacked_names
             collected_rows.add(rows, report.ended, first_env=first_env)
             collected_rows.on_nonfinite.counts["rows"] += report.refused
             for remark in report.remarks:
