@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
 from trieye.replay.exchange.files import EPISODE
+from trieye.training.exploring import gathering
 from trieye.training.exploring.transports import CheckpointTransport
 
 
@@ -199,18 +200,30 @@ class BreakingEngine(ConstantEngine, policy=BreakingPolicy):
     pass
 
 
-@pytest.mark.parametrize(("fault", "error"), [(raise_error, ZeroDivisionError), (receive_sigterm, RunInterrupted)])
-def test_rows_collected_before_an_error_or_a_signal_are_written(train_config, fault, error, monkeypatch):
-    monkeypatch.setattr(BreakingPolicy, "calls", 0)
+@pytest.mark.parametrize(
+    ("fault", "error", "explorers"),
+    [(raise_error, ZeroDivisionError, 0), (receive_sigterm, RunInterrupted, 0), (raise_error, ZeroDivisionError, 1)],
+)
+def test_rows_collected_before_an_error_or_a_signal_are_written(train_config, fault, error, explorers, monkeypatch):
+    def add_late(*args, add=gathering._CollectedRows.add, **options):
+        wait_until(lambda: not explorers or BreakingPolicy.calls > 300)  # many fragments have been delivered
+        add(*args, **options)
+
+    monkeypatch.setattr(gathering._CollectedRows, "add", add_late)
     monkeypatch.setattr(BreakingPolicy, "fault", staticmethod(fault))
     config = train_config(agent={"engine": f"{__name__}:BreakingEngine"}, loop={"steps": 20})
+    monkeypatch.setattr(BreakingPolicy, "calls", 0)
     trieye.train(config)
+    BreakingPolicy.calls = 0
+    explorer = {"num": explorers, "fragment_steps": 10, "max_restarts": 0}
+    collection = train_config(mode="explore", loop={"steps": 1000}, explorer=explorer)
     with pytest.raises(error):
-        trieye.train(train_config(mode="explore", loop={"steps": 1000}))
+        trieye.train(collection)
     run_dir = config.persistence.get_run_base_dir()
-    assert len(rows_in(run_dir / "explored_1.npz")["reward"]) > 100
+    rows = rows_in(run_dir / "explored_1.npz")
+    assert np.count_nonzero(rows["at"] == 20) == 30  # fragments
     with pytest.raises(error):
-        trieye.train(train_config(mode="explore", loop={"steps": 1000}))
+        trieye.train(collection)
     assert not (run_dir / "explored_2.npz").exists()  # no rows were collected
 
 

@@ -130,6 +130,16 @@ class _CollectedRows:
         self.num += len(env_ids)
         self._returns += ended.get("episode/return", [])
 
+    def add_result(self, result: FragmentResult, first_env: int, policy: Policy) -> None:
+        """Add the rows of an explorer, whose environments have ids from `first_env`."""
+        rows = Rows.of_payloads([result.payload or {}], policy.device)
+        rows.streams = result.streams
+        rows.stacked = stacks_in(policy.spaces.observation, policy.config.env.frame_stack)
+        self.add(rows, result.ended, first_env=first_env)
+        self.on_nonfinite.counts["rows"] += result.refused
+        for remark in result.remarks:
+            self.on_nonfinite.show("rows", remark)
+
     def write(self, path: Path) -> None:
         """Write the rows to a file."""
         export = export_npz if path.suffix == ".npz" else export_parquet
@@ -199,13 +209,14 @@ def _collect_by_explorers(
     config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected_rows: _CollectedRows
 ) -> None:
     """Collect with explorers."""
-    num, stacked_names = config.env.num, stacks_in(policy.spaces.observation, config.env.frame_stack)
+    num = config.env.num
     pool, transport = pool_and_transport(config)
     published = Published(0, transport.publish(0, weights_of(policy)))
     waiting: deque[tuple[FragmentResult, int]] = deque()
 
     def deliver(report: FragmentResult) -> str:
-        waiting.append((report, group.slots[report.explorer].incarnation))
+        incarnation = group.slots[report.explorer].incarnation  # a restart begins new episodes
+        waiting.append((report, (incarnation * config.explorer.num + report.explorer) * num))
         return ""
 
     def assignment() -> None:
@@ -223,14 +234,7 @@ def _collect_by_explorers(
         while not collected_rows.is_complete:
             group.poke()
             group.wait(lambda: bool(waiting))
-            report, incarnation = waiting.popleft()
-            first_env = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
-            rows = Rows.of_payloads([report.payload or {}], policy.device)
-            rows.streams, rows.stacked = report.streams, stacked_names
-            collected_rows.add(rows, report.ended, first_env=first_env)
-            collected_rows.on_nonfinite.counts["rows"] += report.refused
-            for remark in report.remarks:
-                collected_rows.on_nonfinite.show("rows", remark)
+            collected_rows.add_result(*waiting.popleft(), policy)
             if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
                 version = published.version + 1
@@ -238,6 +242,8 @@ def _collect_by_explorers(
     finally:
         collected_rows.num_lost = group.lost
         group.close()
+        while waiting and not collected_rows.is_complete:  # after an error or a signal
+            collected_rows.add_result(*waiting.popleft(), policy)
 
 
 @contextmanager
