@@ -176,6 +176,13 @@ def test_a_missing_directory_of_the_output_is_rejected_before_collecting(train_c
     assert "collecting" not in capfd.readouterr().err
 
 
+def test_a_collection_that_exceeds_the_memory_is_told_to_collect_fewer_rows(train_config, trained):
+    expected = r"loop.env_steps=100000000000: .* GiB.*; collect fewer rows at a time; .* explored_<N>.npz$"
+    with pytest.raises(ConfigurationError, match=expected):
+        trieye.train(train_config(mode="explore", loop={"steps": 10**11}))
+    assert not list(trained.glob("explored_*"))
+
+
 def raise_error():
     raise ZeroDivisionError("broken")
 

@@ -123,10 +123,21 @@ class _CollectedRows:
         return self.num >= self.limit
 
     def add(self, rows: Rows, ended: Mapping[str, list[float]], *, first_env: int) -> None:
-        """Add rows, and the values of ended episodes."""
+        """Add rows, and the values of ended episodes.
+
+        Raises:
+            ConfigurationError: There is not enough memory; the first rows reserve it for all.
+        """
         data, env_ids = rows.transitions()
-        if len(env_ids):
-            self._buffer.extend(data, env_ids + first_env)
+        try:
+            if len(env_ids):
+                self._buffer.extend(data, env_ids + first_env)
+        except ConfigurationError as error:
+            problem, advice, _ = str(error).partition("; lower replay.capacity")  # not a key of mode=explore
+            if not advice:
+                raise
+            advice = "collect fewer rows at a time; each collection writes a file of its own, explored_<N>.npz"
+            raise ConfigurationError(f"loop.env_steps={self.limit}: {problem}; {advice}") from error
         self.num += len(env_ids)
         self._returns += ended.get("episode/return", [])
 
