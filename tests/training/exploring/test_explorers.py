@@ -309,17 +309,26 @@ def test_a_resume_that_depends_on_timing_says_why(train_config, capsys, engine_c
 
 
 @pytest.mark.parametrize("replay", [{}, {"replay": {"kind": "fragment"}}])
-def test_a_resume_with_another_fragment_length_drops_the_waiting_fragments_and_says_so(train_config, capsys, replay):
+@pytest.mark.parametrize(
+    ("steps", "envs", "reason"),
+    [
+        (4, 1, "of 8 steps: explorers now collect 4 steps (explorer.fragment_steps"),
+        (8, 3, "of 1 environment: explorers now have 3 (env.num)"),
+    ],
+)
+def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(
+    train_config, capsys, replay, steps, envs, reason
+):
     parts = PPO_PARTS | {"sync": {"offset": 1}} | replay
     first = PPO(train_config(**parts, explorer={"num": 1, "fragment_steps": 8}))
     first.advance()
     state = decode(encode(first.save_checkpoint(None)))
     first.cleanup()
-    engine = PPO(train_config(**parts, explorer={"num": 2, "fragment_steps": 4}))
+    engine = PPO(train_config(**parts, explorer={"num": 2, "fragment_steps": steps}, env={"num": envs}))
     engine.load_checkpoint(state)
-    assert engine.collect().valid.shape == (4, 2)
+    assert engine.collect().valid.shape == (steps, 2 * envs)
     assert engine._row_source.metrics()["explorer/lost_fragments"] == len(state["collector"]["inbox"]["reports"]) > 0
-    assert "of 8 steps: explorers now collect 4 steps" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     engine.cleanup()
 
 

@@ -353,6 +353,7 @@ class Explorers:
             "interrupted": self._group.interrupted,
             "returns": self._scale.moments,
             "fragment_steps": self._steps,
+            "num_envs": self._num_envs,
             "inbox": self._queue.state_dict(),
         }
 
@@ -373,7 +374,8 @@ class Explorers:
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
         self._load_explorers(state["explorers"], state.get("retired", []))
-        self._load_queue(state["inbox"], state.get("fragment_steps", self._steps))
+        num_envs = state.get("num_envs", self._num_envs)  # missing in early checkpoints
+        self._load_queue(state["inbox"], state.get("fragment_steps", self._steps), num_envs)
         if self._sync.style == "fixed":
             self._say_inexact()
         return False
@@ -392,16 +394,18 @@ class Explorers:
             "inbox": {"reports": []},
         }
 
-    def _load_queue(self, state: Mapping[str, Any], fragment_steps: int) -> None:
+    def _load_queue(self, state: Mapping[str, Any], fragment_steps: int, num_envs: int) -> None:
         """Restore the waiting fragments, unless the learner cannot join their rows with those of new ones."""
-        if fragment_steps == self._steps or self._task.make_writer is not None:
+        is_same = (fragment_steps, num_envs) == (self._steps, self._num_envs)
+        if is_same or self._task.make_writer is not None:
             self._queue.load_state_dict(state)
         elif num := len(state["reports"]):
             self._group.lost += num
-            say(
-                f"lost {counted(num, 'waiting fragment')} of {fragment_steps} steps: explorers now collect "
-                f"{self._steps} steps (explorer.fragment_steps, by default agent.rollout_steps)"
-            )
+            reason = f"of {counted(num_envs, 'environment')}: explorers now have {self._num_envs} (env.num)"
+            if num_envs == self._num_envs:
+                reason = f"of {fragment_steps} steps: explorers now collect {self._steps} steps "
+                reason += "(explorer.fragment_steps, by default agent.rollout_steps)"
+            say(f"lost {counted(num, 'waiting fragment')} {reason}")
 
     def _say_inexact(self) -> None:
         config: Any = self._task.config
