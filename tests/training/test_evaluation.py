@@ -90,6 +90,19 @@ def test_a_mujoco_error_without_a_display_names_the_variable_for_the_backend(pla
         play("headless")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"episodes": 0}, r"episodes=0.*at least 1"),
+        ({"first_seed": -5}, r"first_seed=-5.*at least 0"),
+        ({"video": "/nowhere/first.gif"}, r"/nowhere is not a directory"),
+    ],
+)
+def test_invalid_arguments_are_rejected_before_the_policy_is_loaded(arguments, message):
+    with pytest.raises(trieye.ConfigurationError, match=message):
+        trieye.evaluate("unknown", **arguments)
+
+
 @pytest.mark.parametrize(("max_pixels", "duration_ms"), [(48, 300), (40, 400)], ids=["all frames", "every second"])
 def test_a_gif_plays_at_the_frame_rate_of_the_environment(
     play, train_config, tmp_path, monkeypatch, max_pixels, duration_ms

@@ -84,8 +84,10 @@ def evaluate(
 
     Raises:
         CheckpointError: The checkpoint does not exist, or no engine saved it.
-        ConfigurationError: The run's engine, its environment or the device does not exist.
+        ConfigurationError: The run's engine, its environment, the device or the directory of `video` does not exist, or
+            a number is too small.
     """
+    _check_arguments(episodes, first_seed, video)
     import numpy as np
 
     from trieye.training.evaluation import Evaluation, summary
@@ -126,6 +128,15 @@ def evaluate(
         **{name: value for name, value in metrics.items() if name not in {"return", "return_std"}},
         "returns": returns.tolist(),
     }
+
+
+def _check_arguments(episodes: int, first_seed: int, video: str | Path | None) -> None:
+    """Raise for arguments that would fail after the first episode, or with an error of a library."""
+    for name, value, minimum in (("episodes", episodes, 1), ("first_seed", first_seed, 0)):
+        if value < minimum:
+            raise ConfigurationError(f"evaluate({name}={value}): {name} must be at least {minimum}")
+    if video is not None and not (directory := Path(video).parent).is_dir():
+        raise ConfigurationError(f"evaluate(video={str(video)!r}): {directory} is not a directory; create it first")
 
 
 @contextmanager

@@ -112,6 +112,12 @@ def test_weights_of_unusual_dtypes_are_delivered(dtype, tmp_path):
     assert theirs.scale.tolist() == [3, 3]
 
 
+def test_weights_of_a_dtype_that_files_lack_are_rejected(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"sync.transport=checkpoint .* complex128 of phase; .*=auto"):
+        CheckpointTransport(tmp_path).publish(0, {"phase": torch.zeros(2, dtype=torch.complex128)})
+    assert not list(tmp_path.iterdir())
+
+
 class Counted(nn.Linear):
     def get_extra_state(self):
         return {"count": 1}

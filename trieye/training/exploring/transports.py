@@ -13,7 +13,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.files.atomic import replacing
 from trieye.files.checksum import ChecksumFile
 from trieye.process.progress import say
-from trieye.snapshot.arrays import map_tensors, write_tensors
+from trieye.snapshot.arrays import FORMATS, map_tensors, write_tensors
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -89,11 +89,21 @@ class CheckpointTransport:
         self._directory, self._num_kept = directory, keep
 
     def publish(self, version: int, weights: Weights) -> Any:
-        """Write the weights to a file; see `Transport`."""
+        """Write the weights to a file; see `Transport`.
+
+        Raises:
+            ConfigurationError: The file format lacks a dtype.
+        """
+        arrays = as_arrays(weights)
+        for name, array in arrays.items():
+            if array.dtype not in FORMATS:
+                raise ConfigurationError(
+                    f"sync.transport=checkpoint cannot write the dtype {array.dtype} of {name}; set sync.transport=auto"
+                )
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"version_{version:012d}.safetensors"
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
-            write_tensors(file, as_arrays(weights), {})
+            write_tensors(file, arrays, {})
         older_paths = [other_path for other_path in self.paths() if other_path < path]
         # from an attempt that was killed later in the run
         later_paths = [other_path for other_path in self.paths() if other_path > path]
