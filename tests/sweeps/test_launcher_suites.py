@@ -33,6 +33,7 @@ class TestInLocalProcesses(LauncherTestSuite):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(_LATER)
 @pytest.mark.parametrize(
     ("launcher_name", "overrides"),
