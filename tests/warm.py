@@ -31,15 +31,18 @@ from trieye.sinks.mlflow import store
 
 LIGHT = (
     "trieye.config.hydra.compose", "trieye.config.hydra.main", "trieye.config.hydra.running", "hydra._internal.hydra",
-    "hydra.core.plugins", "yaml",
+    "hydra._internal.logging_config", "hydra.core.plugins", "yaml", "trieye.config.schedule",
 )  # fmt: skip
 RUN = (
-    *LIGHT, "numpy", "pandas", "pyarrow.parquet", "gymnasium", "trieye.run.run", "trieye.sinks.tensorboard.sink",
-    "trieye.experiment.loop", "trieye.cli.verify", "trieye.sweeps.sweeper", "trieye.sweeps.launcher",
+    *LIGHT, "numpy", "pandas", "pyarrow.pandas_compat", "pyarrow.parquet", "gymnasium", "trieye.run.run",
+    "trieye.sinks.tensorboard.sink", "tensorboard.compat.proto.event_pb2",
+    "tensorboard.plugins.hparams.plugin_data_pb2", "trieye.experiment.loop", "trieye.cli.verify",
+    "trieye.sweeps.sweeper", "trieye.sweeps.launcher",
 )  # fmt: skip
 HEAVY = (
     *RUN, "torch", "torch._dynamo", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "cookiecutter.main",
-    "trieye.sinks.mlflow.sink", "trieye.training.engine", "trieye.training.loading", "trieye.training.launch",
+    "sqlalchemy.dialects.sqlite", "mlflow.store.tracking.sqlalchemy_workspace_store", "trieye.sinks.mlflow.sink",
+    "trieye.training.engine", "trieye.training.gae", "trieye.training.loading", "trieye.training.launch",
     "gymnasium.envs.classic_control",
 )  # fmt: skip
 

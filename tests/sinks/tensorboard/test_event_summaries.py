@@ -1,6 +1,10 @@
+import subprocess
+import sys
+
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams import metadata as hparams
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
 from trieye.sinks.tensorboard.summaries import header, scalars, session_start
 from trieye.stats.point import Point
@@ -69,6 +73,30 @@ def params_shown(tmp_path, params):
 def test_parameters_are_shown_with_the_type_of_their_text(tmp_path, text, shown):
     (parameter,) = params_shown(tmp_path, {"p": text}).values()
     assert (type(parameter), parameter) == (type(shown), shown)
+
+
+def test_parameters_are_encoded_as_by_tensorboard(tmp_path):
+    params = {"lr": "0.1", "on": "true", "env.id": "CartPole-v1", "steps": "10"}
+    (event,) = parsed(session_start(params, make_run_info(tmp_path, run_name="my run", created=12.5)))
+    (value,) = event.summary.value
+    values = {"lr": 0.1, "on": True, "env.id": "CartPole-v1", "steps": 10}
+    (expected,) = hparams_pb(values, trial_id="my run", start_time_secs=12.5).value
+    contents = [each.metadata.plugin_data.content for each in (value, expected)]
+    shown, expected_shown = map(hparams.parse_session_start_info_plugin_data, contents)
+    assert shown == expected_shown
+    for each in (value, expected):
+        each.metadata.plugin_data.content = b""  # its parameters have no order
+    assert value == expected
+
+
+def test_encoding_parameters_imports_no_file_systems():
+    program = (
+        "import sys; from pathlib import Path; from trieye.sinks.tensorboard.summaries import session_start; "
+        "from trieye.testing import make_run_info; session_start({'lr': '0.1'}, make_run_info(Path())); "
+        "print({'boto3', 'botocore', 'fsspec'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_a_file_starts_with_its_version():

@@ -9,6 +9,7 @@ import numpy as np
 
 from trieye.exceptions import SerializationError
 from trieye.sinks.tensorboard.files import unframed
+from trieye.sinks.tensorboard.summaries import SESSION_START
 
 _CELL = re.compile(r"^\|([^|\n]+)\|([^\n]*)\|\s*$", re.MULTILINE)
 """A row of the Markdown table in which CleanRL stores its parameters."""
@@ -55,7 +56,7 @@ def params_of(files: Sequence[Path], max_bytes: int | None = None) -> tuple[dict
 
     Parameters are read from the HParams plugin's data, and from a table in a text `hyperparameters`, CleanRL's format.
     """
-    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     params: dict[str, Any] = {}
     began: float | None = None
@@ -63,8 +64,10 @@ def params_of(files: Sequence[Path], max_bytes: int | None = None) -> tuple[dict
         for event in _events(path, max_bytes, lambda path, reason: None):  # noqa: ARG005 - cut on purpose
             began = event.wall_time if began is None else min(began, event.wall_time)
             for value in event.summary.value:
-                if value.tag == metadata.SESSION_START_INFO_TAG:
-                    hparams = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
+                if value.tag == SESSION_START:
+                    hparams = HParamsPluginData.FromString(
+                        value.metadata.plugin_data.content
+                    ).session_start_info.hparams
                     params |= {name: _whole(getattr(item, item.WhichOneof("kind"))) for name, item in hparams.items()}
                 elif value.tag.startswith("hyperparameters") and value.tensor.string_val:
                     params |= params_in_text(value.tensor.string_val[0].decode(errors="replace"))

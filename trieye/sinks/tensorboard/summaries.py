@@ -12,6 +12,8 @@ from trieye.sinks.base import RunInfo
 from trieye.stats.operations import Cell, LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium, typed
 from trieye.stats.point import Point
 
+SESSION_START = "_hparams_/session_start_info"
+"""Tag of the parameters of a run in the HParams dashboard."""
 _MAX_VALUES_PER_EVENT = 64
 _BEFORE_ALL_STEPS = -(2**63)
 _MAX_ROWS_SHOWN = 500
@@ -76,13 +78,27 @@ def media(medium: Medium) -> list[bytes]:
 
 
 def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
-    """Encode the parameters of a run for the HParams dashboard; each run is a separate trial."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    """Encode the parameters of a run for the HParams dashboard; each run is a separate trial.
 
-    values = {printable(name): _typed(printable(text)) for name, text in params.items()}
-    summary = hparams_pb(values, trial_id=printable(run.run_name), start_time_secs=run.created)
-    return _serialized([Event(wall_time=run.created, summary=summary)])
+    TensorBoard's `hparams_pb` returns the same summary, but imports boto3 and 200 other modules, which takes 0.2 s.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_FLOAT
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+    info = SessionStartInfo(group_name=printable(run.run_name), start_time_secs=run.created)
+    for name, text in params.items():
+        value = _typed(printable(text))
+        kind = "bool_value" if isinstance(value, bool) else "string_value" if isinstance(value, str) else "number_value"
+        setattr(info.hparams[printable(name)], kind, value)
+    content = HParamsPluginData(version=0, session_start_info=info).SerializeToString()
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="hparams", content=content))
+    no_value = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=0)]))
+    item = Summary.Value(tag=SESSION_START, metadata=metadata, tensor=no_value)
+    return _serialized([Event(wall_time=run.created, summary=Summary(value=[item]))])
 
 
 def _histogram(medium: LogHistogram) -> Any:
