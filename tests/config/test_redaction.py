@@ -129,7 +129,7 @@ def test_secrets_in_recorded_overrides_are_redacted_like_those_in_the_config(ove
     ("text", "shown"),
     [
         ("pwd: abc # d\nlr: 1\ndb:\n  pwd: a b\n  pwd:\n", "pwd: *** # d\nlr: 1\ndb:\n  pwd: ***\n  pwd:\n"),
-        ("@@ -1 +1 @@ pwd: a\n+  token: a b\n-- token: 3", "@@ -1 +1 @@ pwd: ***\n+  token: ***\n-- token: 3"),
+        ("@@ -1 +1 @@ pwd: a\n+  token: a b\n-token: 3", "@@ -1 +1 @@ pwd: ***\n+  ***\n-token: 3"),
         (
             "+'api_key': a\n+db: {pwd: a, b: 1}\n+use_secret: yes",
             "+'api_key': ***\n+db: {pwd: ***, b: 1}\n+use_secret: yes",
@@ -139,13 +139,24 @@ def test_secrets_in_recorded_overrides_are_redacted_like_those_in_the_config(ove
         ("+db: {pwd:\n+  a}", "+db: {pwd:\n+  a}"),  # a patch must keep its lines
         ("ssh_key: |\n  ab\n\n  cd\nlr: 1", "ssh_key: ***\n  ***\n\n  ***\nlr: 1"),
         (
-            " a:\n+  token: >-  # new\n+    ab\n-    cd\n   lr: 1",
-            " a:\n+  token: ***  # new\n+    ***\n-    ***\n   lr: 1",
+            " a:\n-  x: 1\n+  token: >-  # new\n+    ab\n   lr: 1",
+            " a:\n-  x: 1\n+  token: ***  # new\n+    ***\n   lr: 1",
         ),
         ("db:\n  passwords:\n  - ab\n  - cd\nlr: 1", "db:\n  passwords:\n  ***\n  ***\nlr: 1"),
         ("+credentials:\n+  aws: {id: 1}\n+lr: 1", "+credentials:\n+  ***\n+lr: 1"),
         ("+credentials:\n+  aws: ${oc.env:ID}\n@@ -1 +1 @@\n   b: 1", "+credentials:\n+  ***\n@@ -1 +1 @@\n   b: 1"),
         ("token:\n  dim: 4", "token:\n  dim: 4"),
+        (
+            " pwd: |\n-  ab\n-a: 1\n+  cd\n+b: 1",
+            " pwd: ***\n-  ***\n-a: 1\n+  ***\n+b: 1",
+        ),  # each side has its own block
+        ("-passwords:\n+pins:\n   ann: ab", "-passwords:\n+pins:\n   ***"),
+        ("+  passwords:\n+  # of ann\n+# of bob\n+  - ab", "+  passwords:\n+  # of ann\n+# of bob\n+  ***"),
+        ("+pwd: ab\n+\n+  cd\n+lr: 1", "+pwd: ***\n+\n+  ***\n+lr: 1"),
+        ("+pwd: !!str |\n+  ab\n+lr: 1", "+pwd: ***\n+  ***\n+lr: 1"),
+        ("+passwords: [ab,\n+  cd]\n+lr: 1", "+passwords: ***\n+  ***\n+lr: 1"),
+        ("+pwd: |\r\n+  ab\r\n+lr: 1\r", "+pwd: ***\r\n+  ***\r\n+lr: 1\r"),
+        ("+- pwd: |\n+    ab\n+  host: a\n+- b", "+- pwd: ***\n+    ***\n+  host: a\n+- b"),
     ],
 )
 def test_secrets_in_yaml_are_redacted(text, shown):

@@ -149,6 +149,16 @@ def test_the_patch_is_redacted_and_applies_whatever_git_is_configured_to_show(re
     assert (clone / "conf.yaml").read_text() == "lr: 1\napi_key: ***\n"
 
 
+def test_the_patch_redacts_values_far_below_their_secret_key(repository, record):
+    conf = repository / "conf.yaml"
+    conf.write_text("auth:\n  passwords:\n" + "".join(f"  - hunter{number}\n" for number in range(10, 30)) + "lr: 1\n")
+    git(repository, "commit", "-q", "-a", "-m", "second")
+    conf.write_text(conf.read_text().replace("lr: 1", "  - hunter30\nlr: 2"))
+    patch = record(repository).with_suffix(".patch").read_text()
+    assert "hunter" not in patch
+    assert "+lr: 2\n" in patch
+
+
 def test_file_names_that_are_not_utf_8_or_look_like_headers_are_recorded(repository, record):
     (repository / "# rates.txt").write_text("a file of its own\n" * 3)
     git(repository, "add", ".")

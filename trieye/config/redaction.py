@@ -1,5 +1,6 @@
 """Redaction of secrets in everything that a run writes, and their restoration from the environment."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -54,14 +55,14 @@ _LINE = re.compile(
     rf"(?P<secret>(?:{_QUOTED}|{_NESTED}){_END}|\S+(?:[ \t]+[^\s#]\S*)*)",
     re.IGNORECASE | re.MULTILINE,
 )
-# a key whose value is in the next lines, as a block of text, a list or a dict
+# a key whose value may continue in the next lines, which are indented further
 _BLOCK = re.compile(
-    rf"[ @,\d#+-]*['\"]?(?:[^\W\d][\w.-]*?)?{_BEGINNING}(?:{_WORDS}['\"]?[ \t]*:(?:[ \t]+[|>][\d+-]*)?"
-    rf"|{_BEARER}['\"]?[ \t]*:[ \t]+[|>][\d+-]*)[ \t]*(?:#.*)?",
+    rf"[ @,\d#+-]*['\"]?(?:[^\W\d][\w.-]*?)?{_BEGINNING}"
+    rf"(?:{_WORDS}['\"]?[ \t]*:(?:[ \t].*)?|{_BEARER}['\"]?[ \t]*:[ \t]+[^\s#].*)\r?",
     re.IGNORECASE,
 )
 # the first column is the sign of a diff; YAML is indented by at least two columns
-_INDENTED = re.compile(r"(?P<before>[ +-]?(?P<indent>[ \t]*))(?P<secret>.*)")
+_INDENTED = re.compile(r"(?P<before>(?P<sign>[ +-]?)(?P<indent>[ \t]*))(?P<secret>.*?)(?P<end>\r?)")
 _IN_ASSIGNED = ("pass", "pwd", "secret", "credential", "authorization", "key", "token", "sig")
 """Every match of `_ASSIGNED`, `_ITEM` and `_LINE` contains one of these."""
 # the password in a URL, between user and host, which may contain / and @
@@ -265,19 +266,23 @@ def _without_parts(text: str, secrets: Mapping[str, str]) -> str:
 
 def _without_blocks(text: str) -> str:
     """Return YAML, or a diff of it, with `***` instead of each line below a secret key."""
-    lines: list[str] = []
-    key_indent: int | None = None  # columns; the items of a list may begin in the column of its key
+    lines = []
+    key_columns = {"-": math.inf, "+": math.inf}  # of the innermost secret key, before and after the change
     for line in text.split("\n"):
         match = _INDENTED.fullmatch(line)
-        if match is None or not match["secret"]:
-            lines.append(line)
+        assert match is not None  # noqa: S101 - the pattern matches every line
+        is_item, column = match["secret"].startswith("- "), len(match["indent"])
+        sides = match["sign"].strip() or "-+"
+        if not match["secret"] or (match["secret"].startswith("#") and all(column <= key_columns[it] for it in sides)):
+            lines.append(line)  # neither ends a block
             continue
-        indent = len(match["indent"])
-        if key_indent is not None and indent + match["secret"].startswith("- ") <= key_indent:
-            key_indent = None
-        lines.append(line if key_indent is None else _covered(match))
-        if key_indent is None and _BLOCK.fullmatch(line):
-            key_indent = indent + match["secret"].startswith("- ")
+        is_hidden = False
+        for side in sides:
+            if column + is_item > key_columns[side]:  # the items of a list may begin in the column of its key
+                is_hidden = True
+            else:
+                key_columns[side] = column + 2 * is_item if _BLOCK.fullmatch(line) else math.inf
+        lines.append(f"{match['before']}{HIDDEN}{match['end']}" if is_hidden else line)
     return "\n".join(lines)
 
 

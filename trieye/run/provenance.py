@@ -36,7 +36,7 @@ MAX_NAMED = 5
 """Maximum number of modules or packages that a message lists."""
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
-_YAML = re.compile(r'diff --git .*\.ya?ml(\.\w+)?"?\n', re.IGNORECASE)
+_YAML_FILES = ("*.yaml", "*.yml", "*.yaml.*", "*.yml.*")
 _PATCH_OPTIONS = (
     "--binary", "--no-color", "--no-ext-diff", "--no-textconv",
     "--submodule=short", "--src-prefix=a/", "--dst-prefix=b/",
@@ -261,12 +261,13 @@ class ProvenanceRecorder:
 
 
 def _patch(directory: str) -> bytes:
-    diff = _git(Path(directory), "diff", *_PATCH_OPTIONS, "HEAD")
-    if len(diff.encode("utf-8", "surrogateescape")) > MAX_PATCH_BYTES:
+    command = Path(directory), "diff", *_PATCH_OPTIONS
+    others = _git(*command, "HEAD", "--", ":/", *(f":(top,icase,exclude){pattern}" for pattern in _YAML_FILES))
+    # with the whole section of a change, whose first lines may contain the secret key of all others
+    yaml_files = _git(*command, "--function-context", "HEAD", "--", *(f":(top,icase){name}" for name in _YAML_FILES))
+    if len((others + yaml_files).encode("utf-8", "surrogateescape")) > MAX_PATCH_BYTES:
         return b"the uncommitted changes are larger than %d MiB and were not recorded\n" % (MAX_PATCH_BYTES >> 20)
-    files = re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE)
-    texts = (redacted_yaml(text) if _YAML.match(text) else redacted_text(text) for text in files)
-    return "".join(texts).encode("utf-8", "surrogateescape")
+    return (redacted_text(others) + redacted_yaml(yaml_files)).encode("utf-8", "surrogateescape")
 
 
 def _abbreviated(names: Sequence[str]) -> str:
