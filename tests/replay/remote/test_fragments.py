@@ -92,6 +92,19 @@ def test_a_waiting_reader_repeats_the_version_that_a_restarted_server_lost(tmp_p
         assert channel.server.buffer.session == "later"
 
 
+def test_after_a_restore_a_crash_does_not_bring_back_the_later_version(tmp_path):
+    rules = {"max_chunks": 8, "max_staleness": 0}
+    channel = FlakyChannel(lambda: FragmentServer(rules, directory=tmp_path / "own"))
+    replay = RemoteFragments(channel)
+    replay.set_version("s", 0)
+    replay.add(*fragments("a", 1)[0])
+    replay.snapshot(tmp_path / "saved")
+    replay.set_version("s", 2)
+    replay.restore(tmp_path / "saved")
+    channel.die()
+    assert len(replay.fetch(1, timeout_s=0).chunks) == 1
+
+
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_priorities_of_a_chunk_that_was_lost_in_a_crash_are_ignored(tmp_path, has_snapshot):
     directory = tmp_path / "snapshot" if has_snapshot else None
@@ -116,7 +129,7 @@ def test_an_actor_serves_waiting_readers_and_survives_a_kill(ray_cluster, tmp_pa
 
     name, rules = f"fragments_{os.getpid()}", {"max_chunks": 8, "fragments_per_chunk": 2}
     replay = RemoteFragments.start(rules, name=name, directory=tmp_path / "snapshot", timeout_s=120)
-    with pytest.raises(ConfigurationError, match=f"'{name}' belongs to a FragmentActor, not a ReplayActor"):
+    with pytest.raises(ConfigurationError, match=f"'{name}' belongs to a FragmentActor; choose another name"):
         RemoteReplay.start({"capacity": 10}, name=name)
     with ThreadPoolExecutor(12) as threads:
         waiting = [threads.submit(replay.fetch, 2, 60.0) for _ in range(12)]

@@ -1,6 +1,5 @@
 """ReplayActor and FragmentActor: replay servers as Ray actors, which only forward calls."""
 
-import re
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -196,8 +195,7 @@ def start_server(
         directory=None if directory is None else Path(directory).absolute(),
         snapshot_every_s=snapshot_every_s,
     )
-    # Ray names the class only in these texts: `Actor(FragmentActor, ...)` and `ActorClass(FragmentActor)`
-    existing, expected = (re.split(r"\W+", text)[1] for text in (repr(actor), type(kind).__name__))
-    if existing != expected:
-        raise ConfigurationError(f"name={name!r} belongs to a {existing}, not a {expected}; choose another name")
+    other = "FragmentActor" if kind is ReplayActor else "ReplayActor"
+    if f"({other}," in repr(actor):  # Ray names the class of an existing actor only in this text
+        raise ConfigurationError(f"name={name!r} belongs to a {other}; choose another name")
     return RayReplayChannel(actor, display_name, reports=True)

@@ -194,6 +194,16 @@ class RemoteFragments(Remote[FragmentServer]):
         """Add fragments with one call; see `FragmentBuffer.add_batch`."""
         return self.ask(FragmentServer.add_batch, list(fragments))
 
+    def restore(self, directory: str | Path) -> None:
+        """Restore a snapshot with its version; see `Remote.restore`."""
+        super().restore(directory)
+        self._announcement = None
+
+    def load_state_dict(self, saved_parts: SavedParts) -> None:
+        """Restore a snapshot with its version; see `Remote.load_state_dict`."""
+        super().load_state_dict(saved_parts)
+        self._announcement = None
+
     def set_version(self, session: str, version: int) -> None:
         """Announce the weights that workers use from now on; see `FragmentBuffer.set_version`."""
         self._announcement = self.ask(FragmentServer.set_version, session, version)
