@@ -96,6 +96,7 @@ def test_a_mujoco_error_without_a_display_names_the_variable_for_the_backend(pla
         ({"episodes": 0}, r"episodes=0.*at least 1"),
         ({"first_seed": -5}, r"first_seed=-5.*at least 0"),
         ({"video": "/nowhere/first.gif"}, r"/nowhere is not a directory"),
+        ({"video": "/usr"}, r"/usr'\) is a directory; name a file in it"),
     ],
 )
 def test_invalid_arguments_are_rejected_before_the_policy_is_loaded(arguments, message):

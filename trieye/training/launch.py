@@ -137,6 +137,8 @@ def _check_arguments(episodes: int, first_seed: int, video: str | Path | None) -
             raise ConfigurationError(f"evaluate({name}={value}): {name} must be at least {minimum}")
     if video is not None and not (directory := Path(video).parent).is_dir():
         raise ConfigurationError(f"evaluate(video={str(video)!r}): {directory} is not a directory; create it first")
+    if video is not None and Path(video).is_dir():
+        raise ConfigurationError(f"evaluate(video={str(video)!r}) is a directory; name a file in it")
 
 
 @contextmanager

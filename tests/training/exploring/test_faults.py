@@ -302,6 +302,8 @@ def flaky(where):
             Flaky.published += 1
             if where == "publish" and Flaky.published == 5:
                 raise OSError("the disk of the weights is busy")
+            if where == "dtype":
+                raise trieye.ConfigurationError("no file has this dtype")
             return super().publish(version, weights)
 
         def fetch(self, handle):
@@ -327,6 +329,12 @@ def test_publishing_weights_is_retried(train_config, capsys):
     result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
     assert result.env_steps >= 400
     assert "publishing version 4 of the weights failed, retrying in " in capsys.readouterr().err
+
+
+def test_weights_that_a_transport_rejects_end_the_training_without_retries(train_config, capsys):
+    with pytest.raises(trieye.ConfigurationError, match="no file has this dtype"):
+        trieye.run_experiment(FailsToPublish, flaky_config(train_config, "dtype"))
+    assert "retrying" not in capsys.readouterr().err
 
 
 def test_a_transport_error_is_not_mistaken_for_an_environment_error(train_config, capsys):

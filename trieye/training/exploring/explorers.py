@@ -233,6 +233,8 @@ class Explorers:
         while True:
             try:
                 return self._task.transport.publish(version, weights)
+            except ConfigurationError:
+                raise
             except Exception as error:
                 pause_s = backoff.failed()
                 if backoff.failures == _PUBLISH_TRIES:

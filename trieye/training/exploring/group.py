@@ -298,9 +298,9 @@ class ExplorerGroup:
 
     def _report_overdue(self, slot: ExplorerSlot, now: float) -> None:
         activity = "has not returned from a fragment" if slot.is_ready else "has been starting"
-        others = "the training waits for it (sync.style=fixed)" if self._is_synchronous else "the others continue"
+        others = "the training waits for it (sync.style=fixed), and " if self._is_synchronous else ""
         say(
-            f"explorer {slot.index}: {self._env_id} {activity} for {now - slot.began_at:.0f} s; {others}, and it is "
+            f"explorer {slot.index}: {self._env_id} {activity} for {now - slot.began_at:.0f} s; {others}it is "
             f"restarted after explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
         )
 
