@@ -59,6 +59,7 @@ FIRST = [(step, 1.0) for step in range(10)]
 RESUMED = [*FIRST[:5], *((step, 2.0) for step in range(5, 13))]
 
 
+@pytest.mark.long
 def test_attempts_are_listed_with_their_superseded_points(run_dir, command):
     attempts = json.loads(command.output("attempts", run_dir, "--json"))["attempts"]
     assert [

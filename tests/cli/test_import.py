@@ -160,6 +160,7 @@ def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(command):
     assert second.is_dir()
 
 
+@pytest.mark.long
 def test_runs_of_two_projects_with_equal_relative_paths_are_both_imported_once(tmp_path, monkeypatch):
     def directory_of_import(project, path):
         monkeypatch.chdir(tmp_path / project)
@@ -331,6 +332,7 @@ def test_media_omitted_from_a_tensorboard_import_are_named(capfd):
     assert all(name in note for name in ("CartPole__dqn__1", "histograms: weights", "images: frame", "texts: note"))
 
 
+@pytest.mark.long
 def test_a_damaged_event_file_is_named_by_the_import(capfd):
     write_tensorboard()
     (path,) = Path("runs/CartPole__dqn__1").iterdir()

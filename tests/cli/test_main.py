@@ -22,6 +22,7 @@ print("loaded", [name for name in {heavy} if name in sys.modules])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("commands", "heavy"),
     [

@@ -57,6 +57,7 @@ def test_rebuild_refills_deleted_stores(closed_run, capfd):
     assert "mlflow, tensorboard: delivered all 3" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_in_the_mlflow_trash_fails_at_once_with_the_restore_command(closed_run, capfd):
     client, (run,) = mlflow_runs(closed_run)
     client.delete_run(run.info.run_id)

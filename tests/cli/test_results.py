@@ -198,6 +198,7 @@ def test_runs_with_one_point_are_dots_at_their_own_steps_or_noted(results, as_js
     assert [line.split(":")[0][-2:] for line in err.splitlines() if "the grid has no point" in line] == ["r1"]
 
 
+@pytest.mark.long
 def test_a_comparison_reports_probability_difference_and_differing_parameters(results, as_json):
     out = results.output("compare", "--by", "algo", "--last", "1", "-o", "profile.png")
     assert "differing parameters" in out
@@ -667,6 +668,7 @@ def test_equal_runs_have_equal_intervals_in_each_table(as_json, tmp_path):
     assert {setting["value"]: setting["best"] for setting in line["settings"]} == table
 
 
+@pytest.mark.long
 def test_configs_with_fewer_seeds_count_the_same_missing_runs_in_each_table(as_json, tmp_path):
     root = tmp_path / "root"
     for app, num_seeds in (("few", 2), ("many", 4)):
@@ -677,6 +679,7 @@ def test_configs_with_fewer_seeds_count_the_same_missing_runs_in_each_table(as_j
     assert {config["label"]: config["estimate"] for config in chosen["configs"]} == table
 
 
+@pytest.mark.long
 def test_the_median_of_one_task_is_its_run_median_with_unique_column_names(results, as_json, tmp_path):
     arguments = ("--by", "algo", "--last", "1", "--stat", "median")
     groups = {group["label"]: group for group in as_json("table", *arguments)["groups"]}

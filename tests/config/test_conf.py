@@ -73,6 +73,7 @@ def test_each_file_starts_with_the_line_that_help_shows(file):
     assert len(first) > 10
 
 
+@pytest.mark.long
 def test_only_the_chosen_sinks_are_enabled():
     assert compose(["sinks=[console]"]).sinks.enabled == ["console"]
     assert compose(["sinks=[]"]).sinks.enabled == []
@@ -137,6 +138,7 @@ def test_no_persistence_option_resumes_from_other_runs():
         assert compose([f"persistence={name}"]).persistence.auto_resume_latest is False
 
 
+@pytest.mark.long
 def test_presets_choose_groups_and_can_be_overridden():
     config = compose(["debug=default"])
     assert (config.runtime.kind, config.loop.steps) == ("local", 20)

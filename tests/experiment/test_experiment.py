@@ -390,6 +390,7 @@ def test_due_saves_and_evaluations_wait_until_the_experiment_can_be_saved(loop_c
     assert evaluated_steps(result) == [28, 42, 60]
 
 
+@pytest.mark.long
 def test_overdue_saves_and_evaluations_stop_waiting(loop_config):
     class Endless(Episodes):
         length = 10_000
@@ -451,6 +452,7 @@ def test_the_first_checkpoint_of_a_fork_is_the_state_of_its_parent(forked):
     assert np.array_equal(position_at(result.run_dir, 10), position_at(result.run_dir.with_name("run"), 10))
 
 
+@pytest.mark.long
 def test_a_fork_repeats_its_parent_unless_the_seed_differs(forked):
     same, other = forked("same"), forked("other", seed=7)
     parent = same.run_dir.with_name("run")
@@ -553,6 +555,7 @@ def test_limits_saves_evaluations_and_points_are_counted_in_the_axis(loop_config
     assert RunRecord.read(result.run_dir / "run.json").axis == axis
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_its_axis(loop_config):
     trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
     with pytest.raises(

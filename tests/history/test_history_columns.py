@@ -22,6 +22,7 @@ POINT = st.builds(
 ITEM = POINT | st.builds(LogText, name=st.just("n"), step=INT64, wall_time=st.floats(0, 1), text=st.just("t"))
 
 
+@pytest.mark.long
 @given(st.lists(ITEM, min_size=1, max_size=20), st.integers(0, 1 << 40))
 def test_items_round_trip_bit_exactly_through_columns_and_chunks(items, first):
     columns = Columns.from_items(first, items)

@@ -122,6 +122,7 @@ def test_a_killed_run_can_be_read_without_write_access(tmp_path):
         path.chmod(0o755)
 
 
+@pytest.mark.long
 def test_a_run_can_be_read_while_it_is_written(written, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
     monkeypatch.setattr(history_store, "ROLL_BYTES", 2000)
@@ -169,6 +170,7 @@ def test_a_missing_file_is_reported(written, caplog):
     assert "points-0-10.parquet" in caplog.text
 
 
+@pytest.mark.long
 def test_importing_read_history_loads_no_heavy_packages():
     code = "import sys; from trieye.history.history import read_history; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

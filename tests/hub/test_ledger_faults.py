@@ -355,6 +355,7 @@ def test_the_journal_of_an_attempt_without_a_rewind_stays_small(hub, monkeypatch
 # threads
 
 
+@pytest.mark.long
 def test_stats_can_be_read_while_new_names_are_added(hub):
     hub.start()
     interval = sys.getswitchinterval()

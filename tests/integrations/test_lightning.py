@@ -193,6 +193,7 @@ def test_a_fit_from_a_checkpoint_resumes_the_run(every):
     assert record.attempt == 4
 
 
+@pytest.mark.long
 def test_a_restarted_program_without_the_callback_shows_each_step_once():
     for at in (15, 21):
         with pytest.raises(ZeroDivisionError):

@@ -140,6 +140,7 @@ def test_the_writer_accepts_unicode(ours):
         writer.flush()
 
 
+@pytest.mark.long
 def test_the_writer_accepts_texts_above_one_megabyte(ours):
     with SummaryWriter(f"runs/{ours}") as writer:
         writer.add_text("t", LONG, 3)

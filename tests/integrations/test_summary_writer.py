@@ -309,6 +309,7 @@ def restart_program():
     """Simulate that the next lines run in another process."""
 
 
+@pytest.mark.long
 def test_a_restarted_program_shows_each_step_once():
     for number in range(3):
         restart_program()
@@ -400,6 +401,7 @@ def test_two_writers_share_a_run():
     assert RunRecord.read(run_dir() / "run.json").attempt == 1
 
 
+@pytest.mark.long
 def test_purge_step_supersedes_points_and_texts_beyond_the_last_logged_step():
     with SummaryWriter("runs/first") as writer:
         for step in (60, 78, 65):

@@ -318,6 +318,7 @@ def test_a_resumed_run_continues_at_the_latest_value_of_its_step_metric():
     assert [point for point in points("one") if point[0] == "loss"] == [("loss", 0, 0.5), ("loss", 3, 0.5)]
 
 
+@pytest.mark.long
 def test_each_thread_that_logs_gets_its_own_rows():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -90,6 +90,7 @@ def test_best_selects_one_config_per_group(results, mode, best):
     assert scores_by_label(groups)["ppo"] == best
 
 
+@pytest.mark.long
 def test_best_prefers_a_config_with_a_diverged_run_to_one_without_a_score(tmp_path):
     for lr, seed, values in ((0.1, 0, [1.0, 2.0]), (0.1, 1, [1.0, np.nan]), (0.2, 0, []), (0.2, 1, [])):
         make_run(tmp_path, f"{lr}-{seed}", values, seed=seed, agent={"lr": lr})
@@ -124,6 +125,7 @@ def test_an_axis_that_no_run_logs_is_an_error_with_the_reasons(results):
     assert "not on the axis updates: it counts step, and logs no updates" in str(caught.value)
 
 
+@pytest.mark.long
 def test_unfinished_runs_have_no_score_unless_included(tmp_path):
     for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
         path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
@@ -138,6 +140,7 @@ def test_unfinished_runs_have_no_score_unless_included(tmp_path):
     assert results.values("eval/return", include_unfinished=True).shape == (1, 3)
 
 
+@pytest.mark.long
 def test_unfinished_runs_have_curves_if_included_or_if_no_run_has_finished(tmp_path):
     for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
         path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"

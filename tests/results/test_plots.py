@@ -108,6 +108,7 @@ def test_the_legend_lists_the_best_config_and_the_mean_of_all():
     assert [text.get_text() for text in legend.get_texts()] == ["best config", "mean of all"]
 
 
+@pytest.mark.long
 def test_legends_are_below_the_axes():
     bands = {label: aggregate_curves(np.ones((2, len(STEPS))), STEPS, "mean", resamples=10) for label in ("dqn", "ppo")}
     profile = {"dqn": performance_profile([1.0, 2.0], [0.0, 1.5], resamples=10)}

@@ -373,6 +373,7 @@ def test_many_runs_are_read_once_and_then_from_one_file(large_app, monkeypatch):
     assert [path.name for path in large_app.iterdir() if path.name.startswith(".")] == [compacted.FILE]
 
 
+@pytest.mark.long
 def test_a_run_resumed_after_caching_is_read_again(large_app, monkeypatch):
     load(large_app).values("loss")
     with trieye.Run(config(large_app.parent, "r05", seed=5)) as run:

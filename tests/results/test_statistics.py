@@ -215,6 +215,7 @@ def test_probabilities_of_improvement_of_both_sides_sum_to_one(x, y):
     assert x_over_y.value == pytest.approx(greater.mean())
 
 
+@pytest.mark.long
 def test_the_interval_of_an_improvement_has_the_theoretical_width():
     """For equal distributions, U / (m n) has variance (m + n + 1) / (12 m n)."""
     rng = np.random.default_rng(0)

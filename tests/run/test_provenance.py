@@ -75,6 +75,7 @@ def record(monkeypatch, tmp_path):
     return record_in
 
 
+@pytest.mark.long
 def test_a_resume_names_edited_modules_even_without_a_repository(tmp_path):
     (project := tmp_path / "project").mkdir()
     (program := project / "train.py").write_text("import helper\n" + PROGRAM)

@@ -95,6 +95,7 @@ def test_a_restore_waits_for_a_save_in_progress(make_config, monkeypatch):
         assert run.step == 2
 
 
+@pytest.mark.long
 def test_a_moved_and_renamed_run_resumes(make_config, tmp_path):
     config = make_config()
     train(config, 5)

@@ -135,6 +135,7 @@ def test_excluding_a_builtin_sink_suggests_disabling_it():
         SinksConfig(exclude_plugins=["mlflow"])
 
 
+@pytest.mark.long
 def test_creating_sinks_imports_no_heavy_library():
     program = (
         "import sys; from trieye.config import SinksConfig; from trieye.sinks.fan_out import make_sinks; "
@@ -145,6 +146,7 @@ def test_creating_sinks_imports_no_heavy_library():
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.long
 def test_modules_of_disabled_sinks_are_not_imported():
     program = (
         "import sys; from trieye.config import SinksConfig; from trieye.sinks.fan_out import make_sinks; "

@@ -254,6 +254,7 @@ def test_videos_and_tables_are_logged_as_such(run):
     assert (table_file["columns"], table_file["data"]) == (["won", "by"], [[True, 2], [None, "time"]])
 
 
+@pytest.mark.long
 def test_a_wandb_run_of_the_user_continues(run, tmp_path):
     import wandb
 

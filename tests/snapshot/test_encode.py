@@ -108,6 +108,7 @@ def test_nan_and_mixed_type_keys_keep_type_and_order(assert_same):
     assert_same(through_disk(state), state)
 
 
+@pytest.mark.long
 @given(numpy_arrays, st.booleans(), st.integers(1, 3))
 def test_non_contiguous_arrays_round_trip_exactly(assert_same, array, transposed, stride):
     viewed = array.T if transposed else array
@@ -316,6 +317,7 @@ def test_an_inconsistent_tree_raises_a_serialization_error(tree):
         decode(EncodedState(tree, {"a": np.zeros(8, np.uint8)}))
 
 
+@pytest.mark.long
 def test_snapshots_of_tensors_are_written_and_read_without_torch(tmp_path):
     import pickle
 

@@ -282,6 +282,7 @@ sizes = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 increments = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=3)
 
 
+@pytest.mark.long
 @given(sizes, increments)
 def test_growth_keeps_all_indices_and_adds_each_combination_once(lengths, steps):
     words = lambda: [f"k{at}={','.join(map(str, range(length)))}" for at, length in enumerate(lengths)]  # noqa: E731

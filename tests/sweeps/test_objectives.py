@@ -284,6 +284,7 @@ def test_objectives_of_an_earlier_start_with_other_names_are_reported_and_stay_r
     assert (record.state, list(record.objectives)) == ("completed", ["acc", "loss"])
 
 
+@pytest.mark.long
 def test_an_item_without_a_number_shifts_no_objectives(sweep):
     with pytest.raises(ConfigurationError, match="expects 2 numbers, but the job returned 2 in a list of 3;"):
         sweep.search(lambda cfg: [cfg.x, None, 3], "+x=1,2", "hydra.sweeper.mode=[max,min]")
@@ -353,6 +354,7 @@ def test_the_error_of_a_search_shows_what_a_job_returned(returned, shown, tmp_pa
     assert f"compares jobs by one number, but the job returned {shown}; return a number" in str(error)
 
 
+@pytest.mark.long
 def test_a_search_accepts_a_dict_with_one_number(sweep):
     words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=2"]
     assert len(sweep.search(lambda cfg: {"loss": cfg.x}, "+x=interval(0,1)", *words)) == 2

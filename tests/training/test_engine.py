@@ -38,6 +38,7 @@ def config(train_config):
     return make
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")  # through which Gymnasium shows the traceback of the other process
 def test_an_error_in_an_environment_process_spares_the_last_checkpoint(config):
     hole = {"id": "tests.training.worlds:Count-v0", "kwargs": {"fails_at": 8}, "max_episode_steps": None}

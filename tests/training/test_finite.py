@@ -133,6 +133,7 @@ def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, e
     assert numbers_on_disk(config) > 0
 
 
+@pytest.mark.long
 def test_skip_mode_omits_and_counts_nonfinite_rows_and_updates(spoiled, capsys):
     config = spoiled(loop={"on_nonfinite": "skip"}, env={"target": "observation", "every": 15, "at": 20})
     engine = of_kind(SpoiledDQN, at=frozenset({7, 8, 30}))

@@ -121,6 +121,7 @@ def test_samples_are_complete_stacks_after_a_resume_without_the_exact_replay(con
     engine.cleanup()
 
 
+@pytest.mark.long
 def test_samples_after_overwriting_the_oldest_rows_are_complete_stacks(config):
     engine = FilmDQN(config(replay={"capacity": 40}))
     while engine.env_steps < 200:

@@ -22,6 +22,7 @@ def space_of(walks_config):
     return make
 
 
+@pytest.mark.long
 def test_values_are_drawn_from_texts_in_hydras_grammar(space_of):
     space = space_of(walk={"pace": "tag(log, interval(1e-3, 10))", "legs": "range(1,5)", "gait": "slow,fast"}, seed=7)
     search = RandomSearch(SearchSpace.of(space.dimensions), 0)

@@ -143,6 +143,7 @@ def test_an_unsaved_trial_keeps_its_curve_when_it_copies_a_state(walks_config, t
     assert [step for step, _ in curve(poor, "eval/return")] == [5, 10, 15]
 
 
+@pytest.mark.long
 def test_an_experiment_is_rebuilt_for_another_trial_unless_it_supports_reset_config(walks_config, tmp_path):
     trial = Trial(Agreeing, walks_config("first"))
     trial.iterate()

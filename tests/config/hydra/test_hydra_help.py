@@ -171,6 +171,7 @@ def test_help_explains_the_keys_of_the_selected_launcher_and_sweeper(help_text):
         help_text("hydra.sweeper")  # Hydra's own has other keys
 
 
+@pytest.mark.long
 def test_help_explains_a_group_but_not_keys_set_by_another_key(help_text):
     assert "persistence.run_name" not in help_text("persistence")
     lines = help_text("loop").splitlines()

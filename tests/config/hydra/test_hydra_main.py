@@ -262,6 +262,7 @@ def test_a_task_without_an_annotated_config_prints_one_message(project):
     assert "Traceback" not in completed.err
 
 
+@pytest.mark.long
 def test_a_run_whose_program_still_imports_is_starting_and_cannot_be_deleted(project, monkeypatch, capsys):
     outcomes = []
 

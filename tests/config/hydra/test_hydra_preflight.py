@@ -32,6 +32,7 @@ def test_each_value_of_each_axis_is_checked(mistaken, typed, parts):
     assert [part for part in parts.split("|") if part not in message] == []
 
 
+@pytest.mark.long
 def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
     project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  steps: ${seed}\n")
     assert mistaken("-m", "seed=3,2,0").startswith("loop.steps=0: expected an integer >= 1 or null, found 0")

@@ -353,6 +353,7 @@ def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project
     assert message.startswith("train.yaml experiment=mine: a config includes itself through its defaults list, or is ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
 def test_metrics_of_another_type_say_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")

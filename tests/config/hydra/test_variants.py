@@ -311,6 +311,7 @@ class WithASchedule(trieye.TrieyeConfig):
     lr: Annotated[trieye.Scheduled, AfterValidator(_positive)] = trieye.Schedule(start=1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

@@ -25,6 +25,7 @@ def counted(sampler, ids, draws=400, n=64, seed=7):
     return np.bincount(drawn - ids[0], minlength=len(ids))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize(("capacity", "added"), [(40, 40), (40, 77), (300, 700)])
 def test_rows_are_drawn_in_proportion_to_a_power_of_their_priority(alpha, capacity, added):

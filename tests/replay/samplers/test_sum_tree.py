@@ -50,6 +50,7 @@ def test_the_largest_share_finds_the_last_slot_with_weight(capacity):
         assert weights.all()
 
 
+@pytest.mark.long
 @given(CAPACITIES, st.lists(st.tuples(st.integers(0, 299), st.integers(1, 300), WEIGHTS), max_size=6), st.data())
 def test_a_changed_tree_equals_a_tree_built_from_its_weights(capacity, fills, data):
     tree, plain = SumTree(capacity), np.zeros(capacity, np.float32)
