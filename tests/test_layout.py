@@ -181,7 +181,11 @@ def test_private_apis_of_dependencies_are_in_the_table_with_a_test():
     assert private_apis.used() - listed == set(), "describe them in docs/private_apis.md"
     assert [row for row in rows if row.api.rpartition(".")[2] not in sources[row.module]] == [], "no longer used"
     for path, _, name in {row.test.partition("::") for row in rows}:
-        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), f"{path} has no {name}"
+        before, found, _ = (ROOT / "tests" / path).read_text().partition(f"\ndef {name}(")
+        assert found, f"{path} has no {name}"
+        marks = before.rpartition("\n\n")[2].splitlines()
+        is_skipped = "@pytest.mark.slow" in marks or "@pytest.mark.long" in marks
+        assert not is_skipped or "@pytest.mark.canary" in marks, f"make canary omits {name}; mark it as canary"
 
 
 def test_test_folders_mirror_the_packages():

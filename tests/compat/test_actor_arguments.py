@@ -34,6 +34,7 @@ def save_and_load(actor, step, *states, **more):
     return decode(load_state(run_dir / "checkpoints" / f"checkpoint_step_{step}", allow_pickle=True))
 
 
+@pytest.mark.canary
 @pytest.mark.slow
 def test_tensors_and_references_arrive_without_being_unpickled_by_the_actor(actor):
     weights = torch.arange(float(LARGE))

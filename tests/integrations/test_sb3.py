@@ -129,7 +129,6 @@ class RemembersCheckpoint(BaseCallback):
                 self.normalizer = normalizer_of(model)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "make", [pytest.param(dqn, marks=pytest.mark.long), pytest.param(sac, marks=pytest.mark.long), ppo]
 )

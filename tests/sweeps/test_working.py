@@ -34,7 +34,6 @@ def composer(tmp_path, hydra_restore_singletons):
         yield hydra.config_loader, sweep
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -119,7 +119,6 @@ def test_a_run_stops_at_a_nonfinite_value_of_an_environment_and_names_it(spoiled
     assert numbers_on_disk(config) > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("spoil", ["loss", "gradient"])
 @pytest.mark.parametrize("engine", [SpoiledDQN, SpoiledPPO])
 def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, engine, spoil):
@@ -133,7 +132,6 @@ def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, e
     assert numbers_on_disk(config) > 0
 
 
-@pytest.mark.long
 def test_skip_mode_omits_and_counts_nonfinite_rows_and_updates(spoiled, capsys):
     config = spoiled(loop={"on_nonfinite": "skip"}, env={"target": "observation", "every": 15, "at": 20})
     engine = of_kind(SpoiledDQN, at=frozenset({7, 8, 30}))

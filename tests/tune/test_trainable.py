@@ -246,6 +246,7 @@ def test_ended_trials_missing_in_the_state_of_tune_are_not_retrained(ends, walks
     assert result.objective == max(JobRecord.read(study / str(index)).objective for index in completed)
 
 
+@pytest.mark.canary
 @pytest.mark.long
 def test_a_population_continues_without_a_failed_trial(walks_config, study_place, monkeypatch):
     monkeypatch.chdir(study_place.working_dir)
