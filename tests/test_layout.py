@@ -181,11 +181,16 @@ def test_private_apis_of_dependencies_are_in_the_table_with_a_test():
     assert private_apis.used() - listed == set(), "describe them in docs/private_apis.md"
     assert [row for row in rows if row.api.rpartition(".")[2] not in sources[row.module]] == [], "no longer used"
     for path, _, name in {row.test.partition("::") for row in rows}:
-        before, found, _ = (ROOT / "tests" / path).read_text().partition(f"\ndef {name}(")
-        assert found, f"{path} has no {name}"
-        marks = before.rpartition("\n\n")[2].splitlines()
-        is_skipped = "@pytest.mark.slow" in marks or "@pytest.mark.long" in marks
-        assert not is_skipped or "@pytest.mark.canary" in marks, f"make canary omits {name}; mark it as canary"
+        decorators = decorators_of(name, ROOT / "tests" / path)
+        is_omitted = "@pytest.mark.slow" in decorators or "@pytest.mark.long" in decorators
+        assert not is_omitted or "@pytest.mark.canary" in decorators, f"make canary omits {name}; mark it as canary"
+
+
+def decorators_of(name, path):
+    """Return the lines above the function of a test."""
+    before, definition, _ = path.read_text().partition(f"\ndef {name}(")
+    assert definition, f"{path} has no {name}"
+    return before.rpartition("\n\n")[2].splitlines()
 
 
 def test_test_folders_mirror_the_packages():
@@ -261,7 +266,8 @@ def test_the_tests_and_scripts_that_a_page_cites_exist(page):
     named = re.findall(r"`((?:tests|soak|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", (ROOT / page).read_text())
     assert len(named) >= 20
     for path, name in named:
-        assert f"def {name}(" in (ROOT / path).read_text() if name else (ROOT / path).exists(), f"{path} {name}"
+        assert (ROOT / path).exists(), path
+        assert not name or "@pytest.mark.long" not in decorators_of(name, ROOT / path), f"make test omits {name}"
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])

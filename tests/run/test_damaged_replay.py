@@ -82,7 +82,6 @@ def test_a_run_can_refuse_a_damaged_replay_with_a_hint(damaged, make_config):
         assert run.replay.stats()["size"] == 2 * ROWS
 
 
-@pytest.mark.long
 def test_later_saves_detect_the_damage_and_rewrite_the_rows(make_config, caplog):
     with trieye.Run(make_config(replay={"capacity": 10_000}, persistence={"keep_last": 2})) as run:
         for step in (1, 2):

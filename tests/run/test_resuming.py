@@ -112,7 +112,6 @@ def test_a_moved_and_renamed_run_resumes(make_config, tmp_path):
     assert str(tmp_path / "disk") in (after.resumed_from or "")
 
 
-@pytest.mark.long
 def test_a_copied_run_in_another_root_is_rejected_unchanged(make_config, tmp_path):
     settings = {"sinks": {"mlflow": {"enabled": True}}}
     mirror = {"mirror": f"file://{tmp_path}/mirror"}

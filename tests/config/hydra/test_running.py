@@ -73,7 +73,6 @@ def test_help_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("launcher", "num"), [("basic", 2), ("trieye hydra.launcher.isolate=none", 1)])
 def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher, num):
     configs = start("-m", "seed=0,1", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
