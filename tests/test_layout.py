@@ -224,6 +224,14 @@ def test_the_sink_contract_imports_no_torch():
     assert "torch" not in modules_after("from trieye.testing import SinkContract")
 
 
+def test_the_parameters_of_a_run_are_encoded_without_file_systems_of_other_packages():
+    code = (
+        "from pathlib import Path; from trieye.sinks.tensorboard.summaries import session_start; "
+        "from trieye.testing import make_run_info; session_start({'lr': '0.1'}, make_run_info(Path()))"
+    )
+    assert not {"boto3", "botocore", "fsspec"} & modules_after(code)
+
+
 def test_every_public_name_can_be_imported():
     import trieye
 

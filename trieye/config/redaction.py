@@ -273,7 +273,9 @@ def _without_blocks(text: str) -> str:
         assert match is not None  # noqa: S101 - the pattern matches every line
         is_item, column = match["secret"].startswith("- "), len(match["indent"])
         sides = match["sign"].strip() or "-+"
-        if not match["secret"] or (match["secret"].startswith("#") and all(column <= key_columns[it] for it in sides)):
+        if not match["secret"] or (
+            match["secret"].startswith("#") and all(column <= key_columns[side] for side in sides)
+        ):
             lines.append(line)  # neither ends a block
             continue
         is_hidden = False

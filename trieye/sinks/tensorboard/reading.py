@@ -65,9 +65,8 @@ def params_of(files: Sequence[Path], max_bytes: int | None = None) -> tuple[dict
             began = event.wall_time if began is None else min(began, event.wall_time)
             for value in event.summary.value:
                 if value.tag == SESSION_START:
-                    hparams = HParamsPluginData.FromString(
-                        value.metadata.plugin_data.content
-                    ).session_start_info.hparams
+                    data = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+                    hparams = data.session_start_info.hparams
                     params |= {name: _whole(getattr(item, item.WhichOneof("kind"))) for name, item in hparams.items()}
                 elif value.tag.startswith("hyperparameters") and value.tensor.string_val:
                     params |= params_in_text(value.tensor.string_val[0].decode(errors="replace"))
