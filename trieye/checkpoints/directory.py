@@ -1,13 +1,11 @@
 """Encoded states as directories: state.json, state.safetensors, objects.bin, hub.bin, parts/, and MANIFEST.json."""
 
 import contextlib
-import errno
 import json
 import logging
-import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from trieye.checkpoints.manifest import (
     write_manifest,
 )
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
-from trieye.files.atomic import fsync_directory, new_directory, recover, replaced
+from trieye.files.atomic import fsync_directory, link_or_copy, new_directory, recover, replaced
 from trieye.files.checksum import Checksum, ChecksumFile, FileEntry, sums_of, verified, verify_file
 from trieye.snapshot import signing
 from trieye.snapshot.arrays import read_tensors, write_tensors
@@ -46,7 +44,6 @@ _MAX_NAMED = 5
 _SAVED_PARTS_NAMES = {MANIFEST_NAME, TREE_NAME, TENSORS_NAME, OBJECTS_NAME, PARTS_DIRECTORY}
 _MAGIC = b"trieye-1"
 _LENGTH_BYTES = 8
-_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 FindPart = Callable[[str], tuple[Path, FileEntry] | None]
 """Returns the path of a previously saved part and its manifest entry, or None."""
@@ -89,9 +86,7 @@ def save_state(  # noqa: PLR0913 - each argument is part of the written state
         with new_directory(path) as scratch:
             files = _write_own_files(scratch, encoded, key, checksum)
             if hub_state:
-                with ChecksumFile(scratch / HUB_NAME, checksum) as file:
-                    file.write(hub_state)
-                files[HUB_NAME] = FileEntry.of(file)
+                files[HUB_NAME] = _written(scratch / HUB_NAME, checksum, lambda file: file.write(hub_state))
             files |= _write_parts(scratch, encoded, checksum, find_part or parts_in([path]))
             write_manifest(scratch, Manifest(step=step, sequence=sequence, files=files, metadata=plain))
     except OSError as error:
@@ -297,19 +292,19 @@ def _files_of(directory: Path) -> Mapping[str, FileEntry]:
 def _write_own_files(
     directory: Path, encoded: EncodedState, key: bytes | None, checksum: Checksum
 ) -> dict[str, FileEntry]:
-    entries: dict[str, FileEntry] = {}
-    with ChecksumFile(directory / TREE_NAME, checksum) as file:
-        file.write(json.dumps(encoded.tree, allow_nan=False, separators=(",", ":")).encode())
-    entries[TREE_NAME] = FileEntry.of(file)
+    tree = json.dumps(encoded.tree, allow_nan=False, separators=(",", ":")).encode()
+    writers: dict[str, Callable[[ChecksumFile], None]] = {TREE_NAME: lambda file: file.write(tree)}
     if encoded.arrays:
-        with ChecksumFile(directory / TENSORS_NAME, checksum) as file:
-            write_tensors(file, encoded.arrays, encoded.formats)
-        entries[TENSORS_NAME] = FileEntry.of(file)
+        writers[TENSORS_NAME] = lambda file: write_tensors(file, encoded.arrays, encoded.formats)
     if encoded.objects:
-        with ChecksumFile(directory / OBJECTS_NAME, checksum) as file:
-            _write_objects(file, encoded.objects, key)
-        entries[OBJECTS_NAME] = FileEntry.of(file)
-    return entries
+        writers[OBJECTS_NAME] = lambda file: _write_objects(file, encoded.objects, key)
+    return {name: _written(directory / name, checksum, write) for name, write in writers.items()}
+
+
+def _written(path: Path, checksum: Checksum, write: Callable[[ChecksumFile], None]) -> FileEntry:
+    with ChecksumFile(path, checksum) as file:
+        write(file)
+    return FileEntry.of(file)
 
 
 def _write_parts(
@@ -322,28 +317,15 @@ def _write_parts(
     for name, part in encoded.parts.items():
         target = directory / part_file(name)
         if isinstance(part, Mapping):
-            with ChecksumFile(target, checksum) as file:
-                write_tensors(file, dict(part), {})
-            entries[part_file(name)] = FileEntry.of(file)
+            entries[part_file(name)] = _written(target, checksum, partial(write_tensors, arrays=dict(part), formats={}))
             continue
         existing = find_part(name)
         if existing is None:
             raise CheckpointError(f"part {name!r} of an earlier save is missing; the next save writes everything again")
-        _link(existing[0], target)
+        link_or_copy(existing[0], target)
         entries[part_file(name)] = _with_sums(target, existing[1], checksum)
     fsync_directory(directory / PARTS_DIRECTORY)
     return entries
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        shutil.copyfile(source, target)  # a file system without hard links
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _with_sums(path: Path, entry: FileEntry, checksum: Checksum) -> FileEntry:

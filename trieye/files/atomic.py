@@ -65,17 +65,12 @@ def relink(link: Path, target: Path) -> None:
 
     Directories above either may be symbolic links.
     """
-    scratch = _scratch(link, "tmp")
-    scratch.symlink_to(os.path.relpath(target.parent.resolve() / target.name, link.parent.resolve()))
-    try:
-        scratch.replace(link)
-    except OSError:
-        scratch.unlink()
-        raise
+    with replacing(link, is_lasting=False) as scratch:
+        scratch.symlink_to(os.path.relpath(target.parent.resolve() / target.name, link.parent.resolve()))
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link `target` to `source`, or copy it if the file system has no links; creates the parent directory."""
+    """Hard-link `target` to `source`, or copy and fsync it if the file system has no links; creates the parent."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
@@ -83,6 +78,9 @@ def link_or_copy(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(source, target, follow_symlinks=False)
+        if not target.is_symlink():
+            with target.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -115,15 +113,14 @@ def _install(scratch: Path, path: Path) -> None:
     old_path = _scratch(path, "old")
     _in_use.add(old_path)
     try:
-        try:
-            path.rename(old_path)
-            scratch.rename(path)
-        except BaseException:  # including Ctrl-C
-            if os.path.lexists(old_path) and not os.path.lexists(path):
-                old_path.rename(path)
-            raise
+        path.rename(old_path)
+        scratch.rename(path)
         fsync_directory(path.parent)
         remove_directory(old_path)
+    except BaseException:  # including Ctrl-C
+        if os.path.lexists(old_path) and not os.path.lexists(path):
+            old_path.rename(path)
+        raise
     finally:
         _in_use.discard(old_path)
 
