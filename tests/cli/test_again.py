@@ -627,7 +627,7 @@ def test_a_program_that_never_restores_is_rejected_without_training(command, pro
         (["diff", "first", "frist"], ("'frist'", "did you mean 'first'?")),
         (
             ["fork", "first", "--checkpoint", "step:7"],
-            ("no checkpoint of step 7", "the nearest is step:6", "steps: 2, "),
+            ("no checkpoint step:7", "choose from: step:6, "),
         ),
         (["fork", "first", "--checkpoint", "bset"], ("'bset' is not a checkpoint", "did you mean 'best'?", "step:N")),
         (["fork", "first"], ("it would be over at once", "loop.steps=10 done", "raise that limit")),

@@ -301,32 +301,26 @@ class Choice:
         """
         which, subject = reference.which, f"{option or f'persistence.{self._setting}'}: run {files.run_base_dir.name!r}"
         store = self._store(files, files.checkpoint_dir, CRASH_PREFIX if reference.is_crash else CHECKPOINT_PREFIX)
-        entries = store.entries()
-        if reference.is_crash and all(entry.step != which for entry in entries):
-            labels = ", ".join(entry.path.name for entry in entries) or "none"
-            raise ConfigurationError(f"{subject} has no {CRASH_PREFIX}{which} (states at an error: {labels})")
-        if not entries and store.latest() is None:  # `latest` raises if all are damaged
-            newest_file = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
-            convert = f"`trieye convert {files.run_base_dir}` makes one of {newest_file[0].name}" if newest_file else ""
-            raise ConfigurationError(f"{subject} has no checkpoint{convert and f' of this version; {convert}'}")
-        ranked_entries = store.ranked()
-        if (entry := store.find(which, read=self._read)) is not None:
+        entries, ranked_entries = store.entries(), store.ranked()
+        # `latest` raises if all are damaged
+        entry = store.find(which, read=self._read) if entries else store.latest()
+        if entry is not None:
             return entry
-        if isinstance(which, int):
-            nearest = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
-            labels = ", ".join(map(str, sorted(nearest[:MAX_SHOWN]))) + (", ..." if len(nearest) > MAX_SHOWN else "")
-            hint = f"; the nearest is step:{nearest[0]}" if nearest else ""
-            raise ConfigurationError(f"{subject} has no checkpoint of step {which}{hint} (steps: {labels or 'none'})")
-        if ranked_entries:
+        if which == "best" and ranked_entries:
             names = ", ".join(entry.path.name for entry in ranked_entries[:MAX_SHOWN])
             raise CheckpointError(
                 f"{subject} has no intact checkpoint with an objective: {names} are damaged; "
                 f"`trieye checkpoints {files.run_base_dir}` lists the checkpoints that latest or step:N would load"
             )
-        raise ConfigurationError(
-            f"{subject} has no best checkpoint, because none has an objective; pass `objective` or `is_best` to the "
-            f"save, or choose another one: latest, step:{entries[-1].step}"
-        )
+        hint = "; no checkpoint has an objective: pass `objective` or `is_best` to `save`" if which == "best" else ""
+        if newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name):
+            hint = f"; `trieye convert {files.run_base_dir}` converts checkpoints of trieye 0.1.5"
+        prefix = CRASH_PREFIX if reference.is_crash else "step:"
+        name = f"{prefix}{which}" if isinstance(which, int) else which
+        nearest = sorted(entries, key=lambda entry: abs(entry.step - which) if isinstance(which, int) else -entry.step)
+        labels = ", ".join(f"{prefix}{entry.step}" for entry in nearest[:MAX_SHOWN])
+        more = ", ..." if nearest[MAX_SHOWN:] else ""
+        raise ConfigurationError(f"{subject} has no checkpoint {name}{hint} (choose from: {labels or 'none'}{more})")
 
     def _store(self, files: RunFiles, directory: Path, prefix: str) -> CheckpointStore:
         """Return the saved states in a directory of a run; only the run itself quarantines damaged ones."""
