@@ -644,7 +644,7 @@ def test_a_job_never_resumes_the_run_of_another_job_or_of_no_job(sweep, tmp_path
 
     returned = values(sweep.launch(task, ["what=a", "what=a", "what=b"], *RUNS_ALONE))
     assert (returned[0], returned[2]) == ("aaaa", "bbbb")
-    assert f"belongs to job 0 of the sweep {sweep.directory}, and this is job 1; omit run_name" in returned[1]
+    assert f"belongs to job 0 of the sweep {sweep.directory}, and this is job 1; choose another" in returned[1]
     assert 'run_name=f"a_{HydraConfig.get().job.num}"' in returned[1]
     trained(tmp_path / "data", "c", run_name="c")
     sweep.directory = tmp_path / "later"

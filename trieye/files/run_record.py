@@ -224,17 +224,9 @@ class RunRecord(BaseModel):
             return None
         of_job = "" if self.job is None else f"job {self.job} of "
         owner = "was started outside of a sweep" if self.group is None else f"belongs to {of_job}the sweep {self.group}"
-        if job is None:
-            return f"this run {owner}; choose another run_name"
-        if self.group != group:
-            return (
-                f"this run {owner}, and this is job {job} of {group}; "
-                "omit run_name, or choose another run_name or hydra.sweep.dir for each sweep"
-            )
-        return (
-            f"this run {owner}, and this is job {job}; omit run_name, or add the job to it: "
-            f'run_name=f"{self.run_name}_{{HydraConfig.get().job.num}}"'
-        )
+        here = "" if job is None else f", and this is job {job}" + ("" if self.group == group else f" of {group}")
+        example = f'run_name=f"{self.run_name}_{{HydraConfig.get().job.num}}"'
+        return f"this run {owner}{here}; choose another run_name; jobs of a sweep omit it, or add the job: {example}"
 
     def has_shown(self, tensorboard_dir: Path) -> bool:
         """Return whether an attempt published points: it has an MLflow run, an event file, or a summary of its metrics.
