@@ -59,12 +59,6 @@ def test_an_unknown_name_suggests_the_closest_one_and_names_the_root(root):
         assert part in str(caught.value)
 
 
-def test_the_end_of_a_name_suggests_the_run_of_a_sweep(root):
-    make_runs(root, *(f"agents/runs/multirun_opt_{number}" for number in range(3)))
-    with pytest.raises(ConfigurationError, match="did you mean 'multirun_opt_1'"):
-        run_directory("opt_1", root=root)
-
-
 def test_a_long_list_of_runs_is_truncated(root):
     make_runs(root, *(f"agents/runs/n{number}" for number in range(20)))
     with pytest.raises(ConfigurationError, match=r"agents/n\d+ and 13 more\)"):

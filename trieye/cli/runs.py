@@ -110,24 +110,15 @@ def _show(runs: "Sequence[StoredRun]", skipped: "Sequence[Skipped]", *, num_runs
 
 
 def _show_skipped(skipped: "Sequence[Skipped]") -> None:
-    """Print starting runs and leftovers on one line each per app, and the other skipped directories with the reason."""
-    from trieye.runs.finding import is_run_leftover
-
-    without_record: dict[tuple[bool, Path], list[str]] = {}
-    lines = []
+    """Print the skipped directories; those with the same parent directory and reason share a line."""
+    groups: dict[tuple[Path, str], list[str]] = {}
     for entry in skipped:
-        if is_run_leftover(entry.directory):
-            without_record.setdefault((entry.is_starting, entry.directory.parent), []).append(entry.directory.name)
-        else:
-            lines.append(f"skipped: {entry.directory}: {entry.reason}")
-    for (is_starting, runs), names in without_record.items():
+        groups.setdefault((entry.directory.parent, entry.reason), []).append(entry.directory.name)
+    for (parent, reason), names in list(groups.items())[:MAX_SKIPPED]:
         more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
-        reason = "starting" if is_starting else "left by an interrupted start (`trieye rm NAME` deletes it)"
-        print(f"{reason}: {', '.join(names[:MAX_SKIPPED])}{more} in {runs}", file=sys.stderr)
-    for line in lines[:MAX_SKIPPED]:
-        print(line, file=sys.stderr)
-    if lines[MAX_SKIPPED:]:
-        print(f"skipped: {len(lines) - MAX_SKIPPED} more directories that are not runs", file=sys.stderr)
+        print(f"skipped: {', '.join(names[:MAX_SKIPPED])}{more} in {parent}: {reason}", file=sys.stderr)
+    if len(groups) > MAX_SKIPPED:
+        print(f"skipped: {len(groups) - MAX_SKIPPED} more groups of directories that are not runs", file=sys.stderr)
 
 
 def _lines(runs: "Sequence[StoredRun]") -> "Text":

@@ -301,10 +301,7 @@ def _full_name(run_dir: Path) -> str:
 def _did_you_mean(name: str, names: Collection[str]) -> str:
     from trieye.config.base import did_you_mean  # with pydantic
 
-    sweeps = sorted(
-        each for each in names if each.endswith(f"_{name}") and "/" not in each
-    )  # `opt_1` of multirun_opt_1
-    return f"; did you mean {sweeps[0]!r}?" if len(sweeps) == 1 else did_you_mean(name, set(names))
+    return did_you_mean(name, set(names))
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -365,7 +362,7 @@ def _skipped(directory: Path, run_dir: Path) -> Skipped:
         return Skipped(directory, "it cannot be read: Permission denied")
     if is_alive(run_dir):
         return Skipped(directory, f"it is starting, and has no {RUN_RECORD} yet", is_starting=True)
-    return Skipped(directory, f"it has no {RUN_RECORD}")
+    return Skipped(directory, f"it has no {RUN_RECORD}; if an interrupted start left it, `trieye rm` deletes it")
 
 
 def _leftover(path: Path, roots: Sequence[Path]) -> Path | None:

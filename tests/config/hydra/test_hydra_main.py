@@ -280,5 +280,6 @@ def test_a_run_whose_program_still_imports_is_starting_and_cannot_be_deleted(pro
     train()
     printed = capsys.readouterr()
     assert outcomes == [0, 3, True, 0]
-    assert "starting: new in" in printed.err
+    assert "skipped: new in" in printed.err
+    assert "it is starting" in printed.err
     assert "run 'new' is still running; nothing was deleted" in printed.err
