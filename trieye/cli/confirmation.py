@@ -8,20 +8,19 @@ from pathlib import Path
 from trieye.exceptions import ConfigurationError
 
 
-def confirm(command: Sequence[str], directory: Path | str, *, origin: str, is_signed: bool, is_confirmed: bool) -> None:
-    """Show a stored command and ask whether to run it; a signed command needs no confirmation.
+def confirm(command: Sequence[str], directory: Path | str, origin: str, *, is_confirmed: bool) -> None:
+    """Show a stored command that this user's key has not signed, and ask whether to run it.
 
     Args:
         command: The words of the command.
         directory: The directory it would run in.
         origin: The run or sweep that stores the command.
-        is_signed: Whether this user's key has signed the command.
         is_confirmed: Whether the user passed --yes.
 
     Raises:
         ConfigurationError: The user declines, or standard input is not a terminal.
     """
-    if is_signed or is_confirmed:
+    if is_confirmed:
         return
     from trieye.snapshot.signing import key_source
 

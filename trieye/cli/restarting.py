@@ -4,8 +4,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
@@ -56,11 +56,7 @@ def _show_plan(plan: RestartPlan, options: argparse.Namespace, schema: str) -> N
 
 def confirmed(options: argparse.Namespace) -> Confirm:
     """Return a function that asks the user to confirm a stored command; `--yes` confirms without asking."""
-
-    def ask(command: Sequence[str], directory: Path, origin: str) -> None:
-        confirm(command, directory, origin=origin, is_signed=False, is_confirmed=options.yes)
-
-    return ask
+    return partial(confirm, is_confirmed=options.yes)
 
 
 def _show_divergence(plan: RestartPlan, overrides: Sequence[str]) -> None:

@@ -54,13 +54,9 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
     seed_text = f"seeds {fresh_seeds[0]} to {fresh_seeds[-1]}" if len(fresh_seeds) > 1 else f"seed {fresh_seeds[0]}"
     print(f"rerun with {seed_text}: {names}\nsweep directory: {directory}")
     if not selected.options.dry_run:
-        confirm(
-            [*record.program, *rerun_record.own, *rerun_record.spec],
-            record.working_dir,
-            origin=str(sweep),
-            is_signed=record.is_signed and _are_of_the_command(record, jobs),
-            is_confirmed=selected.options.yes,
-        )
+        if not (record.is_signed and _are_of_the_command(record, jobs)):
+            command = [*record.program, *rerun_record.own, *rerun_record.spec]
+            confirm(command, record.working_dir, str(sweep), is_confirmed=selected.options.yes)
         rerun_record.sign()
         with lock_in(directory):
             if SweepRecord.read(directory) is None:

@@ -392,7 +392,8 @@ def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, 
             f"{directory}: the working directory of the sweep, {record.working_dir}, no longer exists; restore it, "
             "because the jobs run there"
         )
-    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
+    if not record.is_signed:
+        confirm(command, record.working_dir, str(directory), is_confirmed=options.yes)
     if options.json:
         document = {"sweep": directory, "jobs": list(only), "command": command, "is_dry_run": False}
         print_json(f"sweep.{options.action}", document)
