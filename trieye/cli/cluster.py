@@ -114,21 +114,16 @@ def _table(nodes: "list[Node]") -> "TextTable":
     for node in nodes:
         resources = ", ".join(_resource(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
         state = "dead" if not node.is_alive else "no answer" if node.error else "here" if node.is_here else "alive"
-        if node.error is not None or not node.is_alive:
-            table.add_row(node.node_id[:8], node.host, state, resources)
-            continue
         free_bytes = min((free_bytes for free_bytes, _ in node.disks.values()), default=0)
-        table.add_row(
-            node.node_id[:8],
-            node.host,
-            state,
-            resources,
+        answer = (
             node.python,
             "missing" if node.import_error else node.versions.get("trieye") or "not installed",
             f"{node.latency_s * 1000:.1f} ms",
             f"{node.offset_s * 1000:+.1f} ms",
             f"{free_bytes / 1e9:.0f} GB",
         )
+        has_answered = node.error is None and node.is_alive
+        table.add_row(node.node_id[:8], node.host, state, resources, *(answer if has_answered else ()))
     return table
 
 

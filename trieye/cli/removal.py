@@ -128,11 +128,9 @@ def _row(removal: Removal) -> dict[str, Any]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> TextTable:
     table = TextTable("run", is_ruled=False)
-    table.add_column("status", no_wrap=True)
-    table.add_column("objective", justify="right", no_wrap=True)
-    table.add_column("last used", no_wrap=True)
-    table.add_column("directory", justify="right", no_wrap=True)
-    table.add_column("mirror", justify="right", no_wrap=True)
+    for name in ("status", "objective", "last used", "directory", "mirror"):
+        side: Any = "left" if name in {"status", "last used"} else "right"
+        table.add_column(name, justify=side, no_wrap=True)
     table.add_column("MLflow run")
     for row in rows:
         table.add_row(

@@ -260,11 +260,8 @@ def _show(options: argparse.Namespace) -> int:
     except IndexError as error:
         raise ConfigurationError(str(error)) from None
     is_excluded = grid.is_left_out(options.index)
-    if options.json:
-        document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_excluded}
-        print_json("sweep.show", document)
-    else:
-        print(shlex.join(words) + ("   (excluded)" if is_excluded else ""))
+    document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_excluded}
+    show(options, "sweep.show", document, [shlex.join(words) + ("   (excluded)" if is_excluded else "")])
     return 0
 
 
@@ -276,10 +273,7 @@ def _find(options: argparse.Namespace) -> int:
     indices = list(grid.find(dict(map(pair, options.values))))
     if not indices:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are excluded by --exclude")
-    if options.json:
-        print_json("sweep.find", {"sweep": directory, "indices": indices})
-    else:
-        print(*indices, sep="\n")
+    show(options, "sweep.find", {"sweep": directory, "indices": indices}, map(str, indices))
     return 0
 
 
