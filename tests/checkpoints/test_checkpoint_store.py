@@ -57,7 +57,7 @@ def names(store):
 
 def test_a_new_store_is_empty_and_rejects_negative_steps(store):
     assert store.latest() is None
-    assert store.best() is None
+    assert store.find("best") is None
     assert store.entries() == []
     with pytest.raises(CheckpointError, match="-1"):
         store.save(-1, encode({}))
@@ -92,13 +92,13 @@ def test_saving_a_step_again_replaces_its_checkpoint(two):
 def test_best_ranks_by_objective_and_falls_back_to_is_best(store):
     for step, metadata in enumerate(({"is_best": True}, {"is_best": True}, {})):
         store.save(step, encode(state(step)), metadata=metadata)
-    assert store.best().step == 1
+    assert store.find("best").step == 1
     for step, objective in ((10, 3.0), (11, 5.0), (12, float("nan")), (13, -1), (14, 5.0)):
         store.save(step, encode(state(step)), metadata={"objective": objective})
-    assert store.best().step == 14
-    assert store.best("min").step == 13
+    assert store.find("best").step == 14
+    assert store.ranked("min")[0].step == 13
     damage(store.path(14) / "state.json", lambda data: data[:-1])
-    assert store.best().step == 11
+    assert store.find("best").step == 11
 
 
 @pytest.mark.parametrize("which", ["latest", "best"])
@@ -123,7 +123,7 @@ def test_a_later_objective_can_make_a_checkpoint_the_best(store):
     before = store.latest()
     assert store.entries()[0].is_awaited
     assert store.rate(1, 7.5) == store.path(1)
-    assert (store.best().step, store.best().objective, store.best().is_awaited) == (1, 7.5, False)
+    assert (store.find("best").step, store.find("best").objective, store.find("best").is_awaited) == (1, 7.5, False)
     assert verify(store.path(1)).metadata["mode"] == "max"
     assert store.latest().path == before.path
     store.rate(2, float("nan"))

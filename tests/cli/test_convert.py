@@ -53,7 +53,7 @@ def test_a_converted_run_can_be_resumed_and_its_old_files_remain(old_run, tmp_pa
     assert {path: content for path, content in contents(old_run).items() if path in before} == before
     store = CheckpointStore(old_run / "checkpoints")
     assert [entry.step for entry in store.entries()] == [9, 12]
-    assert (store.latest().step, store.best().step) == (12, 9)
+    assert (store.latest().step, store.find("best").step) == (12, 9)
     config = trieye.TrieyeConfig(
         app_name="agents",
         run_name=old_run.name,

@@ -88,7 +88,7 @@ def test_the_best_checkpoint_is_restored_with_its_link_besides_the_newest(other,
     run.journal.close()
     restore_run(other.paths, url)
     assert other.steps() == [2, 3]
-    assert other.checkpoints.best().step == 2
+    assert other.checkpoints.find("best").step == 2
     assert other.paths.best_checkpoint_path.resolve() == other.checkpoints.path(2)
     assert [key[:29] for key in LocalRun(other.paths).record().elsewhere] == ["checkpoints/checkpoint_step_1"]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeGuard
 
 from trieye.checkpoints.legacy import is_whole_pickle, newest_pickle
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest
-from trieye.checkpoints.store import CheckpointEntry, CheckpointStore, Read, check
+from trieye.checkpoints.store import CheckpointEntry, CheckpointStore, Read, check, ranked
 from trieye.config import PersistenceConfig
 from trieye.config.base import did_you_mean
 from trieye.config.locations import REFERENCE_FORMS, CheckpointReference, checkpoint_reference
@@ -301,13 +301,13 @@ class Choice:
         """
         which, subject = reference.which, f"{option or f'persistence.{self._setting}'}: run {files.run_base_dir.name!r}"
         store = self._store(files, files.checkpoint_dir, CRASH_PREFIX if reference.is_crash else CHECKPOINT_PREFIX)
-        entries, ranked_entries = store.entries(), store.ranked()
+        entries = store.entries()
         # `latest` raises if all are damaged
         entry = store.find(which, read=self._read) if entries else store.latest()
         if entry is not None:
             return entry
-        if which == "best" and ranked_entries:
-            names = ", ".join(entry.path.name for entry in ranked_entries[:MAX_SHOWN])
+        if which == "best" and (damaged_entries := ranked(entries)):
+            names = ", ".join(entry.path.name for entry in damaged_entries[:MAX_SHOWN])
             raise CheckpointError(
                 f"{subject} has no intact checkpoint with an objective: {names} are damaged; "
                 f"`trieye checkpoints {files.run_base_dir}` lists the checkpoints that latest or step:N would load"

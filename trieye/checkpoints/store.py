@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -286,10 +285,6 @@ class CheckpointStore:
             )
         return intact_entry
 
-    def best(self, mode: Mode | None = None, *, read: Read = check) -> CheckpointEntry | None:
-        """Return the best intact state: by `objective`, otherwise the newest one saved with `is_best`."""
-        return self._first_intact(partial(ranked, mode=mode), read)
-
     def ranked(self, mode: Mode | None = None) -> list[CheckpointEntry]:
         """Return the states with a rating, the best first, according to their manifests; files are not checked.
 
@@ -301,11 +296,13 @@ class CheckpointStore:
     def find(self, which: Which, *, read: Read = check) -> CheckpointEntry | None:
         """Return the best intact state, the newest one, or the state of a step; None if it does not exist.
 
+        The best state is chosen by `objective`; without any, it is the newest one saved with `is_best`.
+
         Raises:
             CheckpointError: The state of the step is damaged, or all states are.
         """
         if which == "best":
-            return self.best(read=read)
+            return self._first_intact(ranked, read)
         if which == "latest":
             return self.latest(read=read)
         of_step = next((entry for entry in self.entries() if entry.step == which), None)

@@ -4,6 +4,7 @@ import math
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -176,11 +177,8 @@ def _complex(value: complex) -> Node:
     return {KIND: "complex", "real": value.real.hex(), "imag": value.imag.hex()}
 
 
-def _items(kind: str) -> "ContainerEncoder":
-    def encode_items(encoder: Encoder, value: Iterable[Any], path: str, depth: int) -> Node:
-        return {KIND: kind, "items": encoder.nodes(value, path, depth)}
-
-    return encode_items
+def _items(kind: str, encoder: Encoder, value: Iterable[Any], path: str, depth: int) -> Node:
+    return {KIND: kind, "items": encoder.nodes(value, path, depth)}
 
 
 def _deque(encoder: Encoder, value: deque[Any], path: str, depth: int) -> Node:
@@ -208,14 +206,11 @@ def _ordered_dict(encoder: Encoder, value: OrderedDict[Any, Any], path: str, dep
     return node
 
 
-def _bytes(kind: str) -> "ContainerEncoder":
-    def encode_bytes(encoder: Encoder, value: bytes | bytearray, path: str, depth: int) -> Node:  # noqa: ARG001 - one shape
-        if len(value) <= _MAX_INLINE_BYTES:
-            return {KIND: kind, "hex": value.hex()}
-        raw = np.frombuffer(value, np.uint8)
-        return {KIND: kind, "array": encoder.add_array(path, raw, owned=isinstance(value, bytes))}
-
-    return encode_bytes
+def _bytes(kind: str, encoder: Encoder, value: bytes | bytearray, path: str, depth: int) -> Node:  # noqa: ARG001 - one shape
+    if len(value) <= _MAX_INLINE_BYTES:
+        return {KIND: kind, "hex": value.hex()}
+    raw = np.frombuffer(value, np.uint8)
+    return {KIND: kind, "array": encoder.add_array(path, raw, owned=isinstance(value, bytes))}
 
 
 ContainerEncoder = Callable[[Encoder, Any, str, int], Node]
@@ -231,12 +226,12 @@ _PLAIN: dict[type, Callable[[Any], Node]] = {
 
 _CONTAINERS: dict[type, ContainerEncoder] = {
     list: Encoder.nodes,
-    tuple: _items("tuple"),
-    set: _items("set"),
-    frozenset: _items("frozenset"),
+    tuple: partial(_items, "tuple"),
+    set: partial(_items, "set"),
+    frozenset: partial(_items, "frozenset"),
     deque: _deque,
     dict: _dict,
     OrderedDict: _ordered_dict,
-    bytes: _bytes("bytes"),
-    bytearray: _bytes("bytearray"),
+    bytes: partial(_bytes, "bytes"),
+    bytearray: partial(_bytes, "bytearray"),
 }
