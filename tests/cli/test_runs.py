@@ -249,7 +249,7 @@ def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
         (["--status", "runing"], ("runing", "did you mean 'running'?", "lost")),
         (["--where", "sed=0"], ("sed=0", "did you mean 'seed'?")),
         (["--where", "seed"], ("seed: expected KEY=VALUE",)),
-        (["-n", "0"], ("-n 0", "at least 1")),
+        (["-n", "0"], ("argument -n", ">= 1")),
         (["--root", "nowhere"], ("--root nowhere", "no such directory")),
     ],
 )

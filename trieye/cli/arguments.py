@@ -185,6 +185,17 @@ def seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected a number of seconds from 0 to {_MAX_S:,.0f}")
 
 
+def positive(text: str) -> int:
+    """Convert a number of things, at least 1.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not a positive integer.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected an integer >= 1")
+    return int(text)
+
+
 def listed(text: str, choices: Collection[str], option: str, noun: str) -> list[str]:
     """Split names separated by commas.
 

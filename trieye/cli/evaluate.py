@@ -19,7 +19,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import add_checkpoint, add_json, add_root, add_working_directory
+from trieye.cli.arguments import add_checkpoint, add_json, add_root, add_working_directory, positive
 from trieye.cli.output import show
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_root(parser)
     add_checkpoint(parser)
-    parser.add_argument("--episodes", type=_positive, default=20, metavar="N", help="number of episodes (default: 20)")
+    parser.add_argument("--episodes", type=positive, default=20, metavar="N", help="number of episodes (default: 20)")
     parser.add_argument("--video", type=_gif, metavar="FILE.gif", help="write a GIF of the first episode")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps or auto (default: cpu)")
     add_json(parser)
@@ -100,12 +100,6 @@ def _table(report: Mapping[str, Any]) -> "TextTable":
     for name in (name for name in figures if name not in _KEYS):
         table.add_row(f"{name}, mean", figures[name])
     return table
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected an integer >= 1")
-    return int(text)
 
 
 def _gif(text: str) -> Path:

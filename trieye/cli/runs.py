@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_rating, add_repeatable, add_root, age, listed, pair
+from trieye.cli.arguments import add_json, add_rating, add_repeatable, add_root, age, listed, pair, positive
 
 if TYPE_CHECKING:
     from trieye.process.terminal import Text
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rating(parser, "metric shown as the objective (default: loop.objective)", mode)
     parser.add_argument("--sort", choices=SORTS, default="created", help="sort key (default: created)")
     parser.add_argument("-r", "--reverse", action="store_true", help="reverse the order")
-    parser.add_argument("-n", type=int, metavar="N", help="list at most N runs")
+    parser.add_argument("-n", type=positive, metavar="N", help="list at most N runs")
     add_json(parser)
     add_root(parser)
 
@@ -67,8 +67,6 @@ def run(options: argparse.Namespace) -> int:
     if options.status is not None:
         statuses = set(map(str.upper, listed(options.status.lower(), STATUSES, "--status", "status")))
     where = dict(pair(text, "--where ") for text in options.where)
-    if options.n is not None and options.n < 1:
-        raise ConfigurationError(f"-n {options.n}: must be at least 1")
     if options.root is not None and not options.root.is_dir():
         raise ConfigurationError(f"--root {options.root}: no such directory")
     all_runs, skipped = find(*options.sources, root=options.root, metric=options.metric, mode=options.mode)
@@ -97,6 +95,7 @@ def _row(run: "StoredRun") -> dict[str, Any]:
 
 def _show(runs: "Sequence[StoredRun]", skipped: "Sequence[Skipped]", *, num_runs: int, sources: Sequence[str]) -> None:
     from trieye.process.terminal import Terminal
+    from trieye.runs.finding import DEFAULT_ROOT
 
     if runs:
         Terminal().print(_lines(runs))

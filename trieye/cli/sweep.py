@@ -38,6 +38,7 @@ from trieye.cli.arguments import (
     exclusion,
     listed,
     pair,
+    positive,
     sweep_directory,
 )
 from trieye.cli.confirmation import confirm
@@ -76,8 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values of the jobs")
         else:
             action.add_argument("-i", "--index", required=True, metavar="I", help="jobs to run, such as 3 or 0-9,12")
-            action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
-            action.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs (default: 1)")
+            action.add_argument("--stride", type=positive, metavar="K", help="also run the jobs I+K, I+2K and so on")
+            help_text = "parallel jobs (default: 1)"
+            action.add_argument("--max-concurrent", type=positive, default=1, metavar="N", help=help_text)
             help_text = "overrides of the launcher, such as hydra.launcher.timeout_min=60"
             action.add_argument("words", nargs="*", metavar=f"{_LAUNCHER}KEY=VALUE", help=help_text)
             add_confirmed(action)
@@ -113,7 +115,7 @@ def _add_plan(actions: Any) -> None:
         help="module or file to run, then varying keys such as agent.lr=1e-3,1e-4, or JSON files that describe "
         "experiments of PyExpUtils",
     )
-    plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
+    plan.add_argument("--seeds", type=positive, metavar="N", help="repeat each job with the seeds 0 to N-1")
     add_repeatable(plan, "--zip", "KEY,KEY", "vary these keys together; repeatable")
     text = "exclude the jobs with these values, such as agent=ppo,agent.lr=1e-4; repeatable"
     add_repeatable(plan, "--exclude", "KEY=VALUE,...", text)
@@ -138,8 +140,6 @@ def _plan(options: argparse.Namespace) -> int:
     from trieye.sweeps.report import plan_table
     from trieye.sweeps.spec import grid_of
 
-    if options.seeds is not None and options.seeds < 1:
-        raise ConfigurationError(f"--seeds {options.seeds}: must be at least 1")
     program, overrides = _program(options.words)
     words, hydra_words, descriptions = _split(overrides, options.seeds)
     sweeper_options = _sweeper_options(options)
@@ -285,9 +285,6 @@ def _run(options: argparse.Namespace) -> int:
     record = _record_at(directory)
     grid = record.the_grid()
     indices = numbers(options.index, grid.size)
-    for name, value in (("stride", options.stride), ("max-concurrent", options.max_concurrent)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} {value}: must be at least 1")
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     words = ["hydra.launcher.is_part=true", f"hydra.launcher.num_jobs={options.max_concurrent}"]
