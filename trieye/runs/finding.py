@@ -210,15 +210,12 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
         raise kind(f"run {text!r}: {_without_record(leftover, text)}")
     if path.is_dir():
         raise ConfigurationError(f"run {text!r}: the directory is not a run; it has no {' and no '.join(marks)}")
-    advice = "pass the run directory, or the directory of all apps as --root"
     shown_roots = ", ".join(str(root.resolve()) for root in roots or [Path(DEFAULT_ROOT)])
-    if not any(root.is_dir() for root in roots):
-        missing = f"no such directory, and {shown_roots} does not exist"
-        raise RunMissingError(f"run {text!r}: {missing}; change to the directory of the project, or {advice}")
     names = [_full_name(directory) for directory in runs]
     hint = _did_you_mean(text, [*names, *(directory.name for directory in runs)])
     raise RunMissingError(
-        f"run {text!r}: no such run in {shown_roots}{hint} (runs: {_shortened(sorted(names))}); {advice}"
+        f"run {text!r}: no such run in {shown_roots}{hint} (runs: {_shortened(sorted(names))}); change to the "
+        "directory of the project, or pass the run directory, or the directory of all apps as --root"
     )
 
 

@@ -76,21 +76,12 @@ class Program:
             )
         sweep = _sweep_of(run, Path(provenance.directory))
         command = shlex.join(provenance.command if sweep is None else sweep.program)  # a job is started by trieye
-        if provenance.program_keys and RUN_NAME not in provenance.program_keys:
-            raise ConfigurationError(
-                f"{cannot}: the Hydra config of {command} has no key {RUN_NAME}, so no override can name the new run; "
-                "add the key and pass it to TrieyeConfig, or start it yourself"
-            )
-        if not (
-            provenance.program_keys or provenance.overrides or (run.run_dir / ".hydra").is_dir() or sweep is not None
-        ):
-            raise ConfigurationError(
-                f"{cannot}: {command} made its config without Hydra, so no override reaches it; put @trieye.main above "
-                "its function, or start it yourself"
-            )
         words = sweep.program if sweep is not None else _without_overrides(provenance.command)
-        if not words:
-            raise ConfigurationError(f"{cannot}: its command, {command}, names no program; start it yourself")
+        if not words or not _takes_name(run, provenance, is_job=sweep is not None):
+            raise ConfigurationError(
+                f"{cannot}: no override of {command} can name the new run; put @trieye.main above the function of its "
+                f"program, or add {RUN_NAME} to its Hydra config and pass it to TrieyeConfig, or start it yourself"
+            )
         started_in = Path(sweep.working_dir if sweep is not None else provenance.directory)
         located = located_program(run, words, started_in)
         if located is None:
@@ -221,13 +212,19 @@ def override(key: str, value: str) -> str:
 
 def command_to_resume(run: StoredRun, provenance: Provenance) -> list[str]:
     """Return the command for the next attempt of a run, with its present name if an override can set it."""
-    words, keys, overrides = _without_overrides(provenance.command), provenance.program_keys, provenance.overrides
-    has_name = RUN_NAME in keys if keys else overrides or (run.run_dir / ".hydra").is_dir()
-    if not words or not has_name:
+    words, overrides = _without_overrides(provenance.command), provenance.overrides
+    if not words or not _takes_name(run, provenance):
         return provenance.command
     with suppress(ConfigurationError):  # a damaged configs.json
         overrides = current_overrides(overrides, run.config)
     return [*words, *_named(overrides, run.name)]
+
+
+def _takes_name(run: StoredRun, provenance: Provenance, *, is_job: bool = False) -> bool:
+    """Return whether an override can set `run_name`; a program whose keys were not recorded may use Hydra."""
+    if provenance.program_keys:
+        return RUN_NAME in provenance.program_keys
+    return is_job or bool(provenance.overrides) or (run.run_dir / ".hydra").is_dir()
 
 
 class LocatedProgram(NamedTuple):

@@ -253,22 +253,16 @@ def _new_name(source_dir: Path, overrides: Sequence[str], suffix: str, *, mirror
 
 
 def _check_free(run_dir: Path, mirror_url: str | None) -> None:
-    if not run_dir.exists():
-        if _is_mirrored(run_dir, mirror_url):
-            raise ConfigurationError(
-                f"run_name={run_dir.name}: the mirror {mirror_url} already has a run of this name, which the program "
-                "would resume; choose another name"
-            )
+    if not _is_taken(run_dir, mirror_url):
         return
+    state, resume = "" if run_dir.exists() else f" in the mirror {mirror_url}", ""
     if is_alive(run_dir):
-        raise ConfigurationError(
-            f"run_name={run_dir.name}: this run already exists and is still running; choose another name"
-        )
-    resume = ""
-    with suppress(ConfigurationError, SerializationError):
-        program = Program.of(StoredRun.read(run_dir))
-        resume = f"; to resume it: {program.line(program.resuming(run_dir.name))}"
-    raise ConfigurationError(f"run_name={run_dir.name}: this run already exists; choose another name{resume}")
+        state = " and is still running"
+    else:
+        with suppress(ConfigurationError, SerializationError):
+            program = Program.of(StoredRun.read(run_dir))
+            resume = f"; to resume it: {program.line(program.resuming(run_dir.name))}"
+    raise ConfigurationError(f"run_name={run_dir.name}: this run already exists{state}; choose another name{resume}")
 
 
 def _check_unfinished(config: Mapping[str, Any], checkpoint: CheckpointEntry, purpose: str) -> None:

@@ -209,13 +209,9 @@ def config_in(run_dir: Path) -> dict[str, Any]:
 
     try:
         return json_of(run_dir / CONFIGS)
-    except FileNotFoundError:
-        reason = "no such file; the program was stopped during startup, or the file was deleted"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:
-        reason = str(error)
-    raise ConfigurationError(f"{run_dir / CONFIGS}, the config of the run, cannot be read: {reason}")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"{run_dir / CONFIGS}, the config of the run, cannot be read: {reason}") from error
 
 
 def published_metrics(run_dir: Path) -> Metrics:
