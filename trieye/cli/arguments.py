@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ _MAX_S = 1e9
 class AnyOrder(argparse.ArgumentParser):
     """Parser that accepts positional arguments before, between and after options."""
 
-    _is_intermixing = _has_actions = _knows_renames = False
+    _is_intermixing = _has_actions = False
 
     def add_subparsers(self, **options: Any) -> Any:
         """Add the actions of a command; each action parses its own positional arguments."""
@@ -36,7 +36,7 @@ class AnyOrder(argparse.ArgumentParser):
             self.error(str(rename))
         if self._is_intermixing or self._has_actions:
             return super().parse_known_args(args, namespace)
-        self._add_renamed()
+        self._check_renamed(args)
         self._is_intermixing = True
         try:
             options, unrecognized = self.parse_known_intermixed_args(args, namespace)
@@ -57,21 +57,14 @@ class AnyOrder(argparse.ArgumentParser):
             message += did_you_mean(match[1], re.findall(r"[\w-]+", match[2]))
         super().error(message)
 
-    def _add_renamed(self) -> None:
-        """Add the former names of options, which are errors that state the new names."""
-        renames, self._knows_renames = () if self._knows_renames else OPTIONS.values(), True
-        for rename in renames:
-            command, _, option = rename.old.rpartition(" ")
-            if f"{self.prog} ".startswith(f"{command} "):
-                self.add_argument(option, action=_Renamed, nargs="?", const=rename, help=argparse.SUPPRESS)
-
-
-class _Renamed(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        command, _, option = self.const.old.rpartition(" ")  # the command may lack the typed action
-        parser.error(
-            f"{parser.prog} {option} was renamed to {parser.prog} {self.const.new.removeprefix(f'{command} ')}"
-        )
+    def _check_renamed(self, args: Sequence[str]) -> None:
+        """Exit with the new name of an option if its former name was typed."""
+        for rename in OPTIONS.values():
+            command, _, option = rename.old.rpartition(" ")  # the command may lack the typed action
+            is_own = f"{self.prog} ".startswith(f"{command} ")
+            if is_own and any(word.partition("=")[0] == option for word in args):
+                new = rename.new.removeprefix(f"{command} ")
+                self.error(f"{self.prog} {option} was renamed to {self.prog} {new}")
 
 
 def add_actions(parser: argparse.ArgumentParser) -> Any:
