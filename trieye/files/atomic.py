@@ -142,12 +142,8 @@ def remove(path: Path) -> None:
 
 def replaced(parent: Path) -> dict[str, Path]:
     """Return entries that are missing after interrupted replacements: names, and the paths with the old content."""
-    old_path_by_name: dict[str, Path] = {}
-    for old_path in sorted(parent.glob(".old-*~*~*~*")):
-        name = original_name(old_path)
-        if not os.path.lexists(parent / name):
-            old_path_by_name[name] = old_path
-    return old_path_by_name
+    old_paths = {original_name(path): path for path in sorted(parent.glob(".old-*~*~*~*"))}
+    return {name: path for name, path in old_paths.items() if not os.path.lexists(parent / name)}
 
 
 def recover(parent: Path, name: str | None = None) -> None:

@@ -151,27 +151,21 @@ class RunFiles:
             ConfigurationError: `root_data_dir` is a file or not writable, or a symbolic link leads out of it.
         """
         directories = [self.mlflow_dir, self.checkpoint_dir, self.log_dir, self.tb_log_dir, self.profile_dir]
-        self._make_run_base_dir()
         if self.persist_config.save_buffer:
             directories.append(self.buffer_dir)
-        for directory in directories:
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise self._unusable(directory, error.strerror or str(error)) from error
-        for directory in (self.run_base_dir, *directories):
-            if not os.access(directory, os.W_OK | os.X_OK):
-                raise self._unusable(directory, "Permission denied")
-
-    def _make_run_base_dir(self) -> None:
         try:
             self.runs_root_dir.mkdir(parents=True, exist_ok=True)
             self.run_base_dir.mkdir(exist_ok=True, mode=PRIVATE_MODE if self.persist_config.private else 0o777)
             if self.persist_config.private:  # an existing directory may be open to other users
                 self.run_base_dir.chmod(PRIVATE_MODE)
+            self._check_links()
+            for directory in directories:
+                directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._unusable(self.run_base_dir, error.strerror or str(error)) from error
-        self._check_links()
+            raise self._unusable(Path(error.filename or self.run_base_dir), error.strerror or str(error)) from error
+        for directory in (self.run_base_dir, *directories):
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise self._unusable(directory, "Permission denied")
 
     def _check_links(self) -> None:
         directories = (self.checkpoint_dir, self.buffer_dir, self.log_dir, self.tb_log_dir, self.profile_dir)
