@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from trieye.checkpoints.manifest import PARTS_DIRECTORY, check_no_link, read_manifest
-from trieye.config import PersistenceConfig
-from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.exceptions import SerializationError
 from trieye.files.checksum import FileEntry, verify_file
 from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, CRASH_PREFIX, RUN_RECORD
-from trieye.runs.config import recorded_config
+from trieye.runs.config import persistence_of
 from trieye.runs.finding import RunReference, run_directory
 from trieye.runs.stored_run import disk_bytes, files_below
 
@@ -97,10 +96,7 @@ def checkpoints(run: RunReference, *, root: Path | None = None, checksums: bool 
         ConfigurationError: There is no such run.
     """
     run_dir = run_directory(run, root=root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
-    try:
-        names = recorded_config(run_dir).persistence
-    except ConfigurationError:  # it is damaged, or of trieye 0.1.5; `verify` reports that
-        names = PersistenceConfig()
+    names = persistence_of(run_dir)  # `verify` reports a damaged config
     directories = [run_dir / names.checkpoint_save_dir_name, run_dir / names.buffer_save_dir_name]
     return SavedFiles(
         run_dir,

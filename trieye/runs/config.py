@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trieye.config import TrieyeConfig
+from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import CONFIGS
 from trieye.runs.stored_run import config_in
@@ -18,6 +18,14 @@ def recorded_config(run_dir: Path) -> TrieyeConfig:
         ConfigurationError: configs.json is missing or damaged.
     """
     return _config_of(run_dir, is_here=False)
+
+
+def persistence_of(run_dir: Path) -> PersistenceConfig:
+    """Return the recorded `persistence` of a run; the defaults if its config is damaged, or of trieye 0.1.5."""
+    try:
+        return recorded_config(run_dir).persistence
+    except ConfigurationError:
+        return PersistenceConfig()
 
 
 def config_of(run_dir: Path) -> TrieyeConfig:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
-from trieye.exceptions import ConfigurationError, JournalError, SerializationError
-from trieye.files.run_files import CHECKPOINTS, CRASH_PREFIX
+from trieye.exceptions import JournalError, SerializationError
+from trieye.files.run_files import CRASH_PREFIX
 from trieye.hub.status import last_status, read_status
 from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import rows_in
-from trieye.runs.config import recorded_config
+from trieye.runs.config import persistence_of
 from trieye.runs.finding import RunReference, get
 from trieye.runs.program import RUN_NAME, command_to_resume, key_of, located_program
 from trieye.runs.stored_run import StoredRun
@@ -73,15 +73,13 @@ def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
         ConfigurationError: There is no such run.
     """
     stored = get(run, root=root)
-    logs, checkpoints = "logs", CHECKPOINTS
-    with suppress(ConfigurationError):
-        persistence = recorded_config(stored.run_dir).persistence
-        logs, checkpoints = persistence.log_dir_name, persistence.checkpoint_save_dir_name
-    path = stored.run_dir / logs / "output.log"
+    persistence = persistence_of(stored.run_dir)
+    checkpoints = stored.run_dir / persistence.checkpoint_save_dir_name
+    path = stored.run_dir / persistence.log_dir_name / "output.log"
     error = _traceback(path.parent, stored.attempt)
     status, problem = _status(stored)
     sinks = [{key: sink[key] for key in ("name", "backlog", "error")} for sink in status.get("sinks", ())]
-    entry = _newest_checkpoint(stored.run_dir / checkpoints)
+    entry = _newest_checkpoint(checkpoints)
     return Diagnosis(
         run=stored,
         reason=_reason(stored, status, error) + problem,
@@ -90,7 +88,7 @@ def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
         output_path=path if path.is_file() else None,
         sinks=sinks,
         checkpoint=entry,
-        next_steps=list(_next_steps(stored, sinks, entry, _crash(stored, stored.run_dir / checkpoints))),
+        next_steps=list(_next_steps(stored, sinks, entry, _crash(stored, checkpoints))),
     )
 
 
@@ -166,19 +164,17 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
         by_search = f"the pruner or scheduler of its sweep stopped it {after}{value}"
         return by_signal if job is None else f"{by_search}: {job.reason}" if job.reason else by_search
     if stored.status == "LOST":
+        original = stored.record.copy_of(stored.run_dir)
+        copied = f"it is a copy of {original}, made before that run recorded its end"
         ended = f"its process ended {after} without recording why"
-        return _copy_reason(stored) or f"{ended}: SIGKILL, such as for lack of memory, or a machine that stopped"
+        killed = f"{ended}: SIGKILL, such as for lack of memory, or a machine that stopped"
+        return killed if original is None else copied
     if stored.status == "FINISHED":
         return f"it finished {after}"
     silent_s = time.time() - status.get("time", time.time() - stored.took_s)
     if silent_s > STALE_AFTER_S:
         return f"it has been running for {duration(stored.took_s)}, and its hub is silent for {duration(silent_s)}"
     return f"it is running, for {duration(stored.took_s)} so far"
-
-
-def _copy_reason(stored: StoredRun) -> str:
-    original = stored.record.copy_of(stored.run_dir)
-    return "" if original is None else f"it is a copy of {original}, made before that run recorded its end"
 
 
 def _pruned_job(stored: StoredRun) -> JobRecord | None:

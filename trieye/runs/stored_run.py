@@ -226,29 +226,18 @@ def published_metrics(run_dir: Path) -> Metrics:
 
 def disk_bytes(*directories: Path) -> int:
     """Return the bytes of all files below directories; a file with several names counts once."""
-    size_by_inode: dict[tuple[int, int], int] = {}
-    total_bytes = 0
-    for about in (about for directory in directories for about in files_below(directory)):
-        if about.st_nlink > 1:
-            size_by_inode[about.st_dev, about.st_ino] = about.st_size
-        else:
-            total_bytes += about.st_size
-    return total_bytes + sum(size_by_inode.values())
+    files = (about for directory in directories for about in files_below(directory))
+    return sum({(about.st_dev, about.st_ino): about.st_size for about in files}.values())
 
 
 def files_below(directory: Path) -> Iterator[os.stat_result]:
     """Yield the size and links of each file below a directory; links are not followed."""
-    directories = [str(directory)]
-    while directories:
-        with suppress(OSError), os.scandir(directories.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    directories.append(entry.path)
-                    continue
-                with suppress(FileNotFoundError):  # a living run deletes old files
-                    about = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(about.st_mode):
-                        yield about
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # a living run deletes old files
+                about = os.lstat(f"{folder}/{name}")
+                if stat.S_ISREG(about.st_mode):
+                    yield about
 
 
 def _fields_of(run_dir: Path) -> _RunSummaryFields:
