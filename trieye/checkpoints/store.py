@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -416,11 +417,8 @@ class CheckpointStore:
         """Rename a damaged state so that it is never read again; ignore a missing one."""
         if not path.is_dir():
             return
-        target = path.with_name(path.name + _DAMAGED)
-        suffix = 2
-        while target.exists():
-            target = path.with_name(f"{path.name}{_DAMAGED}-{suffix}")
-            suffix += 1
+        names = (f"{path.name}{_DAMAGED}{suffix}" for suffix in chain([""], map("-{}".format, count(2))))
+        target = next(target for name in names if not (target := path.with_name(name)).exists())
         path.rename(target)
         logger.warning("%s is damaged and was renamed to %s", path.name, target.name)
 
