@@ -82,18 +82,13 @@ def _table(run_dir: Path, attempts: "Sequence[AttemptRow]", limit: int) -> "Text
 
 
 def _widths(columns: "Sequence[Sequence[str]]", limit: int) -> list[int]:
-    """Return the widths of the columns; headings and metrics, then steps, then times are folded until they fit."""
+    """Return the widths of the columns; where they do not fit, all are folded between words, and metrics anywhere."""
     widths = [max(map(len, cells)) for cells in columns]
     limit -= PADDING * len(columns)
     if sum(widths) <= limit:
         return widths
-    for folded_headings in ((), ("superseded",), ("superseded", "started")):
-        for index, (heading, *cells) in enumerate(columns[:-1]):
-            words = " ".join(cells).split() if heading in folded_headings else cells
-            widths[index] = max(map(len, [*heading.split(), *words]))
-        if (width_left := limit - sum(widths[:-1])) >= MIN_METRICS_WIDTH:
-            break
-    return [*widths[:-1], min(widths[-1], max(width_left, MIN_METRICS_WIDTH))]
+    folded = [max(len(word) for cell in cells for word in cell.split()) for cells in columns[:-1]]
+    return [*folded, min(widths[-1], max(limit - sum(folded), MIN_METRICS_WIDTH))]
 
 
 def _cells(row: "AttemptRow") -> tuple[str, ...]:
