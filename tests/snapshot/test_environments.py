@@ -235,7 +235,7 @@ def self_containing_list():
 def test_unsupported_attributes_make_the_resume_inexact_and_are_named(
     make_attribute, description, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr(environments, "_reported", set())
+    environments._warn_once.cache_clear()
     env, twin = WithAttribute(make_attribute), WithAttribute(make_attribute)
     env.reset(seed=1)
     state, other = EnvState(env), EnvState(twin)

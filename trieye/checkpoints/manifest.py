@@ -93,14 +93,17 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{path} is a link; links are not followed")
     try:
         content = _unsealed(path.read_bytes())
-        _check_version(path, content["format"])
-        return Manifest.model_validate(content)
+        if not (isinstance(content["format"], int) and content["format"] > FORMAT_VERSION):
+            return Manifest.model_validate(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{path} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         if isinstance(error, OSError) and error.errno in NOT_NOW:
             raise SerializationError(f"{path} cannot be read: {error.strerror}") from error
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    raise SerializationError(
+        f"{path} has format {content['format']}, but this trieye reads up to {FORMAT_VERSION}; use a newer trieye"
+    )
 
 
 def verify(directory: Path, *, parts: bool = True) -> Manifest:
@@ -158,13 +161,6 @@ def _plain(value: Any, path: str) -> Any:
     raise SerializationError(
         f"metadata {path!r} is a {type(value).__name__}; only numbers, strings, lists and mappings are supported"
     )
-
-
-def _check_version(path: Path, version: int) -> None:
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise SerializationError(
-            f"{path} has format {version}, but this trieye reads formats up to {FORMAT_VERSION}; use a newer trieye"
-        )
 
 
 def _sealed(content: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 from trieye.exceptions import ConfigurationError, SerializationError
@@ -14,7 +15,6 @@ from trieye.snapshot.generators import generator_state, set_generator_state
 
 logger = logging.getLogger(__name__)
 
-_reported: set[str] = set()
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -144,10 +144,9 @@ def _name(env: Any) -> str:
     return str(getattr(getattr(env, "spec", None), "id", None) or type(getattr(env, "unwrapped", env)).__name__)
 
 
+@cache
 def _warn_once(text: str) -> None:
-    if text not in _reported:
-        _reported.add(text)
-        logger.warning(text)
+    logger.warning(text)
 
 
 class GeneratorState:
