@@ -10,16 +10,7 @@ from trieye.checkpoints.store import NONE_INTACT
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.checksum import sums_of
-from trieye.files.run_files import (
-    BUFFER_PREFIX,
-    BUFFERS,
-    CHECKPOINT_PREFIX,
-    CHECKPOINTS,
-    CONFIGS,
-    HISTORY,
-    JOURNAL,
-    RUN_RECORD,
-)
+from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, CONFIGS, HISTORY, JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.history.segments import SegmentFile
 from trieye.history.store import survey
@@ -127,7 +118,7 @@ def verify(run: RunReference, *, root: Path | None = None) -> RunCheck:
     contents, journal, history = _journal_and_history(run_dir, record, run_dir / persistence.tensorboard_dir_name)
     checkpoints = run_dir / persistence.checkpoint_save_dir_name
     buffers = run_dir / persistence.buffer_save_dir_name
-    saved_parts = [_states(CHECKPOINTS, checkpoints, CHECKPOINT_PREFIX), _states(BUFFERS, buffers, BUFFER_PREFIX)]
+    saved_parts = [_states("checkpoints", checkpoints, CHECKPOINT_PREFIX), _states("buffers", buffers, BUFFER_PREFIX)]
     return RunCheck(
         run_dir=run_dir,
         status=None if record is None else record.status,
@@ -307,9 +298,8 @@ def _sinks(run_dir: Path, contents: Contents | None, config: TrieyeConfig | None
     cursors, ends = dict[str, int](), [status.get("points", 0)]
     if contents is not None:
         cursors = contents.cursors
-        ends += [end for _, end in [*contents.snapshots, *contents.chunks]] + [
-            segment.end for segment in contents.segments
-        ]
+        ends += [end for _, end in [*contents.snapshots, *contents.chunks]]
+        ends += [segment.end for segment in contents.segments]
     positions = {name: cursors.get(name, 0) for name in enabled or cursors}
     return [SinkPosition(name, index, max(max(ends) - index, 0), errors.get(name)) for name, index in positions.items()]
 
