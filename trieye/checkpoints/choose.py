@@ -285,11 +285,8 @@ class Choice:
             return None if path is None else ResumeCandidate(path, step)
         # trieye 0.1.5 continued the run after this version, or `trieye convert`, had saved a checkpoint
         if path is not None and step is not None and step > entry.step and not path.with_suffix("").exists():
-            logger.warning(
-                "%s of trieye 0.1.5 has a higher step than %s and is ignored; `trieye convert` makes it a checkpoint",
-                path,
-                entry.path.name,
-            )
+            text = "%s of trieye 0.1.5 has a higher step than %s and is ignored; `trieye convert` makes it a checkpoint"
+            logger.warning(text, path, entry.path.name)
         return _candidate(entry)
 
     def called(self, files: RunFiles, reference: CheckpointReference, *, option: str | None = None) -> CheckpointEntry:

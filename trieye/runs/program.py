@@ -118,10 +118,8 @@ class Program:
             raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {known_keys})")
         words = [word for word in self.overrides if key_of(word) not in replaced_keys and not _is_own(word, own_name)]
         if hidden := next((word for word in words if HIDDEN in word), None):
-            raise ConfigurationError(
-                f"{hidden}: secrets are not recorded; type it again, as in "
-                f"{shlex.quote(hidden.replace(HIDDEN, '${oc.env:MY_SECRET}'))}"
-            )
+            example = shlex.quote(hidden.replace(HIDDEN, "${oc.env:MY_SECRET}"))
+            raise ConfigurationError(f"{hidden}: secrets are not recorded; type it again, as in {example}")
         free_words = [word for word in new_words if key_of(word) not in value_by_key]
         return [*words, *free_words, *(override(key, value) for key, value in value_by_key.items())]
 
@@ -185,14 +183,9 @@ class Program:
         output = _end_of(process.stderr.strip() or process.stdout.strip())
         if stage == "restore":
             raise CheckpointError(f"{purpose}: no run was created: the checkpoint does not fit:\n{output}")
-        raise ConfigurationError(
-            f"{purpose}: no run was created: the program rejected the config"
-            + (
-                f":\n{output}"
-                if process.returncode
-                else f"; it ended without a run: {shlex.join(self.command(overrides))}"
-            )
-        )
+        ended = f"; it ended without a run: {shlex.join(self.command(overrides))}"
+        reason = f":\n{output}" if process.returncode else ended
+        raise ConfigurationError(f"{purpose}: no run was created: the program rejected the config{reason}")
 
     def start(self, overrides: Sequence[str], *, stdout: TextIO | None = None) -> int:
         """Run it in the foreground, and return its exit code; `stdout` receives its standard output."""

@@ -92,12 +92,8 @@ class EnvState:
                 f"{_name(self.env)} cannot be saved in the middle of an episode, because {reader.problem}: a resume "
                 "starts a new episode, which is exact only if the state is saved between two episodes"
             )
-        return {
-            "between_episodes": self.between_episodes,
-            "reason": reader.problem,
-            "layers": reader.layers,
-            "same": reader.same,
-        }
+        about = {"between_episodes": self.between_episodes, "reason": reader.problem}
+        return {**about, "layers": reader.layers, "same": reader.same}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Reset the environment, which must be created as in the saved run, and restore a result of `state_dict`.
@@ -117,10 +113,8 @@ class EnvState:
                 "saved run, with the same wrappers and versions"
             ) from error
         except _MALFORMED as error:
-            raise SerializationError(
-                f"the saved state of {_name(self.env)} is not the state of an environment: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            name = _name(self.env)
+            raise SerializationError(f"the state of {name} is not the state of an environment: {error!r}") from error
         if why is None and reason is not None and not is_between:
             why = f"it was saved in the middle of an episode, which cannot be restored because {reason}"
         if why is not None:

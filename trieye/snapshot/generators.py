@@ -64,8 +64,7 @@ def set_generator_state(generator: Any, saved_state: Any) -> None:
         _set(generator, own_state["generator"], state)
     except _ERRORS as error:
         raise SerializationError(
-            f"the saved state does not fit this {_name(generator, own_state)}: {error}; create the generator as in the "
-            "saved run"
+            f"the saved state does not fit this {_name(generator, own_state)}: {error}; create it as in the saved run"
         ) from error
 
 
