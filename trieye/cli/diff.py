@@ -32,10 +32,8 @@ def run(options: argparse.Namespace) -> int:
     from trieye.runs import diff
 
     comparison = diff(*options.run_names, root=options.root)
-    runs = [
-        {"run": str(run), "run_dir": run.run_dir, "forked_from": fork and fork.model_dump()}
-        for run, fork in ((run, run.record.forked_from) for run in (comparison.first, comparison.second))
-    ]
+    forks = [(run, run.record.forked_from) for run in (comparison.first, comparison.second)]
+    runs = [{"run": str(run), "run_dir": run.run_dir, "forked_from": fork and fork.model_dump()} for run, fork in forks]
     document = {"runs": runs, **comparison.divergence.parts(), "metrics": comparison.metrics}
     show(options, "diff", document, _parts(comparison))
     return 0

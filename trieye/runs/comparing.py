@@ -47,16 +47,10 @@ class Divergence:
             second: The same of the other one.
             ignored: Keys of the config that are not compared.
         """
-        configs = [
-            redacted(dict(leaves({key: value for key, value in config.items() if key != HIDDEN})))
-            for config, _ in (first, second)
-        ]
+        shown = [{key: value for key, value in config.items() if key != HIDDEN} for config, _ in (first, second)]
+        pairs = _differing(*(redacted(dict(leaves(config))) for config in shown))
         left_out = _NOT_COMPARED | set(ignored)
-        config = {
-            key: pair
-            for key, pair in _differing(*configs).items()
-            if key not in left_out and key.partition(".")[0] not in left_out
-        }
+        config = {key: pairs[key] for key in pairs if left_out.isdisjoint((key, key.partition(".")[0]))}
         provenances = [provenance for _, provenance in (first, second) if provenance is not None]
         if len(provenances) < 2:  # noqa: PLR2004 - one of the operands has none
             return cls(config, {}, {})

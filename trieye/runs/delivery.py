@@ -192,11 +192,8 @@ def deliver(
             change(hub)
         _wait(hub, timeout_s, progress or (lambda _done, _total: None))
     health = hub.status.health()
-    refusals = [
-        f"{sink['name']} refused {sink['refused']:,} items; the log of the run says why"
-        for sink in health["sinks"]
-        if sink["refused"]
-    ]
+    refused = ((sink["name"], sink["refused"]) for sink in health["sinks"] if sink["refused"])
+    refusals = [f"{name} refused {num:,} items; the log of the run says why" for name, num in refused]
     run_dir = hub.files.paths.run_base_dir
     return DeliveryResult(
         run_dir,

@@ -140,11 +140,11 @@ def select(
 
         problem = KEYS.get(key) or f"no run has such a key{did_you_mean(key, keys)}"
         raise ConfigurationError(f"{key}={where[key]}: {problem}")
-    return [
-        run
-        for run, config in configs
-        if all(key in config and _is_same(config[key], text) for key, text in where.items())
-    ]
+
+    def fits(config: Mapping[str, Any]) -> bool:
+        return all(key in config and _is_same(config[key], text) for key, text in where.items())
+
+    return [run for run, config in configs if fits(config)]
 
 
 def ordered(runs: Sequence[StoredRun], by: SortKey = "created", *, reverse: bool = False) -> list[StoredRun]:

@@ -340,9 +340,8 @@ def _fitted(
     result = [own_state]
     fit(name, own_state, saved_state, lambda state: result.__setitem__(0, state))
     inside = tuple(f"{path}." for path in matched_paths)
-    mismatch.unexpected += [
-        path for path in tree.leaves(name) if path not in matched_paths and not path.startswith(inside)
-    ]
+    unmatched = [path for path in tree.leaves(name) if path not in matched_paths]
+    mismatch.unexpected += [path for path in unmatched if not path.startswith(inside)]
     for fit_optimizer in optimizer_fits:  # after all parameters have been matched
         fit_optimizer()
     return None if result[0] is own_state and mismatch else result[0]
