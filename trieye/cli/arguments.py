@@ -91,10 +91,7 @@ def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) 
         parser: Parser of the command.
         count: `nargs` of `run_names`; None: exactly one run, stored as `run_name`.
     """
-    if count is None:
-        parser.add_argument("run_name", metavar="RUN", help=_RUN)
-    else:
-        parser.add_argument("run_names", metavar="RUN", nargs=count, help=_RUN)
+    parser.add_argument("run_name" if count is None else "run_names", metavar="RUN", nargs=count, help=_RUN)
     add_root(parser)
     add_json(parser)
 

@@ -188,11 +188,10 @@ class RunFiles:
 
     def get_checkpoint_path(self, step: int | None = None, is_latest: bool = False, is_best: bool = False) -> Path:
         """Return the directory of a step's checkpoint, or the link to the newest (the default) or best one."""
-        if is_latest:
-            return self.latest_checkpoint_path
-        if is_best:
+        if is_best and not is_latest:
             return self.best_checkpoint_path
-        return self.latest_checkpoint_path if step is None else self.checkpoint_dir / f"{CHECKPOINT_PREFIX}{step}"
+        is_link = is_latest or step is None
+        return self.latest_checkpoint_path if is_link else self.checkpoint_dir / f"{CHECKPOINT_PREFIX}{step}"
 
     def get_buffer_path(self, step: int | None = None) -> Path:
         """Return the directory of a step's buffer, or the link to the newest one."""
