@@ -415,7 +415,7 @@ def test_an_oversized_page_is_shortened_and_counts_the_omitted_problems(root, mo
 def test_a_report_path_below_a_file_is_an_error_and_leaves_the_file_unchanged(root, tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("old")
     assert main(["results", "report", str(root / "sweep"), "-o", str(tmp_path / "file/report.html")]) == 2
-    assert "cannot write " in capfd.readouterr().err
+    assert "cannot be written" in capfd.readouterr().err
     assert (tmp_path / "file").read_text() == "old"
 
 

@@ -14,11 +14,11 @@ from trieye.cli.output import print_json
 from trieye.cli.run_selection import RunSelection, metrics_in, select_runs, sources_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.files.atomic import write_atomic
 from trieye.process.terminal import TextTable
 from trieye.results import hyperparameters, score_files, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
+from trieye.results.conversion import written
 from trieye.results.curves import aggregate_curves
 from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Selection
@@ -316,17 +316,12 @@ def report(options: argparse.Namespace) -> int:
     """Write the HTML report."""
     selected, out = RunSelection(options), Path.cwd() / options.output
     page = page_of(selected, directory=out.parent)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, page.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {options.output}: {error.strerror or error}") from error
-    if options.json:
-        selected.print_json({"path": out})
-        return 0
-    print(f"written to {options.output}")
-    selected.print_notes()
-    return 0
+
+    def write(path: Path) -> None:
+        with written(path) as scratch:
+            scratch.write_bytes(page.encode("utf-8", "backslashreplace"))
+
+    return _finish(selected, {"path": out}, write)
 
 
 def page_of(selected: RunSelection, *, directory: Path | None) -> str:

@@ -1,8 +1,10 @@
 """Conversion of points and curves to tables and arrays of other packages, which are imported on use."""
 
+import contextlib
 import json
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,23 @@ def plain(values: Sequence[Any]) -> pa.Array:
         return pa.array([None if value is None else str(value) for value in cells], pa.string())
 
 
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` when the block ends, which has written it; create its directory.
+
+    Raises:
+        ConfigurationError: The file cannot be written; `path` is unchanged.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as scratch:
+            yield scratch
+            with scratch.open("rb") as file:
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table in the format of the file's suffix.
 
@@ -95,24 +114,20 @@ def write_table(table: pa.Table, path: Path) -> None:
     if suffix not in _FORMATS:
         hint = did_you_mean(suffix, _FORMATS)
         raise ConfigurationError(f"{path}: unknown table format {suffix!r}{hint} (choose from: {', '.join(_FORMATS)})")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            if suffix == ".parquet":
-                from pyarrow import parquet
+    with written(path) as scratch:
+        if suffix == ".parquet":
+            from pyarrow import parquet
 
-                parquet.write_table(table, part, compression="zstd")
-            elif suffix == ".feather":
-                from pyarrow import feather
+            parquet.write_table(table, scratch, compression="zstd")
+        elif suffix == ".feather":
+            from pyarrow import feather
 
-                feather.write_feather(table, str(part))
-            else:
-                from pyarrow import csv
+            feather.write_feather(table, str(scratch))
+        else:
+            from pyarrow import csv
 
-                columns = [_flat(column) for column in table.columns]
-                csv.write_csv(pa.table(columns, names=[_escaped(name) for name in table.column_names]), part)
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error}") from error
+            columns = [_flat(column) for column in table.columns]
+            csv.write_csv(pa.table(columns, names=[_escaped(name) for name in table.column_names]), scratch)
 
 
 def _flat(column: Any) -> Any:

@@ -21,8 +21,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.files.atomic import write_atomic
 from trieye.results.aligned import Floats, stretches, well_supported
+from trieye.results.conversion import written
 from trieye.results.hyperparameters import Setting
 from trieye.results.runs import as_text
 from trieye.results.statistics import Band, Estimate
@@ -75,14 +75,8 @@ def save(figure: Figure, path: Path) -> None:
         hint = "; `trieye results export` writes points" if is_table else did_you_mean(suffix, FORMATS)
         raise ConfigurationError(f"{path}: unknown image format {suffix!r}{hint} (choose from: {', '.join(FORMATS)})")
     metadata = {"Date": None} if suffix == "svg" else {}
-    buffer = io.BytesIO()
-    with style():
-        figure.savefig(buffer, format=suffix, metadata=metadata)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue(), is_lasting=False)
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error}") from error
+    with style(), written(path) as scratch:
+        figure.savefig(scratch, format=suffix, metadata=metadata)
 
 
 def inline(figure: Figure, name: str) -> str:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trieye.exceptions import ConfigurationError
-from trieye.files.atomic import write_atomic
-from trieye.results.conversion import plain, write_table
+from trieye.results.conversion import plain, write_table, written
 from trieye.results.statistics import Estimate
 from trieye.results.tables import interval, is_separate, number
 
@@ -125,11 +123,8 @@ def _write_text(
 ) -> None:
     """Write a Markdown or LaTeX table, whose first `num_keys` columns are aligned left."""
     text = _markdown if path.suffix.lower() == ".md" else _latex
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text(header, rows, num_keys, notes).encode())
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+    with written(path) as scratch:
+        scratch.write_bytes(text(header, rows, num_keys, notes).encode())
 
 
 def _figures(figures: Sequence[Mapping[str, Estimate]], diverged: Sequence[int], main: str) -> dict[str, Any]:
