@@ -47,19 +47,22 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
         title: Title of the table.
         confidence: Confidence level of the intervals.
     """
-    table = TextTable(title=title)
-    table.add_column("")
-    table.add_column("runs", justify="right", no_wrap=True)
-    table.add_column(main.replace("_", " "), justify="right", style="bold", no_wrap=True)
-    table.add_column(f"{confidence:.0%} CI", justify="right", no_wrap=True)
     other_names = [name for figures in list(rows.values())[:1] for name in figures if name != main]
-    for name in other_names:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    headings = [name.replace("_", " ") for name in ("runs", main, f"{confidence:.0%} CI", *other_names)]
+    table = _table("", title=title, right=headings, bold=headings[1])
     for label, figures in rows.items():
         cells = [number(figures[name].value) for name in other_names]
         figure = figures[main]
         table.add_row(label, runs(figure), number(figure.value), interval(figure), *cells)
     _note_coverage(table, [figures[main] for figures in rows.values()])
+    return table
+
+
+def _table(*left: str, title: str, right: Sequence[str], bold: str = "") -> TextTable:
+    """Return a table with texts on the left and numbers on the right; `bold` is the heading of the main numbers."""
+    table = TextTable(*left, title=title)
+    for name in right:
+        table.add_column(name, justify="right", style="bold" if name == bold else "", no_wrap=True)
     return table
 
 
@@ -79,11 +82,7 @@ def pairs_table(
         stat: The aggregate.
         title: Title of the table.
     """
-    table = TextTable(title=title)
-    table.add_column("X")
-    table.add_column("Y")
-    for name in ("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("X", "Y", title=title, right=("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"))
     for x, y, chance, gap in pairs:
         sizes = Text.assemble(f"{counts[x]} + {counts[y]}", runs(gap)[len(str(gap.n)) :])
         chance_text = _with_interval(chance) + ("*" if is_separate(chance) else " ")
@@ -118,14 +117,10 @@ def settings_table(
         labels: Labels of the configs of each group.
         title: Title of the table.
     """
-    table = TextTable(title=title)
     has_others = any(len(setting.configs) > 1 for settings in lines.values() for setting in settings)
-    if len(lines) > 1:
-        table.add_column("")
-    for name in (param.rpartition(".")[2], "runs", "at best" if has_others else "value"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = (param.rpartition(".")[2], "runs", *(("at best", "mean of all") if has_others else ("value",)))
+    table = _table(*([""] if len(lines) > 1 else []), title=title, right=headings)
     if has_others:
-        table.add_column("mean of all", justify="right", no_wrap=True)
         table.add_column("best config")
     for label, settings in lines.items():
         for setting in settings:
@@ -139,12 +134,7 @@ def settings_table(
 
 def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> TextTable:
     """Return a table of the configs, best first, with the probability that each is the best."""
-    table = TextTable(title=title)
-    table.add_column("")
-    table.add_column("runs", justify="right", no_wrap=True)
-    table.add_column(stat, justify="right", style="bold", no_wrap=True)
-    table.add_column("CI", justify="right", no_wrap=True)
-    table.add_column("P(best)", justify="right")
+    table = _table("", title=title, right=("runs", stat, "CI", "P(best)"), bold=stat)
     table.add_column("")
     for row in selection.ranked[:most]:
         figure = selection.estimates[row]
