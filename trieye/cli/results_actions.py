@@ -21,7 +21,7 @@ from trieye.results.aligned import Floats
 from trieye.results.conversion import written
 from trieye.results.curves import aggregate_curves
 from trieye.results.groups import RunGroups, ScoreDefinition
-from trieye.results.hyperparameters import Mode, Selection
+from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load
 from trieye.sweeps.importance import MIN_JOBS, importances
 from trieye.sweeps.report import importance_rows
@@ -41,11 +41,8 @@ def table(options: argparse.Namespace) -> int:
     median: Aggregate = "run_median" if len(groups.tasks) == 1 else "median"
     names: dict[Aggregate, None] = dict.fromkeys([selected.stat, "iqm", median, "mean"])
     figures = [{name: statistics.aggregate(group, name, **selected.intervals) for name in names} for group in scores]
-    penalties = groups.penalties(selected.scoring)
-    mode = selected.figure_mode
-    ranked_rows = sorted(
-        range(len(figures)), key=lambda row: (penalties[row], _rank(figures[row][selected.stat].value, mode))
-    )
+    mains = [group[selected.stat] for group in figures]
+    ranked_rows = hyperparameters.ranked(mains, groups.penalties(selected.scoring), selected.figure_mode)
     num_diverged = groups.diverged(selected.scoring)
     rows = [
         {"label": groups.labels[row], "values": groups.values[row], "diverged": num_diverged[row], **figures[row]}
@@ -375,10 +372,6 @@ def _spread(scores: Floats) -> statistics.Estimate:
     valid_scores = scores[~np.isnan(scores)]
     value = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else np.nan
     return statistics.Estimate(value, None, None, len(valid_scores), 0)
-
-
-def _rank(value: float, mode: Mode) -> float:
-    return np.inf if np.isnan(value) else -value if mode == "max" else value
 
 
 def _plain_selection(scoring: ScoreDefinition, name: str, groups: RunGroups, selected: Selection) -> dict[str, Any]:

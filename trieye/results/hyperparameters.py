@@ -107,11 +107,11 @@ def select(
     figure = partial(estimate_of, stat=stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
     estimates = tuple(figure([(1.0, table)]) for table in tables)
     penalties = [0] * len(tables) if diverged is None else list(diverged)
-    ranked_rows = _ranked(estimates, penalties, mode)
-    if not ranked_rows:
+    ranked_rows = _measured_first(estimates, penalties, mode)
+    best_row = ranked_rows[0]
+    if np.isnan(estimates[best_row].value):
         note = f" ({sum(penalties)} runs diverged)" if any(penalties) else ""
         raise ConfigurationError(f"cannot select a config: none of {len(tables)} configs has a run for each task{note}")
-    best_row = ranked_rows[0]
     draws = np.full((len(tables), resamples), -np.inf)
     rng = np.random.default_rng(seed)
     compared = [table.is_complete and penalties[row] == penalties[best_row] for row, table in enumerate(tables)]
@@ -125,8 +125,7 @@ def select(
     unsure = [is_compared and not spread for is_compared, spread in zip(compared, have_spread, strict=True)]
     not_worse = np.flatnonzero((p_as_good >= 1 - confidence - _SAME) | unsure)
     p_best = (is_best / is_best.sum(axis=0)).mean(axis=1)
-    other_rows = (row for row in range(len(tables)) if row not in ranked_rows)
-    return Selection(best_row, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked_rows, *other_rows))
+    return Selection(best_row, estimates, p_best, p_as_good, tuple(map(int, not_worse)), tuple(ranked_rows))
 
 
 def sensitivity(
@@ -170,9 +169,9 @@ def sensitivity(
         estimates = [figure([(1.0, tables[config])]) for config in configs]
         mean = figure([(1 / len(configs), tables[config]) for config in configs])
         penalties = [0 if diverged is None else diverged[config] for config in configs]
-        index = next(iter(_ranked(estimates, penalties, mode)), None)
-        best_estimate = estimates[index or 0]
-        settings.append(Setting(value, best_estimate, None if index is None else configs[index], mean, tuple(configs)))
+        index = _measured_first(estimates, penalties, mode)[0]
+        best, best_config = estimates[index], None if np.isnan(estimates[index].value) else configs[index]
+        settings.append(Setting(value, best, best_config, mean, tuple(configs)))
     return tuple(settings)
 
 
@@ -184,11 +183,15 @@ def _tables(scores: Scores, mode: Mode) -> list[Strata]:
     return [Strata.of(runs, f"scores of config {config}") for config, runs in enumerate(scores)]
 
 
-def _ranked(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> list[int]:
-    """Return the rows of the configs that have a figure, best first."""
-    measured_rows = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
+def ranked(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> list[int]:
+    """Return all rows, best first: by penalty, then by figure; rows without a figure are the last of their penalty."""
     sign = -1 if mode == "max" else 1
-    return sorted(measured_rows, key=lambda row: (penalties[row], sign * estimates[row].value))
+    losses = [np.inf if np.isnan(estimate.value) else sign * estimate.value for estimate in estimates]
+    return sorted(range(len(estimates)), key=lambda row: (penalties[row], losses[row]))
+
+
+def _measured_first(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> list[int]:
+    return sorted(ranked(estimates, penalties, mode), key=lambda row: bool(np.isnan(estimates[row].value)))
 
 
 def _at_least(draws: Floats, thresholds: Floats) -> Any:

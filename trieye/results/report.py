@@ -23,12 +23,12 @@ from matplotlib.figure import Figure
 
 from trieye.config.redaction import redacted, redacted_text
 from trieye.exceptions import ConfigurationError
-from trieye.results import plots, selection, statistics
+from trieye.results import hyperparameters, plots, selection, statistics
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats, XAxis
 from trieye.results.curves import aggregate_curves
 from trieye.results.groups import RunGroups, ScoreDefinition
-from trieye.results.hyperparameters import Mode, Setting, figure_mode
+from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Band, Estimate
@@ -151,14 +151,11 @@ class Report:
         self.groups, self.scoring, self.comparison = groups, scoring, comparison
         self.scores = groups.scores(scoring)
         self._intervals: dict[str, Any] = {"confidence": comparison.confidence}
-        mains = [statistics.aggregate(scores, comparison.stat, **self._intervals) for scores in self.scores]
-        sign = 1 if figure_mode(comparison.stat, comparison.mode) == "min" else -1
-        worst_last = [math.inf if math.isnan(main.value) else sign * main.value for main in mains]
-        self._mains = mains
-        penalties = groups.penalties(scoring)
-        self.ranked = sorted(range(len(mains)), key=lambda group: (penalties[group], worst_last[group]))
-        self.drawn = sorted(group for group in self.ranked[:_MOST_DRAWN] if not math.isnan(mains[group].value))
-        self.shown = self.drawn or range(len(mains))[:_MOST_DRAWN]
+        self._mains = [statistics.aggregate(scores, comparison.stat, **self._intervals) for scores in self.scores]
+        mode = hyperparameters.figure_mode(comparison.stat, comparison.mode)
+        self.ranked = hyperparameters.ranked(self._mains, groups.penalties(scoring), mode)
+        self.drawn = sorted(group for group in self.ranked[:_MOST_DRAWN] if not math.isnan(self._mains[group].value))
+        self.shown = self.drawn or range(len(self._mains))[:_MOST_DRAWN]
 
     def html(self) -> str:
         """Return the page."""
