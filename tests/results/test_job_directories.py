@@ -311,7 +311,7 @@ def test_a_metric_with_a_comma_and_a_value_with_operators_are_selected(tmp_path,
 
 def test_loading_only_jobs_without_points_is_an_error_with_the_supported_formats(tmp_path, capsys):
     (hydra_job(tmp_path / "job") / "data.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ConfigurationError, match="1 Hydra jobs have no TensorBoard, MLflow or CSV files, and return"):
+    with pytest.raises(ConfigurationError, match=r"TensorBoard, MLflow or CSV files \(return values are only"):
         load(tmp_path)
 
 

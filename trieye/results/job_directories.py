@@ -34,36 +34,16 @@ _ATTEMPT = re.compile(r"version_\d+")
 """Directories that Lightning numbers by attempt."""
 _DIGITS = re.compile(r"(\d+)")
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""In C, which takes a tenth of the time."""
+
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "running": "RUNNING"}
 
 
-@dataclass(frozen=True, slots=True)
-class HydraJob:
-    """A job of a Hydra program.
-
-    Attributes:
-        directory: Its directory, which `status.json` is in if trieye started the job.
-        app: Name of the program.
-        name: Name of the run.
-        sweep: Directory of its sweep; empty for a single run.
-        index: Index in the sweep.
-        varied: Values that vary in the sweep, by key.
-        modes: `max` or `min` for each returned number: whether higher or lower values are better; empty: unknown.
-    """
-
-    directory: Path
-    app: str
-    name: str
-    sweep: str = ""
-    index: int | None = None
-    varied: Mapping[str, str] | None = None
-    modes: Sequence[str] = ()
-
-    @property
-    def output_dir(self) -> Path:
-        """Hydra's output directory of the job; `hydra.sweep.subdir` may set one outside the job's directory."""
-        link = self.directory / OUTPUT_DIR
-        return link.resolve() if link.is_dir() else self.directory
+def output_dir_of(job_dir: Path) -> Path:
+    """Return Hydra's output directory of a job; `hydra.sweep.subdir` may set one outside the job's directory."""
+    link = job_dir / OUTPUT_DIR
+    return link.resolve() if link.is_dir() else job_dir
 
 
 class JobDirectories(PointReader):
@@ -83,32 +63,50 @@ class JobDirectories(PointReader):
         self._files: dict[str, _MetricFiles] = {}
         self._points: dict[str, Points] = {}
 
-    def run(self, job: HydraJob) -> LoadedRun | None:
-        """Return the run of a job; None if it has neither a return value nor metric files, or has a trieye run."""
-        record = self.record(job.directory)
-        files = _MetricFiles.below(job.output_dir)
+    def run(
+        self,
+        directory: Path,
+        app: str,
+        name: str,
+        *,
+        sweep: str = "",
+        index: int | None = None,
+        varied: Mapping[str, str] | None = None,
+        modes: Sequence[str] = (),
+    ) -> LoadedRun | None:
+        """Return the run of a job; None if it has neither a return value nor metric files, or has a trieye run.
+
+        Args:
+            directory: Its directory, which `status.json` is in if trieye started the job.
+            app: Name of the program.
+            name: Name of the run.
+            sweep: Directory of its sweep; empty for a single run.
+            index: Index in the sweep.
+            varied: Values that vary in the sweep, by key.
+            modes: `max` or `min` for each returned number: whether higher or lower values are better; empty: unknown.
+        """
+        record, output_dir = self.record(directory), output_dir_of(directory)
+        files = _MetricFiles.below(output_dir)
         objectives = list(_returned(record))
         if files is None or not (files or objectives):
             return None
-        path = str(job.directory.resolve())
+        path, config, params = str(directory.resolve()), output_dir / HYDRA, _params(output_dir, record)
         self._records[path], self._files[path] = record, files
-        params = _params(job.output_dir, record)
-        config = job.output_dir / HYDRA
         return LoadedRun(
             path=path,
-            name=job.name,
-            app=job.app,
+            name=name,
+            app=app,
             params=params,
             seed=seed_in(params),
-            status="UNKNOWN" if record is None else _status(record, job.directory),
+            status="UNKNOWN" if record is None else _status(record, directory),
             step=None,
             source=self,
             created=config.stat().st_mtime if config.is_dir() else record.started if record else float("nan"),
-            sweep=job.sweep,
-            job=job.index,
-            varied={key: typed(value) for key, value in (job.varied or {}).items()},
+            sweep=sweep,
+            job=index,
+            varied={key: typed(value) for key, value in (varied or {}).items()},
             objective=objectives[0] if objectives[:1] == [OBJECTIVE] or len(objectives) == 1 else "",
-            modes=dict(zip(objectives, job.modes, strict=False)),
+            modes=dict(zip(objectives, modes, strict=False)),
         )
 
     def is_completed(self, directory: Path) -> bool:
@@ -261,20 +259,16 @@ def _status(record: JobRecord, directory: Path) -> str:
 
 def _params(output_dir: Path, record: JobRecord | None) -> dict[str, Any]:
     """Return the config of a job by dotted name, without secrets; only its overrides if Hydra stored no config."""
-    try:
-        config = _yaml_of(output_dir / HYDRA / "config.yaml")
-        return dict(leaves(redacted(config))) if isinstance(config, dict) else {}
-    except (OSError, yaml.YAMLError):
-        pairs = (word.partition("=") for word in (record.overrides if record is not None else ()))
-        return {bare(key): typed(value) for key, _, value in pairs}
+    config = _yaml_of(output_dir / HYDRA / "config.yaml")
+    if isinstance(config, dict):
+        return dict(leaves(redacted(config)))
+    pairs = (word.partition("=") for word in (record.overrides if record is not None else ()))
+    return {bare(key): typed(value) for key, _, value in pairs}
 
 
 def overrides_of(directory: Path) -> dict[str, str]:
     """Return the overrides in the `.hydra` of a job, by key; empty if there are none."""
-    try:
-        words = _yaml_of(directory / HYDRA / "overrides.yaml")
-    except (OSError, yaml.YAMLError):
-        return {}
+    words = _yaml_of(directory / HYDRA / "overrides.yaml")
     pairs = (str(word).partition("=") for word in words or ())
     overrides: dict[str, str] = redacted({bare(key): value for key, _, value in pairs})
     return overrides
@@ -283,19 +277,14 @@ def overrides_of(directory: Path) -> dict[str, str]:
 def program_of(directory: Path) -> str:
     """Return the name of the program of a job, `hydra.job.name`; the name of its directory if it is not recorded."""
     try:
-        config = _yaml_of(directory / HYDRA / "hydra.yaml")
-        return str(config["hydra"]["job"]["name"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return str(_yaml_of(directory / HYDRA / "hydra.yaml")["hydra"]["job"]["name"])
+    except (KeyError, TypeError):  # also without the file
         return directory.name
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 def _yaml_of(path: Path) -> Any:
-    """Return the content of a YAML file; the loader in C takes a tenth of the time of `yaml.safe_load`."""
-    loader = _LOADER(path.read_bytes())
+    """Return the content of a YAML file; None if it is missing or damaged."""
     try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+        return yaml.load(path.read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+    except (OSError, yaml.YAMLError):
+        return None

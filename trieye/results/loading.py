@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.override_text import bare
@@ -13,7 +12,7 @@ from trieye.files.run_files import RUN_RECORD
 from trieye.process.text import counted
 from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
 from trieye.results.exported import ExportedRuns, is_exported
-from trieye.results.job_directories import HYDRA, HydraJob, JobDirectories, overrides_of, program_of
+from trieye.results.job_directories import HYDRA, JobDirectories, output_dir_of, overrides_of, program_of
 from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
 from trieye.results.results import Results
@@ -70,7 +69,6 @@ class _Search:
         self._exported_sweeps: dict[str, str] = {}
         self._overrides: dict[Path, dict[Path, dict[str, str]]] = {}  # of each job, by sweep
         self._programs: dict[Path, str] = {}  # by sweep, or by job outside of sweeps
-        self._num_empty_jobs = 0
         self._runs: list[LoadedRun] = []
         self._seen: set[str] = set()
         self._named: set[str] = set()
@@ -90,24 +88,15 @@ class _Search:
         """Add the runs at a location."""
         path, num_before = _path_of(location), len(self._runs)
         self._named.add(str((path.parent if path.name == RUN_RECORD or "tfevents" in path.name else path).resolve()))
-        self._add_path(location, path)
-        self._runs[num_before:] = [replace(run, place=str(location)) for run in self._runs[num_before:]]
-
-    def _add_path(self, location: Place, path: Path) -> None:
         if path.is_file():
             self._add_file(path)
         elif not self._walk(path, path):
-            jobs = ""
-            if self._num_empty_jobs:
-                jobs = (
-                    f"; {self._num_empty_jobs} Hydra jobs have no TensorBoard, MLflow or CSV files, and return values "
-                    "are only recorded with hydra/launcher=trieye"
-                )
             raise ConfigurationError(
                 f"{location}: no runs found; a trieye run has a {RUN_RECORD}, a sweep has a {SWEEP}, and a run of "
-                f"another program has TensorBoard event files, or {HYDRA} and files with metrics{jobs}"
-                f"{_databases_in(path)}"
+                f"another program has TensorBoard event files, or {HYDRA} and TensorBoard, MLflow or CSV files (return "
+                f"values are only recorded with hydra/launcher=trieye){_databases_in(path)}"
             )
+        self._runs[num_before:] = [replace(run, place=str(location)) for run in self._runs[num_before:]]
 
     def _add_file(self, path: Path) -> None:
         if "tfevents" in path.name:
@@ -130,7 +119,7 @@ class _Search:
         if (is_run := has_file(real_dir, RUN_RECORD)) is not False:
             parent = real_dir.parent
             if is_run:
-                self._add_run(real_dir, parent.parent if parent.name == _RUNS else parent)
+                self._keep(self._directories.run(real_dir, parent.parent if parent.name == _RUNS else parent))
             else:
                 self.problems.note(directory, "skipped: it cannot be read: Permission denied")
             return True
@@ -166,21 +155,17 @@ class _Search:
     def _add_hydra_job(self, directory: Path, root: Path) -> bool:
         """Add a job of a Hydra program without trieye; return whether it has points."""
         sweep = next((parent for parent in directory.parents[:_MAX_DEPTH] if (parent / _MULTIRUN).is_file()), None)
-        name = directory.name if directory == root else directory.relative_to(root).as_posix()
         home = directory if sweep is None else sweep
         if home not in self._programs:
             self._programs[home] = program_of(directory)
-        job = HydraJob(directory, self._programs[home], name)
-        if sweep is not None:
-            index = int(directory.name) if directory.name.isdecimal() else None
-            name = f"{sweep.resolve().name}/{directory.relative_to(sweep).as_posix()}"
-            job = replace(
-                job, name=name, sweep=str(sweep.resolve()), index=index, varied=self._varied(directory, sweep)
-            )
-        run = self._jobs.run(job)
-        self._num_empty_jobs += run is None
-        self._runs += [] if run is None else [run]
-        return run is not None
+        app = self._programs[home]
+        if sweep is None:
+            name = directory.name if directory == root else directory.relative_to(root).as_posix()
+            return self._keep(self._jobs.run(directory, app, name))
+        name = f"{sweep.resolve().name}/{directory.relative_to(sweep).as_posix()}"
+        index, varied = int(directory.name) if directory.name.isdecimal() else None, self._varied(directory, sweep)
+        run = self._jobs.run(directory, app, name, sweep=str(sweep.resolve()), index=index, varied=varied)
+        return self._keep(run)
 
     def _varied(self, directory: Path, sweep: Path) -> Mapping[str, str]:
         """Return the overrides of a job that differ between the jobs of its sweep."""
@@ -193,14 +178,13 @@ class _Search:
             if any(other.get(key) != value for other in jobs.values())
         }
 
-    def _add_run(self, directory: Path, home: Path, **of_job: Any) -> None:
-        run = self._directories.run(directory, home, **of_job)
-        if run is not None:
-            self._runs.append(run)
+    def _keep(self, run: LoadedRun | None) -> bool:
+        self._runs += [] if run is None else [run]
+        return run is not None
 
     def _add_sweep(self, directory: Path) -> None:
         sweep = self._record_of(directory)
-        grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
+        grid = None if sweep.grid is None else sweep.the_grid()
         directory = directory.resolve()
         self.sweeps[str(directory)] = frozenset() if grid is None else seeds_of(grid)
         app, empty_jobs, num_before = "", list[int](), len(self._runs)
@@ -213,22 +197,20 @@ class _Search:
             varied_values: Mapping[str, str] = {}
             if grid is not None:
                 varied_values = grid.values(index) if index < grid.size else {}
-            elif sweep is not None:
-                record = self._jobs.record(job_dir)
-                varied_values = {} if record is None else record.values(sweep.varying)
+            elif (record := self._jobs.record(job_dir)) is not None:
+                varied_values = record.values(sweep.varying)
             if has_file(link, RUN_RECORD):
                 run_dir = link.resolve()
                 self._seen.add(str(run_dir))
                 # a recorded "max" may be the default of a program whose Hydra config has no `loop`
-                mode = "min" if sweep is not None and sweep.mode == "min" else None
-                self._add_run(run_dir, directory, job=index, varied=varied_values, mode=mode)
+                mode = "min" if sweep.mode == "min" else None
+                self._keep(self._directories.run(run_dir, directory, job=index, varied=varied_values, mode=mode))
                 continue
-            modes = [] if sweep is None else sweep.modes or [sweep.mode]
-            job = HydraJob(job_dir, app, f"{directory.name}/{index}", str(directory), index, varied_values, modes)
-            app = app or program_of(job.output_dir)
-            run = self._jobs.run(replace(job, app=app))
-            self._runs += [] if run is None else [run]
-            empty_jobs += [index] if run is None and self._jobs.is_completed(job_dir) else []
+            app, name = app or program_of(output_dir_of(job_dir)), f"{directory.name}/{index}"
+            modes, home = sweep.modes or [sweep.mode], str(directory)
+            run = self._jobs.run(job_dir, app, name, sweep=home, index=index, varied=varied_values, modes=modes)
+            if not self._keep(run) and self._jobs.is_completed(job_dir):
+                empty_jobs.append(index)
         if grid is not None:
             runs = (replace(run, planned_seeds=_planned_seeds(grid, run.job)) for run in self._runs[num_before:])
             self._runs[num_before:] = runs
@@ -237,12 +219,12 @@ class _Search:
             ending = ", ...)" if len(empty_jobs) > _MAX_SHOWN else ")"
             self.problems.note(directory, f"{jobs}{ending} returned no number and wrote no metrics")
 
-    def _record_of(self, directory: Path) -> SweepRecord | None:
+    def _record_of(self, directory: Path) -> SweepRecord:
         try:
             return SweepRecord.of(directory)
         except SerializationError as error:
             self.problems.note(directory, f"its varying keys are unknown: {error}")
-            return None
+            return SweepRecord(spec=[])
 
 
 def seeds_of(grid: Grid) -> frozenset[int]:
