@@ -196,6 +196,11 @@ def final(
     return float(reduce(y[-max(1, math.ceil(len(y) * last - 1e-9)) :]))
 
 
+def means_of(values: Floats) -> list[float]:
+    """Return the mean score of each config `[config, seed]`; NaN without scores."""
+    return [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else np.nan for row in values]
+
+
 def diverged_at(series: Series, dropped_points: Series) -> int | None:
     """Return the first step of the trailing non-finite values of a metric; None if its last value is finite.
 

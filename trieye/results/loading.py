@@ -17,7 +17,7 @@ from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
-from trieye.results.runs import LoadedRun, PointReader, Problems, is_seed
+from trieye.results.runs import LoadedRun, PointReader, Problems, is_seed, listed
 from trieye.runs.finding import has_file
 from trieye.sinks.mlflow.store import database_of
 from trieye.sweeps.grid import Grid
@@ -187,7 +187,7 @@ class _Search:
         grid = None if sweep.grid is None else sweep.the_grid()
         directory = directory.resolve()
         self.sweeps[str(directory)] = frozenset() if grid is None else seeds_of(grid)
-        app, empty_jobs, num_before = "", list[int](), len(self._runs)
+        app, empty_jobs, num_before = "", list[str](), len(self._runs)
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             job_dir = directory / str(index)
             link = job_dir / RUN
@@ -210,14 +210,13 @@ class _Search:
             modes, home = sweep.modes or [sweep.mode], str(directory)
             run = self._jobs.run(job_dir, app, name, sweep=home, index=index, varied=varied_values, modes=modes)
             if not self._keep(run) and self._jobs.is_completed(job_dir):
-                empty_jobs.append(index)
+                empty_jobs.append(str(index))
         if grid is not None:
             runs = (replace(run, planned_seeds=_planned_seeds(grid, run.job)) for run in self._runs[num_before:])
             self._runs[num_before:] = runs
         if empty_jobs and self._runs:
-            jobs = f"{counted(len(empty_jobs), 'completed job')} ({', '.join(map(str, empty_jobs[:_MAX_SHOWN]))}"
-            ending = ", ...)" if len(empty_jobs) > _MAX_SHOWN else ")"
-            self.problems.note(directory, f"{jobs}{ending} returned no number and wrote no metrics")
+            jobs = f"{counted(len(empty_jobs), 'completed job')} ({listed(empty_jobs, _MAX_SHOWN)})"
+            self.problems.note(directory, f"{jobs} returned no number and wrote no metrics")
 
     def _record_of(self, directory: Path) -> SweepRecord:
         try:

@@ -16,7 +16,7 @@ from trieye.results import aligned, conversion, selection
 from trieye.results.aligned import COUNTERS, AlignedCurves, Between, Floats, XAxis
 from trieye.results.exported import table_with_runs
 from trieye.results.point_cache import PointCache, by_source
-from trieye.results.runs import NOTHING, LoadedRun, Problems, Series
+from trieye.results.runs import NOTHING, LoadedRun, Problems, Series, listed
 from trieye.results.state import Status, status
 from trieye.stats.drops import NON_FINITE_METRIC
 
@@ -155,15 +155,15 @@ class Results:
             raise ConfigurationError(f"mode={mode!r}: expected 'max', 'min', or a function of two numbers")
         values = self.values(metric, last=last, steps=steps, reduce=reduce)
         num_diverged = self.num_diverged(metric)
-        best_index: int | None = None
-        means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else np.nan for row in values]
+        means = aligned.means_of(values)
         numbers = [number for number, mean in enumerate(means) if not np.isnan(mean)]
-        fewest = min((num_diverged[number] for number in numbers), default=0)
-        for number in numbers:
-            if num_diverged[number] == fewest and (best_index is None or is_better(means[number], means[best_index])):
-                best_index = number
-        if best_index is None:
+        if not numbers:
             raise ConfigurationError(f"{metric}: no run has a finite value of this metric")
+        fewest = min(num_diverged[number] for number in numbers)
+        best_index, *other_indices = (number for number in numbers if num_diverged[number] == fewest)
+        for number in other_indices:
+            if is_better(means[number], means[best_index]):
+                best_index = number
         return self.only(run for run in self._layout[2][best_index] if run is not None)
 
     def told_apart(self, by: Sequence[str]) -> Self:
@@ -287,13 +287,10 @@ class Results:
             pairs.append((points[own_names[0]] if own_names else NOTHING, dropped_points))
         if self.runs and not any(len(series.steps) or len(dropped_points.steps) for series, dropped_points in pairs):
             metrics = self.metrics()
-            more = ", ..." if len(metrics) > _MAX_SHOWN else ""
-            metrics_text = ", ".join(metrics[:_MAX_SHOWN]) + more
             hint = "" if names[0] in metrics else did_you_mean(names[0], metrics)
-            close_hint = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
-                           for run in self.runs if _needs_closing(run)), "")  # fmt: skip
+            close_hint = next(filter(None, map(_close_hint, self.runs)), "")
             raise ConfigurationError(
-                f"{_named(metric)}: no run logged it{hint} (logged metrics: {metrics_text or 'none'}){close_hint}"
+                f"{_named(metric)}: no run logged it{hint} (logged metrics: {listed(metrics, _MAX_SHOWN)}){close_hint}"
             )
         return pairs
 
@@ -368,7 +365,7 @@ class Results:
                 scores[index] = np.nan
             if run.is_ended or run.path not in counted_paths:
                 continue
-            hint = f"; `trieye close {run.path}` adds points that only its journal has" if _needs_closing(run) else ""
+            hint = _close_hint(run)
             if len(one.steps):
                 progress_text = f"{run.status}, last {_named(metric)} at step {one.steps.max()}"
                 counts = "its score includes only points up to this step"
@@ -496,5 +493,6 @@ def _named(metric: Metric) -> str:
     return metric if isinstance(metric, str) else " or ".join(metric)
 
 
-def _needs_closing(run: LoadedRun) -> bool:
-    return run.status == "KILLED" and not run.is_closed
+def _close_hint(run: LoadedRun) -> str:
+    needs_closing = run.status == "KILLED" and not run.is_closed
+    return f"; `trieye close {run.path}` adds points that only the run's journal has" if needs_closing else ""

@@ -197,6 +197,11 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
 
 
+def listed(texts: Sequence[str], most: int) -> str:
+    """Join the first texts for a message; `none` without texts."""
+    return ", ".join([*texts[:most], *(["..."] if len(texts) > most else [])]) or "none"
+
+
 def as_text(value: Any) -> str:
     """Return a parameter as a user types it."""
     return "null" if value is None else str(value)

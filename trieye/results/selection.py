@@ -10,7 +10,7 @@ from typing import Any
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.renames import KEYS
-from trieye.results.runs import LoadedRun, is_seed, typed
+from trieye.results.runs import LoadedRun, is_seed, listed, typed
 
 MISSING = object()
 """Value of a parameter that a run lacks."""
@@ -82,7 +82,7 @@ def distinct(name: str, runs: Sequence[LoadedRun]) -> str:
     """Return the key of a name with its values, for messages: `agent.lr is 0.001, 0.01`."""
     key = resolve(name, runs)
     values = dict.fromkeys(str(value) for run in runs if (value := value_of(run, key)) is not MISSING)
-    return f"{key} is {', '.join(list(values)[:_MAX_SHOWN])}{', ...' if len(values) > _MAX_SHOWN else ''}"
+    return f"{key} is {listed(list(values), _MAX_SHOWN)}"
 
 
 def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
@@ -92,9 +92,7 @@ def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
         ConfigurationError: The name is unknown or ambiguous.
     """
     keys = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied, *run.defaults, *run.tags))
-    if name in keys:
-        return name
-    if name in ATTRIBUTES:
+    if name in keys or name in ATTRIBUTES:
         return name
     if f"{name}.kind" in keys:  # the option of a config group, which is a key itself only where a sweep varies it
         return f"{name}.kind"
@@ -105,19 +103,13 @@ def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
         raise ConfigurationError(f"{name}: ambiguous, could be {' or '.join(sorted(matches))}; use the full key")
     last_parts = {key.rpartition(".")[2] for key in keys}
     hint = f"; {KEYS[name]}" if name in KEYS else did_you_mean(name, [*keys, *last_parts, *ATTRIBUTES])
-    differing_keys = compared_by(list(runs)) or sorted(keys)
-    more = ", ..." if len(differing_keys) > _MAX_SHOWN else ""
-    keys_text = ", ".join(differing_keys[:_MAX_SHOWN]) + more
-    raise ConfigurationError(f"{name}: no run has this parameter{hint} (differing parameters: {keys_text or 'none'})")
+    differing_keys = listed(compared_by(list(runs)) or sorted(keys), _MAX_SHOWN)
+    raise ConfigurationError(f"{name}: no run has this parameter{hint} (differing parameters: {differing_keys})")
 
 
 def value_of(run: LoadedRun, key: str) -> Any:
     """Return the value of a full key in a run, or `MISSING`."""
-    if key in run.params:
-        return run.params[key]
-    if key in run.varied:
-        return run.varied[key]
-    for values in (run.defaults, run.tags):
+    for values in (run.params, run.varied, run.defaults, run.tags):
         if key in values:
             return values[key]
     name = key.removeprefix(_OF_THE_RUN)
