@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
 from trieye.results.conversion import written
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import RunGroups, ScoreDefinition
+from trieye.results.groups import Pair, RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load
 from trieye.sweeps.importance import MIN_JOBS, importances
@@ -146,25 +147,18 @@ def compare(options: argparse.Namespace) -> int:
         )
     if reason:
         selected.results.note("fewer groups", reason)
-    scores, labels = groups.scores(selected.scoring), groups.marked(selected.scoring).labels
-    indices = [(x, y) for x in range(len(scores)) for y in range(x + 1, len(scores))]
-    penalties, pairs, verdicts, rows = groups.penalties(selected.scoring), [], [], []
-    for x, y in indices[: None if options.json or is_table else _MOST_PAIRS]:
-        sides = (scores[x], scores[y]) if selected.mode == "max" else (-scores[x], -scores[y])
-        chance = statistics.probability_of_improvement(*sides, **selected.intervals)
-        gap = statistics.difference(scores[x], scores[y], selected.stat, **selected.intervals)
-        pairs.append((labels[x], labels[y], chance, gap))
-        num_runs = min(int(np.isfinite(scores[group]).sum(axis=0).min()) for group in (x, y))
-        verdicts.append(statistics.verdict(gap, num_runs, penalties[x] + penalties[y], stat=selected.stat))
+    marked, indices = groups.marked(selected.scoring), list(combinations(range(len(groups.labels)), 2))
+    compared = indices[: None if options.json or is_table else _MOST_PAIRS]
+    pairs = marked.pairs(compared, selected.scoring, selected.stat, mode=selected.mode, **selected.intervals)
+    rows = []
+    for (x, y), pair in zip(compared, pairs, strict=True):
         names = {"x": groups.labels[x], "y": groups.labels[y]}
-        rows.append({**names, "probability": chance, "difference": gap, "verdict": verdicts[-1][0]})
-    by_label = dict(zip(labels, scores, strict=True))
-    counts = {label: int(np.isfinite(values).sum()) for label, values in by_label.items()}
-    shown_pairs = pairs[:_MOST_PAIRS]
-    text_table = tables.pairs_table(shown_pairs, counts, selected.stat, title=_title_with_direction(selected))
+        rows.append({**names, "probability": pair.chance, "difference": pair.gap, "verdict": pair.verdict})
+    labels, shown_pairs = marked.labels, pairs[:_MOST_PAIRS]
+    text_table = tables.pairs_table(shown_pairs, selected.stat, title=_title_with_direction(selected))
     if not options.json:
         selected.console.print(text_table)
-        _print_verdicts(selected, shown_pairs, counts, verdicts[:_MOST_PAIRS])
+        _print_verdicts(selected, shown_pairs)
         if len(indices) > len(shown_pairs):
             selected.console.print(f"{len(indices) - len(shown_pairs)} more pairs; --json and -o pairs.csv list all")
         if len(labels) <= _MOST_COLUMNS and (differences := groups.differences()):
@@ -172,12 +166,13 @@ def compare(options: argparse.Namespace) -> int:
 
     def write(path: Path) -> None:
         if is_table:
-            words, kwargs = [word for word, _ in verdicts], {"notes": _notes_of(text_table), **selected.intervals}
-            score_files.write_pairs(pairs, counts, words, selected.stat, path, **kwargs)
+            notes = _notes_of(text_table)
+            score_files.write_pairs(pairs, selected.stat, path, notes=notes, **selected.intervals)
             return
         from trieye.results import plots
 
-        bands = statistics.performance_profiles(by_label, selected.scoring.name, **selected.intervals)
+        scores = dict(zip(labels, marked.scores(selected.scoring), strict=True))
+        bands = statistics.performance_profiles(scores, selected.scoring.name, **selected.intervals)
         plots.save(plots.profiles(bands, selected.scoring.name), path)
 
     return _finish(selected, {"pairs": rows}, write)
@@ -194,18 +189,13 @@ def _notes_of(table: TextTable) -> list[str]:
     return [line for text in (table.title, table.caption) if text is not None for line in str(text).splitlines()]
 
 
-def _print_verdicts(
-    selected: RunSelection,
-    pairs: Sequence[tuple[str, str, statistics.Estimate, statistics.Estimate]],
-    counts: Mapping[str, int],
-    verdicts: Sequence[tuple[str, str]],
-) -> None:
+def _print_verdicts(selected: RunSelection, pairs: Sequence[Pair]) -> None:
     """Print a sentence per comparison."""
-    for (x, y, _, _), (word, reason) in zip(pairs, verdicts, strict=True):
-        is_clear, sizes = word != "inconclusive", f"with {counts[x]} + {counts[y]} runs"
-        text = f"{x} is {word} than {y} {sizes}" if is_clear else f"{x} and {y}: inconclusive {sizes}"
+    for x, y, (num_x, num_y), _, _, verdict, reason in pairs:
+        is_clear, sizes = verdict != "inconclusive", f"with {num_x} + {num_y} runs"
+        text = f"{x} is {verdict} than {y} {sizes}" if is_clear else f"{x} and {y}: inconclusive {sizes}"
         selected.console.print(f"{text}: {reason}", style="bold" if is_clear else "")
-    if len(pairs) > 1 and any(word != "inconclusive" for word, _ in verdicts):
+    if len(pairs) > 1 and any(pair.verdict != "inconclusive" for pair in pairs):
         selected.console.print(f"the intervals are not corrected for the number of pairs, {len(pairs)}")
 
 

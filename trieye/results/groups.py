@@ -2,23 +2,23 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results import hyperparameters, selection
+from trieye.results import hyperparameters, selection, statistics
 from trieye.results.aggregates import Aggregate
-from trieye.results.aligned import Between, Floats, XAxis
+from trieye.results.aligned import Between, Floats, XAxis, means_of
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
-from trieye.results.runs import LoadedRun, as_text, is_seed
-from trieye.results.statistics import Estimate, aggregate
+from trieye.results.runs import LoadedRun, as_text, is_seed, listed
+from trieye.results.statistics import Estimate
 
 Flags = NDArray[np.bool_]
 
@@ -82,6 +82,27 @@ class ScoreDefinition:
         return values
 
 
+class Pair(NamedTuple):
+    """Comparison of two groups.
+
+    Attributes:
+        x, y: Labels of the groups.
+        sizes: Number of scores of each group.
+        chance: Probability that a run of X is better than a run of Y.
+        gap: Difference of the aggregates, X minus Y.
+        verdict: See `statistics.verdict`.
+        reason: Reason of the verdict.
+    """
+
+    x: str
+    y: str
+    sizes: tuple[int, int]
+    chance: Estimate
+    gap: Estimate
+    verdict: str
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class RunGroups:
     """Runs grouped by the compared parameters.
@@ -129,19 +150,18 @@ class RunGroups:
         results = results.told_apart(keys)
         attributes = [] if by else [key for key in results.told_apart_by if key not in keys]
         firsts = [next(run for run in row if run is not None) for row in results.table]
-        tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
+        task_of_config = ["" if task_key is None else _text(run, task_key) for run in firsts]
+        tasks = list(dict.fromkeys(task_of_config))
         groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
         for config_index, first_run in enumerate(firsts):
-            compared_values = {key: selection.value_of(first_run, key) for key in keys}
-            values = {key: value for key, value in compared_values.items() if value is not selection.MISSING}
-            name: tuple[Any, ...] = tuple(selection.identity(value) for value in compared_values.values())
+            values = {key: selection.value_of(first_run, key) for key in keys}
+            values = {key: value for key, value in values.items() if value is not selection.MISSING}
             if keys and not values:  # a run of another program
                 values[""] = _name_of(first_run)
-                name = (values[""],)
-            own_values = {key: results.configs[config_index][key] for key in attributes}
-            values, name = values | own_values, (*name, *own_values.values())
+            values |= {key: results.configs[config_index][key] for key in attributes}
+            name = tuple((key, selection.identity(value)) for key, value in values.items())
             _, rows = groups.setdefault(name, (values, [[] for _ in tasks]))
-            rows[0 if task_key is None else tasks.index(_text(first_run, task_key))].append(config_index)
+            rows[tasks.index(task_of_config[config_index])].append(config_index)
         values_of, rows_of = zip(*groups.values(), strict=True)
         is_chosen = bool(by) or any(run.varied for run in runs)
         labels = _labels(values_of, keys if is_chosen else _telling(values_of, keys), attributes)
@@ -210,7 +230,7 @@ class RunGroups:
     def _ambiguous(self, name: str, candidates: Sequence[int]) -> str:
         configs = [self.results.configs[number] for number in candidates]
         differing_keys = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
-        keys = ", ".join(differing_keys[:_MAX_SHOWN]) + (", ..." if len(differing_keys) > _MAX_SHOWN else "")
+        keys = listed(differing_keys, _MAX_SHOWN)
         sample = f"{differing_keys[0]}={configs[0][differing_keys[0]]}" if differing_keys else "KEY=VALUE"
         return (
             f"{name} is {len(candidates)} configs, which differ in {keys}; omit --by for one group per config, add "
@@ -227,12 +247,11 @@ class RunGroups:
             ConfigurationError: No run has the metric.
         """
         sign = 1.0 if mode == "max" else -1.0
-        values = self.final_scores(scoring) * sign
-        means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
+        means = [sign * mean for mean in means_of(self.final_scores(scoring))]
         num_diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
 
         def rank(config_index: int) -> tuple[bool, int, float]:
-            return means[config_index] > -np.inf, -num_diverged[config_index], means[config_index]
+            return not np.isnan(means[config_index]), -num_diverged[config_index], means[config_index]
 
         best_candidates = [[[max(row, key=rank)] if row else [] for row in tasks] for tasks in self.candidates]
         return replace(self, candidates=best_candidates)
@@ -311,8 +330,34 @@ class RunGroups:
         Raises:
             ConfigurationError: No run has the metric, or a group has several configs.
         """
-        figures = [aggregate(scores, stat, confidence=confidence) for scores in self.scores(scoring)]
+        figures = [statistics.aggregate(scores, stat, confidence=confidence) for scores in self.scores(scoring)]
         return dict(zip(self.labels, figures, strict=True))
+
+    def pairs(
+        self,
+        indices: Iterable[tuple[int, int]],
+        scoring: ScoreDefinition,
+        stat: Aggregate = "iqm",
+        *,
+        mode: Mode = "max",
+        confidence: float = 0.95,
+    ) -> list[Pair]:
+        """Return comparisons of groups X and Y with these indices.
+
+        Raises:
+            ConfigurationError: No run has the metric, or a group has several configs.
+        """
+        sign, scores, penalties = 1 if mode == "max" else -1, self.scores(scoring), self.penalties(scoring)
+        counts = [np.isfinite(group_scores).sum(axis=0) for group_scores in scores]
+        pairs = []
+        for x, y in indices:
+            chance = statistics.probability_of_improvement(sign * scores[x], sign * scores[y], confidence=confidence)
+            gap = statistics.difference(scores[x], scores[y], stat, confidence=confidence)
+            num_runs, num_diverged = int(min(counts[x].min(), counts[y].min())), penalties[x] + penalties[y]
+            verdict = statistics.verdict(gap, num_runs, num_diverged, stat=stat)
+            sizes = int(counts[x].sum()), int(counts[y].sum())
+            pairs.append(Pair(self.labels[x], self.labels[y], sizes, chance, gap, *verdict))
+        return pairs
 
     def curves(
         self, scoring: ScoreDefinition, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
@@ -348,10 +393,7 @@ class RunGroups:
 
     def differences(self) -> dict[str, list[Any]]:
         """Return the parameters, except seeds, that differ between groups, with the value of each group or None."""
-        firsts = []
-        for tasks in self.candidates:
-            numbers = [number for candidates in tasks for number in candidates]
-            firsts.append(next(run for run in self.results.table[numbers[0]] if run is not None))
+        firsts = [runs[0] for runs in self.candidate_runs]
         keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if selection.is_compared(key))
         values_by_key = {}
         for key in keys:

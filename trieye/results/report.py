@@ -27,7 +27,7 @@ from trieye.results import hyperparameters, plots, selection, statistics
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats, XAxis
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import RunGroups, ScoreDefinition
+from trieye.results.groups import Pair, RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import LoadedRun, is_seed
@@ -101,16 +101,6 @@ class Line(NamedTuple):
     color: int | None
     main: Estimate
     others: Mapping[str, float]
-
-
-class Pair(NamedTuple):
-    """Comparison of two groups: run counts, probability that a run of X beats a run of Y, and X minus Y."""
-
-    x: str
-    y: str
-    sizes: str
-    chance: Estimate
-    gap: Estimate
 
 
 class Picture(NamedTuple):
@@ -234,21 +224,9 @@ class Report:
 
     def pairs(self) -> list[Pair]:
         """Return the pairwise comparisons of the plotted groups; X ranks above Y."""
-        pairs, sizes = [], [int(np.isfinite(table).sum()) for table in self.scores]
-        for x, y in itertools.combinations([group for group in self.ranked if group in self.drawn], 2):
-            sign = 1 if self.comparison.mode == "max" else -1
-            chance = statistics.probability_of_improvement(
-                sign * self.scores[x], sign * self.scores[y], **self._intervals
-            )
-            gap = statistics.difference(self.scores[x], self.scores[y], self.comparison.stat, **self._intervals)
-            counts = f"{sizes[x]} + {sizes[y]}"
-            pairs.append(Pair(self.groups.labels[x], self.groups.labels[y], counts, chance, gap))
-        return pairs
-
-    @property
-    def num_pairs(self) -> int:
-        """Number of pairs of all groups."""
-        return math.comb(len(self.groups.labels), 2)
+        indices = itertools.combinations([group for group in self.ranked if group in self.drawn], 2)
+        stat, mode = self.comparison.stat, self.comparison.mode
+        return self.groups.pairs(indices, self.scoring, stat, mode=mode, **self._intervals)
 
     # plots
 

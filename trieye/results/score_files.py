@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from trieye.results.conversion import plain, write_table, written
+from trieye.results.groups import Pair
 from trieye.results.statistics import Estimate
 from trieye.results.tables import interval, is_separate, number
 
@@ -54,7 +55,12 @@ def write_scores(
     """
     values = [{key: "null" if value is None else value for key, value in row.items()} for row in values]
     keys = list(dict.fromkeys(key for row in values for key in row))
-    numbers, columns = _figures(figures, diverged, main), dict[str, Any]()
+    mains, other_names = [group[main] for group in figures], [name for name in figures[0] if name != main]
+    numbers: dict[str, Any] = {"runs": [one.n for one in mains], "missing": [one.n_missing for one in mains]}
+    numbers |= {"diverged": diverged, **_columns(main, mains)}
+    for name in other_names:
+        numbers |= {name: _columns(name, [group[name] for group in figures])[name]}
+    columns: dict[str, Any] = {}
     for key in keys:
         name = key or "run"
         while name in columns or name in numbers:
@@ -63,7 +69,6 @@ def write_scores(
     if path.suffix.lower() == ".csv":
         write_table(pa.table(columns | numbers), path)
         return
-    other_names = [name for name in figures[0] if name != main]
     header = [*columns, "runs", main, f"{confidence:.0%} CI", *other_names]
     rows = []
     for row, group, num in zip(values, figures, diverged, strict=True):
@@ -73,22 +78,11 @@ def write_scores(
     _write_text(path, header, rows, len(keys), notes)
 
 
-def write_pairs(
-    pairs: Sequence[tuple[str, str, Estimate, Estimate]],
-    counts: Mapping[str, int],
-    verdicts: Sequence[str],
-    stat: str,
-    path: Path,
-    *,
-    confidence: float,
-    notes: Sequence[str] = (),
-) -> None:
+def write_pairs(pairs: Sequence[Pair], stat: str, path: Path, *, confidence: float, notes: Sequence[str] = ()) -> None:
     """Write one row per comparison: X, Y, their numbers of runs, P(X > Y), the difference, and the verdict.
 
     Args:
         pairs: The comparisons.
-        counts: Number of runs of each group.
-        verdicts: The verdict of each comparison.
         stat: The aggregate whose difference is compared.
         path: The file; its suffix, one of `FORMATS`, sets the format.
         confidence: Confidence level of the intervals.
@@ -98,20 +92,17 @@ def write_pairs(
         ConfigurationError: The file cannot be written.
     """
     if path.suffix.lower() == ".csv":
-        columns: dict[str, Any] = {"x": [x for x, *_ in pairs], "y": [y for _, y, *_ in pairs]}
-        columns |= {f"runs_{side}": [counts[label] for label in columns[side]] for side in ("x", "y")}
-        for name, position in (("probability", 2), ("difference", 3)):
-            estimates: list[Any] = [pair[position] for pair in pairs]
-            columns[name] = _finite([estimate.value for estimate in estimates])
-            for end in ("low", "high"):
-                columns[f"{name}_{end}"] = [getattr(estimate, end) for estimate in estimates]
-        write_table(pa.table({**columns, "verdict": verdicts}), path)
+        columns: dict[str, Any] = {"x": [pair.x for pair in pairs], "y": [pair.y for pair in pairs]}
+        columns |= {"runs_x": [pair.sizes[0] for pair in pairs], "runs_y": [pair.sizes[1] for pair in pairs]}
+        columns |= _columns("probability", [pair.chance for pair in pairs], "probability_")
+        columns |= _columns("difference", [pair.gap for pair in pairs], "difference_")
+        write_table(pa.table({**columns, "verdict": [pair.verdict for pair in pairs]}), path)
         return
     level = f"{confidence:.0%} CI"
     header = ["X", "Y", "runs", "P(X > Y)", level, f"{stat.replace('_', ' ')}, X - Y", level, "verdict"]
     rows = []
-    for (x, y, chance, gap), verdict in zip(pairs, verdicts, strict=True):
-        sizes = f"{counts[x]} + {counts[y]}{_runs(gap, 0).removeprefix(str(gap.n))}"
+    for x, y, (num_x, num_y), chance, gap, verdict, _ in pairs:
+        sizes = f"{num_x} + {num_y}{_runs(gap, 0).removeprefix(str(gap.n))}"
         mark = "*" if is_separate(chance) else ""
         estimate_cells = [number(chance.value) + mark, interval(chance), number(gap.value), interval(gap)]
         rows.append([x, y, sizes, *estimate_cells, verdict])
@@ -127,22 +118,11 @@ def _write_text(
         scratch.write_bytes(text(header, rows, num_keys, notes).encode())
 
 
-def _figures(figures: Sequence[Mapping[str, Estimate]], diverged: Sequence[int], main: str) -> dict[str, Any]:
-    """Return the columns of numbers; a figure that does not exist is empty."""
-    estimates = [group[main] for group in figures]
-    return {
-        "runs": [one.n for one in estimates],
-        "missing": [one.n_missing for one in estimates],
-        "diverged": diverged,
-        main: _finite([one.value for one in estimates]),
-        "low": [one.low for one in estimates],
-        "high": [one.high for one in estimates],
-        **{name: _finite([group[name].value for group in figures]) for name in figures[0] if name != main},
-    }
-
-
-def _finite(numbers: Sequence[float]) -> list[float | None]:
-    return [None if np.isnan(value) else value for value in numbers]
+def _columns(name: str, estimates: Sequence[Estimate], prefix: str = "") -> dict[str, Any]:
+    """Return the columns of figures and their intervals; a figure that does not exist is empty."""
+    values = [None if np.isnan(estimate.value) else estimate.value for estimate in estimates]
+    lows, highs = ([getattr(estimate, end) for estimate in estimates] for end in ("low", "high"))
+    return {name: values, f"{prefix}low": lows, f"{prefix}high": highs}
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from trieye.process.terminal import Text, TextTable
+from trieye.results.groups import Pair
 from trieye.results.hyperparameters import Selection, Setting
 from trieye.results.runs import as_text
 from trieye.results.statistics import FEW, Estimate
@@ -71,25 +72,22 @@ def _note_coverage(table: TextTable, estimates: Iterable[Estimate]) -> None:
         table.note(COVERAGE)
 
 
-def pairs_table(
-    pairs: Sequence[tuple[str, str, Estimate, Estimate]], counts: Mapping[str, int], stat: str, *, title: str
-) -> TextTable:
+def pairs_table(pairs: Sequence[Pair], stat: str, *, title: str) -> TextTable:
     """Return a table of pairwise comparisons: X, Y, P(X > Y), and the difference of an aggregate, with intervals.
 
     Args:
         pairs: The comparisons.
-        counts: Number of runs of each group.
         stat: The aggregate.
         title: Title of the table.
     """
     table = _table("X", "Y", title=title, right=("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"))
-    for x, y, chance, gap in pairs:
-        sizes = Text.assemble(f"{counts[x]} + {counts[y]}", runs(gap)[len(str(gap.n)) :])
-        chance_text = _with_interval(chance) + ("*" if is_separate(chance) else " ")
-        table.add_row(x, y, sizes, chance_text, _with_interval(gap))
-    if any(is_separate(chance) for _, _, chance, _ in pairs):
+    for pair in pairs:
+        sizes = Text.assemble(" + ".join(map(str, pair.sizes)), runs(pair.gap)[len(str(pair.gap.n)) :])
+        chance_text = _with_interval(pair.chance) + ("*" if is_separate(pair.chance) else " ")
+        table.add_row(pair.x, pair.y, sizes, chance_text, _with_interval(pair.gap))
+    if any(is_separate(pair.chance) for pair in pairs):
         table.note(f"* {SEPARATE}")
-    if any(1 < counts[label] < FEW for x, y, _, _ in pairs for label in (x, y)):
+    if any(1 < size < FEW for pair in pairs for size in pair.sizes):
         table.note(COVERAGE)
     return table
 
