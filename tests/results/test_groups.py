@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_labels_omit_keys_determined_by_other_keys(tmp_path):
 
 def test_null_is_a_value_and_differs_from_a_missing_parameter():
     params = [{"clip": None, "lr": 0.1}, {"clip": 0.2, "lr": 0.1}, {"lr": 0.2}]
-    reader = RunDirectories(problems := Problems())
+    reader = RunDirectories(Path(), problems := Problems())
     runs = [LoadedRun(str(n), "r", "app", one, 0, "FINISHED", 4, reader) for n, one in enumerate(params)]
     groups = RunGroups.of(Results.of(runs, problems=problems, sweeps={}), ["clip", "lr"])
     assert groups.labels == ["clip=null lr=0.1", "clip=0.2 lr=0.1", "lr=0.2"]
@@ -357,7 +358,7 @@ def test_groups_that_differ_only_in_a_late_key_have_distinct_labels(tmp_path):
 
 @pytest.mark.parametrize("values", [(1, 2), (0.12345671, 0.12345672)])
 def test_groups_of_configs_with_similar_labels_stay_separate(values):
-    reader, constants = RunDirectories(problems := Problems()), {f"k{number}": 0 for number in range(6)}
+    reader, constants = RunDirectories(Path(), problems := Problems()), {f"k{number}": 0 for number in range(6)}
     runs = [
         LoadedRun(f"{group} {lr}", "r", "app", {**constants, "group": group, "lr": lr}, 0, "FINISHED", 4, reader)
         for group in values

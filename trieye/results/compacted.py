@@ -8,7 +8,7 @@ unreadable file is ignored and rewritten from the runs.
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -75,14 +75,6 @@ class Compacted:
         if self._about.version != _VERSION:
             raise ValueError(f"{path} has version {self._about.version}, but this trieye reads version {_VERSION}")
         self.stamps: Mapping[str, str] = self._about.runs
-
-    @classmethod
-    def at(cls, path: Path) -> Self | None:
-        """Open a file; return None if it is missing or damaged."""
-        try:
-            return cls(path)
-        except DAMAGE:
-            return None
 
     def read(self, metrics: Collection[str] | None) -> dict[str, dict[str, Series]]:
         """Return the points of all runs, by run name and metric.

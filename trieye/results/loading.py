@@ -64,8 +64,8 @@ class _Search:
     def __init__(self) -> None:
         self.problems = Problems()
         self.sweeps: dict[str, frozenset[int]] = {}
-        self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
-        self._jobs = JobDirectories(self.problems)
+        self._homes: dict[Path, RunDirectories] = {}
+        self._jobs, self._events = JobDirectories(self.problems), EventDirectories(self.problems)
         self._exported_sweeps: dict[str, str] = {}
         self._overrides: dict[Path, dict[Path, dict[str, str]]] = {}  # of each job, by sweep
         self._programs: dict[Path, str] = {}  # by sweep, or by job outside of sweeps
@@ -78,11 +78,12 @@ class _Search:
         sources: dict[Hashable, PointReader] = {}
         for run in sorted(self._runs, key=lambda run: _PREFERENCE.index(type(run.source))):
             sources.setdefault(run.key, run.source)
-        by_path = {run.path: run for run in self._runs if sources[run.key] is run.source}
-        named = self._named
-        return [
-            replace(run, is_named=run.is_named or str(Path(run.path).resolve()) in named) for run in by_path.values()
-        ]
+        preferred_runs = {
+            run.path: replace(run, is_named=run.is_named or str(Path(run.path).resolve()) in self._named)
+            for run in self._runs
+            if isinstance(run.source, RunDirectories) or run.source is sources[run.key]
+        }
+        return list(preferred_runs.values())
 
     def add(self, location: Place) -> None:
         """Add the runs at a location."""
@@ -119,7 +120,7 @@ class _Search:
         if (is_run := has_file(real_dir, RUN_RECORD)) is not False:
             parent = real_dir.parent
             if is_run:
-                self._keep(self._directories.run(real_dir, parent.parent if parent.name == _RUNS else parent))
+                self._keep(self._reader_of(parent.parent if parent.name == _RUNS else parent).run(real_dir))
             else:
                 self.problems.note(directory, "skipped: it cannot be read: Permission denied")
             return True
@@ -178,6 +179,9 @@ class _Search:
             if any(other.get(key) != value for other in jobs.values())
         }
 
+    def _reader_of(self, home: Path) -> RunDirectories:
+        return self._homes.setdefault(home, RunDirectories(home, self.problems))
+
     def _keep(self, run: LoadedRun | None) -> bool:
         self._runs += [] if run is None else [run]
         return run is not None
@@ -204,7 +208,7 @@ class _Search:
                 self._seen.add(str(run_dir))
                 # a recorded "max" may be the default of a program whose Hydra config has no `loop`
                 mode = "min" if sweep.mode == "min" else None
-                self._keep(self._directories.run(run_dir, directory, job=index, varied=varied_values, mode=mode))
+                self._keep(self._reader_of(directory).run(run_dir, job=index, varied=varied_values, mode=mode))
                 continue
             app, name = app or program_of(output_dir_of(job_dir)), f"{directory.name}/{index}"
             modes, home = sweep.modes or [sweep.mode], str(directory)

@@ -29,21 +29,20 @@ _UNSETTLED = "RUNNING"
 
 
 class RunDirectories(PointReader):
-    """Reads run directories, each below a home: the directory of its app or sweep.
+    """Reads the run directories of an app or a sweep.
 
     Args:
+        home: Directory of the app or sweep.
         problems: Collects a message for each unreadable run or file.
     """
 
-    def __init__(self, problems: Problems) -> None:
-        self._problems = problems
-        self._homes: dict[str, Path] = {}
-        self._files: dict[Path, tuple[Compacted | None, list[str]]] = {}  # cache and its up-to-date runs, by home
+    def __init__(self, home: Path, problems: Problems) -> None:
+        self._home, self._problems = home, problems
+        self._file: tuple[Compacted, list[str]] | None = None  # cache and its up-to-date runs, once opened
 
     def run(
         self,
         directory: Path,
-        home: Path,
         *,
         job: int | None = None,
         varied: Mapping[str, str] | None = None,
@@ -53,7 +52,6 @@ class RunDirectories(PointReader):
 
         Args:
             directory: Directory of the run, absolute and without links.
-            home: Directory of its app or sweep.
             job: Index of its job in the sweep.
             varied: Values that vary in the sweep, by key.
             mode: `max` or `min` of the objective, if the sweep rather than `loop.mode` determines it.
@@ -66,7 +64,6 @@ class RunDirectories(PointReader):
                 reason = str(error).removeprefix(f"{directory}: ").removeprefix(f"{directory}/")
                 self._problems.note(directory, f"skipped: {reason}")
             return None
-        self._homes[str(directory)] = home
         params, defaults = split_parameters(config)
         if not config.get("sinks", {}).get("log_config", True):
             defaults = {}
@@ -85,7 +82,7 @@ class RunDirectories(PointReader):
             created=record.created,
             run_id=record.run_id,
             is_copy=record.copy_of(directory) is not None,
-            sweep=str(home) if job is not None else record.group or "",
+            sweep=str(self._home) if job is not None else record.group or "",
             job=job,
             defaults=defaults,
             varied={current_override(key, params): typed(value) for key, value in (varied or {}).items()},
@@ -111,43 +108,31 @@ class RunDirectories(PointReader):
 
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of each run except superseded points, keyed by `LoadedRun.path`."""
-        points: dict[str, Points] = {}
-        by_home: dict[Path, list[LoadedRun]] = {}
-        for run in runs:
-            by_home.setdefault(self._homes[run.path], []).append(run)
-        for home, home_runs in by_home.items():
-            points |= self._read_home(home, home_runs, metrics)
-        return points
-
-    def _read_home(
-        self, home: Path, runs: Sequence[LoadedRun], metrics: Collection[str] | None
-    ) -> Mapping[str, Points]:
         ended_runs = [run for run in runs if run.status != _UNSETTLED]
         if len(ended_runs) < MIN_COMPACTED:
             return dict(self._read_each(runs, metrics))
-        points_by_path = self._read_compacted(home, metrics)
+        points_by_path = self._read_compacted(metrics)
         stale_runs = [run for run in ended_runs if run.path not in points_by_path]
         if len(stale_runs) >= MIN_COMPACTED and _num_items(run.path for run in stale_runs) <= MAX_COMPACTED_ITEMS:
-            compacted_points = self._compact(home, stale_runs)
+            compacted_points = self._compact(stale_runs)
             points_by_path |= {path: _selected(points, metrics) for path, points in compacted_points.items()}
         other_runs = [run for run in runs if run.path not in points_by_path]
         return points_by_path | dict(self._read_each(other_runs, metrics))
 
-    def _read_compacted(self, home: Path, metrics: Collection[str] | None) -> dict[str, Points]:
-        """Return the cached points of the runs that have not changed since; checks for changes once per home."""
-        if home not in self._files:
-            cache = Compacted.at(home / compacted.FILE)
-            stamps = cache.stamps if cache is not None else {}
-            self._files[home] = cache, [path for path, stamp in stamps.items() if _stamp(path) == stamp]
-        cache, fresh = self._files[home]
+    def _read_compacted(self, metrics: Collection[str] | None) -> dict[str, Points]:
+        """Return the cached points of the runs that have not changed since; checks for changes once."""
         try:
-            points = cache.read(metrics) if cache is not None and fresh else {}
+            if self._file is None:
+                cache = Compacted(self._home / compacted.FILE)
+                self._file = cache, [path for path, stamp in cache.stamps.items() if _stamp(path) == stamp]
+            cache, fresh = self._file
+            points = cache.read(metrics) if fresh else {}
         except compacted.DAMAGE:
-            self._files[home] = None, []
+            self._file = None
             return {}
         return {path: points[path] for path in fresh}
 
-    def _compact(self, home: Path, stale_runs: Sequence[LoadedRun]) -> Mapping[str, Points]:
+    def _compact(self, stale_runs: Sequence[LoadedRun]) -> Mapping[str, Points]:
         """Return all points of stale runs, and write a cache with these and the up-to-date points of the old cache."""
         stamps = {run.path: _stamp(run.path) for run in stale_runs}
         num_problems = len(self._problems.texts)
@@ -156,16 +141,12 @@ class RunDirectories(PointReader):
             broken_paths = [path for path in read if any(text.startswith(f"{path}: ") for text in self._problems.texts)]
             read = {path: points for path, points in read.items() if path not in broken_paths}
         if len(read) >= MIN_COMPACTED:
-            points = self._read_compacted(home, None) | read
-            cache, _ = self._files.pop(home)
-            stamps |= {
-                path: stamp
-                for path, stamp in (cache.stamps if cache is not None else {}).items()
-                if path in points and path not in read
-            }
+            points = self._read_compacted(None) | read
+            stamps = (dict(self._file[0].stamps) if self._file is not None else {}) | stamps
+            self._file = None
             # without write permission or disk space, the next load reads the runs again
             with contextlib.suppress(OSError):
-                compacted.write(home / compacted.FILE, {path: stamps[path] for path in points}, points)
+                compacted.write(self._home / compacted.FILE, {path: stamps[path] for path in points}, points)
         return read
 
     def _read_each(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Iterator[tuple[str, Points]]:
