@@ -2,10 +2,9 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -46,6 +45,14 @@ def output_dir_of(job_dir: Path) -> Path:
     return link.resolve() if link.is_dir() else job_dir
 
 
+class _MetricFiles(NamedTuple):
+    """The metric files of a job, by kind: directories of event files, MLflow stores, CSV files."""
+
+    event_dirs: list[Path]
+    stores: list[Path]
+    tables: list[Path]
+
+
 class JobDirectories(PointReader):
     """Reads the jobs of Hydra programs that are no trieye runs.
 
@@ -59,8 +66,7 @@ class JobDirectories(PointReader):
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
-        self._records: dict[str, JobRecord | None] = {}
-        self._files: dict[str, _MetricFiles] = {}
+        self._jobs: dict[str, tuple[JobRecord | None, Path, _MetricFiles]] = {}  # with the output directory
         self._points: dict[str, Points] = {}
 
     def run(
@@ -86,12 +92,11 @@ class JobDirectories(PointReader):
             modes: `max` or `min` for each returned number: whether higher or lower values are better; empty: unknown.
         """
         record, output_dir = self.record(directory), output_dir_of(directory)
-        files = _MetricFiles.below(output_dir)
-        objectives = list(_returned(record))
-        if files is None or not (files or objectives):
+        files, objectives = _metric_files(output_dir), list(_returned(record))
+        if files is None or not (any(files) or objectives):
             return None
         path, config, params = str(directory.resolve()), output_dir / HYDRA, _params(output_dir, record)
-        self._records[path], self._files[path] = record, files
+        self._jobs[path] = record, output_dir, files
         return LoadedRun(
             path=path,
             name=name,
@@ -131,8 +136,8 @@ class JobDirectories(PointReader):
             return None
 
     def _read(self, path: str) -> Points:
-        points = self._files[path].read(self._problems)
-        record = self._records[path]
+        record, root, files = self._jobs[path]
+        points = self._points_in(files, root)
         if record is None:
             return points
         numbers = _returned(record)
@@ -142,71 +147,46 @@ class JobDirectories(PointReader):
         times = np.array([record.ended or record.heartbeat])
         return {**points, **{key: Series(np.array([step]), np.array([value]), times) for key, value in numbers.items()}}
 
+    def _points_in(self, files: _MetricFiles, root: Path) -> Points:
+        """Return the points of all files of a job."""
+        parts_by_kind = (
+            [(_name(path, root), points_in_events(path, self._problems)) for path in files.event_dirs],
+            [part for store in files.stores for part in self._parts_in_mlflow(store)],
+            [(_name(path.with_suffix(""), root), points_in_csv(path, self._problems)) for path in files.tables],
+        )
+        return {metric: series for parts in reversed(parts_by_kind) for metric, series in _merged(parts).items()}
 
-@dataclass
-class _MetricFiles:
-    """The metric files below a directory, by kind."""
+    def _parts_in_mlflow(self, path: Path) -> list[tuple[str, Points]]:
+        store = FileStore(path, self._problems) if path.is_dir() else MlflowStore(path, self._problems)
+        try:
+            runs = store.runs()
+        except ConfigurationError:  # a database of another program, such as Optuna
+            return []
+        points = store.read(runs, None)
+        return [(run.name, points[run.path]) for run in runs]
 
-    root: Path
-    event_dirs: list[Path]
-    stores: list[Path]
-    tables: list[Path]
 
-    @classmethod
-    def below(cls, root: Path) -> "_MetricFiles | None":
-        """Return the files below a directory; None if it contains a trieye run."""
-        files = cls(root, [], [], [])
-        for name, subdirectories, names in os.walk(root):
-            directory = Path(name)
-            if RUN_RECORD in names:
-                return None
-            files._add(directory, names)
-            is_leaf = len(directory.relative_to(root).parts) >= _MAX_DEPTH or directory in files.stores
-            unsorted = [one for one in subdirectories if not (is_leaf or one in _SKIPPED or one.startswith("."))]
-            subdirectories[:] = sorted(unsorted, key=_by_number)
-        return files
-
-    def _add(self, directory: Path, names: Sequence[str]) -> None:
+def _metric_files(root: Path) -> _MetricFiles | None:
+    """Return the files below a directory; None if it contains a trieye run."""
+    files = _MetricFiles([], [], [])
+    for name, subdirectories, names in os.walk(root):
+        directory = Path(name)
+        if RUN_RECORD in names:
+            return None
         if any("tfevents" in name for name in names):
-            self.event_dirs.append(directory)
-        if is_file_store(directory):
-            self.stores.append(directory)
-        for path in (directory / name for name in sorted(names, key=_by_number)):
-            if path.suffix == ".db" and is_sqlite(path):
-                self.stores.append(path)
-            elif path.suffix == ".csv" and is_metric_file(path):
-                self.tables.append(path)
+            files.event_dirs.append(directory)
+        paths = [directory / name for name in sorted(names, key=_by_number)]
+        files.stores.extend([directory] if is_file_store(directory) else [])
+        files.stores.extend(path for path in paths if path.suffix == ".db" and is_sqlite(path))
+        files.tables.extend(path for path in paths if path.suffix == ".csv" and is_metric_file(path))
+        is_leaf = len(directory.relative_to(root).parts) >= _MAX_DEPTH or directory in files.stores
+        unsorted = [one for one in subdirectories if not (is_leaf or one in _SKIPPED or one.startswith("."))]
+        subdirectories[:] = sorted(unsorted, key=_by_number)
+    return files
 
-    def __bool__(self) -> bool:
-        return bool(self.event_dirs or self.stores or self.tables)
 
-    def read(self, problems: Problems) -> Points:
-        """Return the points of all files."""
-        series_by_metric: dict[str, Series] = {}
-        for reader in (self._events, self._mlflow, self._csv):
-            series_by_metric = {**_merged(list(reader(problems))), **series_by_metric}
-        return series_by_metric
-
-    def _events(self, problems: Problems) -> Iterator[tuple[str, Points]]:
-        for directory in self.event_dirs:
-            yield self._name(directory), points_in_events(directory, problems)
-
-    def _mlflow(self, problems: Problems) -> Iterator[tuple[str, Points]]:
-        for store in self.stores:
-            reader = FileStore(store, problems) if store.is_dir() else MlflowStore(store, problems)
-            try:
-                runs = reader.runs()
-            except ConfigurationError:  # a database of another program, such as Optuna
-                continue
-            points = reader.read(runs, None)
-            yield from ((run.name, points[run.path]) for run in runs)
-
-    def _csv(self, problems: Problems) -> Iterator[tuple[str, Points]]:
-        for path in self.tables:
-            yield self._name(path.with_suffix("")), points_in_csv(path, problems)
-
-    def _name(self, path: Path) -> str:
-        return "/".join(part for part in path.relative_to(self.root).parts if not _ATTEMPT.fullmatch(part))
+def _name(path: Path, root: Path) -> str:
+    return "/".join(part for part in path.relative_to(root).parts if not _ATTEMPT.fullmatch(part))
 
 
 def _by_number(name: str) -> list[str | int]:
