@@ -5,7 +5,7 @@ import json
 import re
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,14 @@ FIELDS = (
     "is_named",
 )  # fmt: skip
 MAPPINGS = ("varied", "defaults", "modes", "tags")
+_OF_VALUES = ("params", "varied", "defaults", "tags")
+"""Fields with values in which names replace absolute paths."""
 
 _PATH = re.compile(r"(?<![\w.:/-])(?:(?:file|sqlite):/+|/+[^\s,;'\"()\[\]{}/]+/)[^\s,;'\"()\[\]{}]+")
 """An address, or an absolute path below a directory, within a text."""
 
 OF_RUN = ("attempt", "duration_s")
 """Keys of an origin that differ between runs with the same provenance."""
-
-
-def is_exported(path: Path) -> bool:
-    """Return whether a file is a Parquet file."""
-    return path.suffix.lower() == ".parquet"
 
 
 class ExportedRuns(PointReader):
@@ -125,18 +122,15 @@ def table_with_runs(
         sweeps: Seeds of each sweep.
     """
     origins = [None if (one := Origin.of(run)) is None else one.exported() for run in runs]
-    hide = _PathNames([run.params, run.varied, run.defaults, run.tags] for run in runs)
-    hide_sweep = _PathNames(_relative(run.sweep) for run in runs)
+    hide = _path_names(getattr(run, name) for run in runs for name in _OF_VALUES)
+    hide_sweep = _path_names(_relative(run.sweep) for run in runs)
     named_sweeps = {hide_sweep(_relative(run.sweep)): sorted(sweeps[run.sweep]) for run in runs if run.sweep in sweeps}
     hidden_runs = [
         replace(
             run,
-            params=hide(run.params),
-            varied=hide(run.varied),
-            defaults=hide(run.defaults),
-            tags=hide(run.tags),
             sweep=hide_sweep(_relative(run.sweep)),
             sweep_id=run.sweep_id or (run.sweep and _digest(run.sweep)),
+            **{name: hide(getattr(run, name)) for name in _OF_VALUES},
         )
         for run in runs
     ]
@@ -144,42 +138,30 @@ def table_with_runs(
     return table(hidden_runs, points).replace_schema_metadata({RUNS: json.dumps(content, default=str).encode()})
 
 
-class _PathNames:
-    """Replaces absolute paths in JSON values by names; different texts stay different.
-
-    Args:
-        values: All values.
-    """
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        texts = {text for value in values for text in _texts_in(value)}
-        self._names = {text: text for text in texts if _without_paths(text) == text}
-        self._used, self._numbers = set(self._names), Counter[str]()
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._name_of(value)
-        if isinstance(value, Mapping):
-            return {key: self(item) for key, item in value.items()}
-        return [self(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def _name_of(self, text: str) -> str:
-        if text not in self._names:
-            unique_name = name = _without_paths(text)
-            while unique_name in self._used:
-                self._numbers[name] += 1
-                unique_name = f"{name}-{self._numbers[name] + 1}"
-            self._names[text] = unique_name
-            self._used.add(unique_name)
-        return self._names[text]
+def _path_names(values: Iterable[Any]) -> Callable[[Any], Any]:
+    """Return a function that replaces absolute paths in these JSON values by names; different texts stay different."""
+    texts: dict[str, None] = {}
+    for value in values:
+        _mapped(value, texts.setdefault)
+    names = {text: text for text in texts if _without_paths(text) == text}
+    used, numbers = set(names), Counter[str]()
+    for text in [text for text in texts if text not in names]:
+        unique_name = name = _without_paths(text)
+        while unique_name in used:
+            numbers[name] += 1
+            unique_name = f"{name}-{numbers[name] + 1}"
+        names[text] = unique_name
+        used.add(unique_name)
+    return lambda value: _mapped(value, names.__getitem__)
 
 
-def _texts_in(value: Any) -> Iterator[str]:
+def _mapped(value: Any, replacement_of: Callable[[str], Any]) -> Any:
+    """Return a JSON value with other texts; keys are unchanged."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(item)
+        return replacement_of(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, replacement_of) for key, item in value.items()}
+    return [_mapped(item, replacement_of) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _without_paths(text: str) -> str:

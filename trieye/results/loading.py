@@ -11,7 +11,7 @@ from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.process.text import counted
 from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
-from trieye.results.exported import ExportedRuns, is_exported
+from trieye.results.exported import ExportedRuns
 from trieye.results.job_directories import HYDRA, JobDirectories, output_dir_of, overrides_of, program_of
 from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
@@ -104,7 +104,7 @@ class _Search:
             self._runs.append(self._events.run(path.parent, path.parent))
         elif path.name in {RUN_RECORD, SWEEP}:
             self._walk(path.parent, path.parent)
-        elif is_exported(path):
+        elif path.suffix.lower() == ".parquet":
             exported_runs = ExportedRuns(path, self.problems, self._exported_sweeps)
             self._runs += exported_runs.runs()
             self.sweeps |= exported_runs.sweeps
