@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -112,7 +112,7 @@ class Picture(NamedTuple):
 
 
 class RunLine(NamedTuple):
-    """A row of the table of runs, with links to the run."""
+    """A row of the table of runs."""
 
     run: LoadedRun
     label: str
@@ -121,8 +121,6 @@ class RunLine(NamedTuple):
     step: int | None
     duration_s: float | None
     origin: Origin | None
-    link: str
-    shown: str
 
 
 class Report:
@@ -355,11 +353,9 @@ class Report:
             duration = _lasted(run, points.times) if origin is None or origin.duration_s is None else origin.duration_s
             label = "" if group is None else self.groups.labels[group]
             step = run.step if run.step is not None else int(points.steps.max()) if len(points.steps) else None
-            link = self.comparison.link(run.path)
-            shown_path = self.comparison.shown(run.path)
             value = value_of.get(run.path, math.nan)
             shown_task = "" if task is None else self.groups.tasks[task]
-            lines.append(RunLine(run, label, shown_task, value, step, duration, origin, link, shown_path))
+            lines.append(RunLine(run, label, shown_task, value, step, duration, origin))
         rank = {self.groups.labels[group]: number for number, group in enumerate(self.ranked)}
         return sorted(
             lines, key=lambda line: (rank.get(line.label, len(rank)), line.task, line.run.seed or 0, line.run.name)
@@ -393,10 +389,7 @@ def _lasted(run: LoadedRun, times: Floats) -> float | None:
 
 
 def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, remainder = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{remainder:02}"
+    return "-" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def _value(value: Any) -> str:
