@@ -350,7 +350,7 @@ def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_pat
         with contextlib.suppress(ConnectionRefusedError):
             return status_of(f"127.0.0.1:{port}")
 
-    with subprocess.Popen(server_command(port, str(tmp_path), ".")) as server:
+    with subprocess.Popen(server_command(str(tmp_path), ".", port)) as server:
         try:
             wait_until(is_up)
             answered = [status_of(host) for host in ("localhost", "127.0.0.1", "LOCALHOST:80", f"localhost:{port}")]

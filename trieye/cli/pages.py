@@ -160,13 +160,12 @@ def pages_of(selection: PageSelection, directory: Path, *, only: Kind | None = N
     if not runs:
         advice = "; ".join(notes) or "pass a run, an app or a sweep, or the directory of all apps as --root"
         raise ConfigurationError(f"no runs in {selection}; {advice}")
-    pages: list[Page] = []
-    if only in {None, "mlflow"}:
-        pages += _mlflow_pages(selection, runs, notes)
-    if only in {None, "tensorboard"}:
-        pages += _tensorboard_pages(selection, runs, directory / "tensorboard", notes)
-    if only in {None, "report"}:
-        pages += _report_pages(selection, notes)
+    pages_by_kind = {
+        "mlflow": _mlflow_pages(selection, runs, notes),
+        "tensorboard": _tensorboard_pages(selection, runs, directory / "tensorboard", notes),
+        "report": _report_pages(selection, notes),
+    }
+    pages = [page for kind, pages in pages_by_kind.items() if only in {None, kind} for page in pages]
     if not pages:
         raise ConfigurationError(f"{selection}: nothing to show in the browser: {'; '.join(notes)}")
     return pages, notes
@@ -252,13 +251,8 @@ def _report_pages(selection: PageSelection, notes: list[str]) -> Iterator[Page]:
     if selection.directory is None:
         notes.append("no report: pass an app, a sweep or a run")
         return
-    working_dir, directory = str(Path.cwd()), str(selection.directory)
-    yield Page(
-        "report",
-        "/",
-        command=lambda port: report_server.server_command(port, working_dir, directory),
-        health=report_server.HEALTH,
-    )
+    command = partial(report_server.server_command, str(Path.cwd()), str(selection.directory))
+    yield Page("report", "/", command=command, health=report_server.HEALTH)
 
 
 def _link(runs: Sequence[ShownRun], logdir: Path, *, has_one_app: bool) -> None:

@@ -27,7 +27,7 @@ _OWN_HOST = re.compile(rf"({re.escape(HOST)}|localhost)(:\d+)?", re.IGNORECASE)
 _STYLE = "<style>:root{color-scheme:light dark}body{font:1rem/1.5 sans-serif;max-width:50rem;margin:3rem auto}</style>"
 
 
-def server_command(port: int, working_dir: str, source: str) -> list[str]:
+def server_command(working_dir: str, source: str, port: int) -> list[str]:
     """Return the command line of the server."""
     return [sys.executable, "-m", __name__, str(port), working_dir, source]
 

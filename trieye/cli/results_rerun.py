@@ -17,6 +17,7 @@ from trieye.results.loading import load, seeds_of
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.selection import differences
 from trieye.sweeps.grid import Grid
+from trieye.sweeps.importance import number_of
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.spec import grid_of
@@ -99,15 +100,7 @@ def _are_of_the_command(record: SweepRecord, jobs: Iterable[Sequence[str]]) -> b
     """Return whether all overrides have keys of the signed command or numbers: the files of jobs are not signed."""
     keys = {bare(word.partition("=")[0]) for word in record.spec}
     words = [word.partition("=") for job in jobs for word in job]
-    return all(bare(key) in keys or _is_number(value) for key, _, value in words)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return all(bare(key) in keys or number_of(value) is not None for key, _, value in words)
 
 
 def _overrides_in(job_dir: Path) -> list[str]:
