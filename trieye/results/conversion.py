@@ -152,7 +152,7 @@ def xarray_of(curve: AlignedCurves, name: str, x: str, configs: Sequence[Values]
     """Convert curves to an `xarray.DataArray` with the dimensions config, seed and the axis."""
     xarray = load("xarray", "to_xarray()")
     keys = list(configs[0]) if configs else []
-    config_coords = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}
+    config_coords = {key: ("config", [one[key] for one in configs]) for key in keys}
     coords = {"config": np.arange(len(configs)), "seed": list(seeds), x: curve.x, **config_coords}
     return xarray.DataArray(curve.y, dims=("config", "seed", x), coords=coords, name=name)
 

@@ -11,7 +11,7 @@ import yaml
 from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
 
 _META = "meta.yaml"
-_STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
+_STATUS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
 _MS = 1000.0
 
 
@@ -62,14 +62,14 @@ class FileStore(PointReader):
         entries, directory = self._meta(meta), meta.parent
         if "run_id" not in entries or entries.get("lifecycle_stage") == "deleted":
             return None
-        began, status = entries.get("start_time"), entries.get("status", 0)
+        began, status = entries.get("start_time"), str(entries.get("status"))
         if not isinstance(began, int | float | None):
             expected = "milliseconds since 1970, such as 1700000000000; correct it and import the store again"
             self._problems.leave_out(meta, f"start_time={began!r} is not a number of {expected}")
             return None
-        if not isinstance(status, int) or status not in _STATUS:
+        if status not in _STATUS:
             allowed = ", ".join(f"{code}={name}" for code, name in _STATUS.items())
-            self._problems.note(meta, f"status={status!r} is unknown (choose from: {allowed})")
+            self._problems.note(meta, f"status={status} is unknown (choose from: {allowed})")
         params = {name: typed(text) for name, text in self._texts(directory / "params")}
         tags = dict(self._texts(directory / "tags"))
         return LoadedRun(
@@ -78,7 +78,7 @@ class FileStore(PointReader):
             app=app,
             params=params,
             seed=seed_in(params),
-            status=_STATUS.get(status, "UNKNOWN") if isinstance(status, int) else "UNKNOWN",
+            status=_STATUS.get(status, "UNKNOWN"),
             step=None,
             source=self,
             created=float(began) / _MS if began else math.nan,

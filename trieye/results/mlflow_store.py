@@ -146,9 +146,8 @@ def _series(connection: sqlite3.Connection, name: str, runs: Sequence[LoadedRun]
     index_by_uuid = {_uuid(run): number for number, run in enumerate(runs)}
     condition = f"AND run_uuid IN ({', '.join('?' * len(runs))})" if len(runs) <= _FEW_RUNS else ""
     cursor = connection.execute(_POINTS.format(condition), (name, *(index_by_uuid if condition else ())))
-    parts = [_columns(rows, index_by_uuid) for rows in iter(lambda: cursor.fetchmany(_AT_ONCE), [])]
-    if not parts:
-        parts = [_columns([("", 0, 0.0, 0)], index_by_uuid)]
+    batches = [[("", 0, 0.0, 0)], *iter(lambda: cursor.fetchmany(_AT_ONCE), [])]  # the first one of no run
+    parts = [_columns(rows, index_by_uuid) for rows in batches]
     codes, steps, values, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     values[np.abs(values) == _HIGHEST] *= np.inf
     order = np.argsort(codes, kind="stable")

@@ -302,7 +302,7 @@ def parallel(
     axes.set_xticks(range(len(columns)), [textwrap.fill(_plain(column.name), _LINE // 2) for column in columns])
     axes.set_title("highlighted: the best config", fontsize=8)
     axes.set_xlim(-0.1, len(columns) - 0.6)
-    axes.set_ylim(_ABSENT - 0.05 if any(column.is_partial for column in columns) else -0.05, 1.05)
+    axes.set_ylim(_ABSENT - 0.05 if any(_ABSENT in column.heights for column in columns) else -0.05, 1.05)
     axes.set_yticks([])
     axes.grid(visible=False)
     axes.tick_params(axis="x", length=0)
@@ -326,12 +326,10 @@ class _Column:
     name: str
     heights: Sequence[float]
     ticks: Sequence[tuple[float, str]]
-    is_partial: bool
 
     @classmethod
     def of(cls, values: Sequence[Any], name: str) -> "_Column":
         known_values = [value for value in values if value is not None]
-        is_partial = len(known_values) < len(values)
         numbers = np.array([number for value in known_values if (number := number_of(value)) is not None], np.float64)
         ticks: list[tuple[float, str]]
         if len(numbers) == len(known_values) > 0:
@@ -349,7 +347,7 @@ class _Column:
             heights = iter([height_of[str(value)] for value in known_values])
             ticks = [(height, _plain(text)) for text, height in height_of.items()]
         all_heights = [_ABSENT if value is None else next(heights) for value in values]
-        return cls(name, all_heights, [*ticks, *([(_ABSENT, "none")] if is_partial else [])], is_partial)
+        return cls(name, all_heights, [*ticks, *([(_ABSENT, "none")] if None in values else [])])
 
 
 def _scale_x(axes: "Axes", values: Floats) -> None:
