@@ -104,10 +104,9 @@ def curve(options: argparse.Namespace) -> int:
     selected = RunSelection(options)
     groups = selected.groups()
     grid, curves = groups.curves(selected.scoring, options.x, options.grid)
-    labels = groups.marked(selected.scoring).labels
+    by_label = dict(zip(groups.marked(selected.scoring).labels, curves, strict=True))
     bands = {
-        label: aggregate_curves(values, grid, selected.stat, **selected.intervals)
-        for label, values in zip(labels, curves, strict=True)
+        label: aggregate_curves(values, grid, selected.stat, **selected.intervals) for label, values in by_label.items()
     }
     name = selected.scoring.name
     axes = {run.axis for run in selected.results}
@@ -124,13 +123,10 @@ def curve(options: argparse.Namespace) -> int:
     def write(path: Path) -> None:
         from trieye.results import plots
 
-        runs = {
-            label: np.moveaxis(values, -1, 0).reshape(len(grid), -1).T
-            for label, values in zip(labels, curves, strict=True)
-        }
+        shown_curves = by_label if options.runs else {}
+        runs = {label: values.reshape(-1, len(grid)) for label, values in shown_curves.items()}
         legend = f"{selected.stat}, {options.confidence:.0%} CI"
-        shown_runs = runs if options.runs else None
-        plots.save(plots.curves(bands, name, x, what=legend, runs=shown_runs, marks=options.mark), path)
+        plots.save(plots.curves(bands, name, x, what=legend, runs=runs, marks=options.mark), path)
 
     return _finish(selected, {"x": x, "curves": rows}, write)
 

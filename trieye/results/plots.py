@@ -153,7 +153,7 @@ def curves(
         if not (is_drawn := n > 0).any():
             continue
         color, line = COLORS[index % len(COLORS)], _LINES[index // len(COLORS) % len(_LINES)]
-        for run in () if runs is None else runs[label]:
+        for run in (runs or {}).get(label, ()):
             axes.plot(run_at, run, color=color, linewidth=0.6, alpha=0.35)
             if points := _isolated(run):
                 axes.plot(run_at[points], run[points], ".", color=color, markersize=4, alpha=0.35)
