@@ -19,7 +19,6 @@ from trieye.files.atomic import replacing
 from trieye.results import selection
 from trieye.results.aligned import AlignedCurves
 from trieye.results.runs import LoadedRun, Series, typed
-from trieye.results.selection import MISSING
 
 _FORMATS = (".parquet", ".csv", ".feather")
 _POINT = ("step", "value", "wall_time")
@@ -55,7 +54,7 @@ def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> 
         name = key
         while name in columns or name in _POINT:
             name = f"param.{name}"
-        columns[name] = plain([selection.value_of(run, key) for run in runs]).take(pa.array(codes))
+        columns[name] = plain([selection.value_or_none(run, key) for run in runs]).take(pa.array(codes))
     for field, name in enumerate(_POINT):
         arrays = [series[field] for _, _, series in parts]
         columns[name] = np.concatenate(arrays) if arrays else np.zeros(0)
@@ -80,11 +79,10 @@ def _labels(codes: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArra
 
 def plain(values: Sequence[Any]) -> pa.Array:
     """Convert values to a column: of numbers if possible, else of text."""
-    cells = [None if value is MISSING else value for value in values]
     try:
-        return pa.array(cells)
+        return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError):
-        return pa.array([None if value is None else str(value) for value in cells], pa.string())
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
 @contextlib.contextmanager

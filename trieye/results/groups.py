@@ -395,12 +395,11 @@ class RunGroups:
         """Return the parameters, except seeds, that differ between groups, with the value of each group or None."""
         firsts = [runs[0] for runs in self.candidate_runs]
         keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if selection.is_compared(key))
-        values_by_key = {}
-        for key in keys:
-            values = [selection.value_of(run, key) for run in firsts]
-            if len({selection.identity(value) for value in values}) > 1:
-                values_by_key[key] = [None if value is selection.MISSING else value for value in values]
-        return values_by_key
+        return {
+            key: [selection.value_or_none(run, key) for run in firsts]
+            for key in keys
+            if len({selection.identity(selection.value_of(run, key)) for run in firsts}) > 1
+        }
 
     def final_scores(self, scoring: ScoreDefinition) -> Floats:
         """Return the score of each run, `[config, seed]`, in the order of the results."""

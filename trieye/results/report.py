@@ -320,10 +320,8 @@ class Report:
                 values_by_key[key] = redacted(list(values.values()), key)
         return values_by_key
 
-    def _values(self, key: str) -> Iterator[Any]:
-        for run in self.groups.results.runs:
-            value = selection.value_of(run, key)
-            yield None if value is selection.MISSING else value
+    def _values(self, key: str) -> list[Any]:
+        return [selection.value_or_none(run, key) for run in self.groups.results.runs]
 
     @cached_property
     def origins(self) -> dict[str, Origin | None]:

@@ -100,7 +100,7 @@ class Results:
         key = selection.resolve(key, self.runs)
         parts: dict[Any, list[LoadedRun]] = {}
         for runs in selection.grouped(self.runs, [key]).values():
-            parts.setdefault(selection.as_key(selection.value_of(runs[0], key)), []).extend(runs)
+            parts.setdefault(selection.as_key(selection.value_or_none(runs[0], key)), []).extend(runs)
         return {value: self.only(runs) for value, runs in parts.items()}
 
     def slice(self, key: str, *, at: LoadedRun) -> dict[Any, Self]:
@@ -223,7 +223,7 @@ class Results:
         num_named = Counter(run.name for run in self.runs)
         configs, table = [], []
         for runs, rows in zip(groups, rows_of_groups, strict=True):
-            values = {key: selection.as_key(selection.value_of(runs[0], key)) for key in (*keys, *attributes)}
+            values = {key: selection.as_key(selection.value_or_none(runs[0], key)) for key in (*keys, *attributes)}
             for row in rows:
                 present_runs = [run for run in row if run is not None]
                 name = present_runs[0].name if len(rows) > 1 and len(present_runs) == 1 else None

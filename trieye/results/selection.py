@@ -119,6 +119,11 @@ def value_of(run: LoadedRun, key: str) -> Any:
     return MISSING if value is None else value
 
 
+def value_or_none(run: LoadedRun, key: str) -> Any:
+    """Return the value of a full key in a run; None if it has none."""
+    return None if (value := value_of(run, key)) is MISSING else value
+
+
 def attribute(name: str, runs: Iterable[LoadedRun]) -> str:
     """Return the key of an attribute: its name, prefixed with `run.` if runs have a parameter of that name."""
     is_parameter = any(name in run.params or name in run.varied for run in runs)
@@ -136,9 +141,7 @@ def identity(value: Any) -> Any:
 
 
 def as_key(value: Any) -> Any:
-    """Return a value as the key of a dictionary; None for `MISSING`."""
-    if value is MISSING:
-        return None
+    """Return a value as the key of a dictionary."""
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
