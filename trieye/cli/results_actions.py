@@ -4,7 +4,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import TextTable
 from trieye.results import hyperparameters, score_files, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
-from trieye.results.aligned import Floats
 from trieye.results.conversion import written
 from trieye.results.curves import aggregate_curves
 from trieye.results.groups import Pair, RunGroups, ScoreDefinition
@@ -50,7 +48,7 @@ def table(options: argparse.Namespace) -> int:
         for row in ranked_rows
     ]
     labels = groups.marked(selected.scoring).labels
-    shown_rows = {labels[row]: {**figures[row], "std": _spread(scores[row])} for row in ranked_rows}
+    shown_rows = {labels[row]: {**figures[row], "std": statistics.spread(scores[row])} for row in ranked_rows}
     text_table = tables.scores_table(shown_rows, selected.stat, title=selected.title, confidence=options.confidence)
     if not options.json:
         selected.console.print(text_table)
@@ -321,8 +319,6 @@ def page_of(selected: RunSelection, *, directory: Path | None) -> str:
         title=options.title or f"{selected.scoring.name} of {names}",
         sources=selected.sources,
         command=shlex.join(["trieye", *options.typed]),
-        created=datetime.now().astimezone(),
-        working_dir=Path.cwd(),
         directory=directory,
         by=selected.by,
         task=options.task,
@@ -352,12 +348,6 @@ def export(options: argparse.Namespace) -> int:
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0
-
-
-def _spread(scores: Floats) -> statistics.Estimate:
-    valid_scores = scores[~np.isnan(scores)]
-    value = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else np.nan
-    return statistics.Estimate(value, None, None, len(valid_scores), 0)
 
 
 def _plain_selection(scoring: ScoreDefinition, name: str, groups: RunGroups, selected: Selection) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import redacted_text
@@ -17,8 +17,6 @@ from trieye.run.provenance import Provenance
 
 _PRIVATE = {"command": [], "overrides": [], "directory": "", "user": "", "job": {}, "sources": {}, "signature": ""}
 _PUBLIC_ADDRESS = re.compile(r"(https?|git)://[^@]+|(ssh://)?git@.+")  # names no user and no path of a machine
-
-_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -91,11 +89,6 @@ class Versions:
         counts = {name: Counter(packages.get(name) for packages in runs) for name in names}
         same = {name: packages[name] for packages in runs[:1] for name in packages if len(counts[name]) == 1}
         return cls(same, {name: versions for name, versions in counts.items() if len(versions) > 1})
-
-
-def counted(items: Iterable[Any], key: Callable[[Any], _T]) -> list[tuple[_T, int]]:
-    """Return each key with its number of items, most frequent first."""
-    return Counter(map(key, items)).most_common()
 
 
 def _in_mlflow(directory: Path, record: RunRecord) -> str:

@@ -7,8 +7,9 @@ import math
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib.resources import files
@@ -29,7 +30,7 @@ from trieye.results.aligned import Floats, XAxis
 from trieye.results.curves import aggregate_curves
 from trieye.results.groups import Pair, RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Setting
-from trieye.results.origins import Origin, Versions, counted
+from trieye.results.origins import Origin, Versions
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Band, Estimate
 from trieye.results.tables import COVERAGE, SEPARATE, interval, is_separate, number
@@ -69,8 +70,8 @@ class Comparison:
     title: str
     sources: Sequence[str]
     command: str
-    created: datetime
-    working_dir: Path
+    created: datetime = field(default_factory=lambda: datetime.now().astimezone())
+    working_dir: Path = field(default_factory=Path.cwd)
     directory: Path | None
     by: Sequence[str] = ()
     task: str | None = None
@@ -88,10 +89,7 @@ class Comparison:
         """Return the link from the page file to a directory; empty if the page is not a file."""
         if self.directory is None or not Path(target).is_dir():
             return ""
-        try:
-            return f"{quote(os.fsencode(os.path.relpath(target, self.directory).replace(os.sep, '/')))}/"
-        except ValueError:  # on another drive
-            return Path(target).as_uri()
+        return f"{quote(os.fsencode(os.path.relpath(target, self.directory)))}/"
 
 
 class Line(NamedTuple):
@@ -175,8 +173,8 @@ class Report:
             "runs": self.runs(),
             "provenances": provenances,
             "versions": Versions.of(provenances),
-            "commits": counted(provenances, _commit),
-            "machines": counted(provenances, _machine),
+            "commits": Counter(map(_commit, provenances)).most_common(),
+            "machines": Counter(map(_machine, provenances)).most_common(),
             "jobs": {
                 sweep: (jobs, [job for job in jobs if job.how not in ENDED]) for sweep, jobs in status.jobs.items()
             },
@@ -202,9 +200,7 @@ class Report:
             table = scores[group]
             main = statistics.aggregate(table, stat, **self._intervals)
             others = {name: statistics.aggregate(table, other, resamples=1).value for name, other in stats.items()}
-            if is_one:
-                valid_scores = table[~np.isnan(table)]
-                others["std"] = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else math.nan
+            others |= {"std": statistics.spread(table).value} if is_one else {}
             lines.append(Line(self.groups.labels[group], self._color(group), main, others))
         return lines
 
@@ -331,27 +327,23 @@ class Report:
     def runs(self) -> list[RunLine]:
         """Return all runs: runs of the best group first, runs without a group last."""
         results, scoring = self.groups.results, self.scoring
-        value_of = {
-            run.path: float(value)
-            for row, row_values in zip(results.table, self.groups.final_scores(scoring), strict=True)
-            for run, value in zip(row, row_values, strict=True)
+        config_and_value = {
+            run.path: (config, float(value))
+            for config, row_values in enumerate(self.groups.final_scores(scoring))
+            for run, value in zip(results.table[config], row_values, strict=True)
             if run is not None
         }
         group_and_task = {
-            run.path: (group, task)
-            for group, row in enumerate(self.groups.rows)
-            for task, config in enumerate(row)
-            for run in (results.table[config] if config is not None else [])
-            if run is not None
+            config: (group, task) for group, row in enumerate(self.groups.rows) for task, config in enumerate(row)
         }
         lines = []
         for run, points in zip(results.runs, results.series(scoring.metric), strict=True):
-            group, task = group_and_task.get(run.path, (None, None))
+            config, value = config_and_value.get(run.path, (None, math.nan))
+            group, task = (None, None) if config is None else group_and_task.get(config, (None, None))
             origin = self.origins[run.path]
             duration = _lasted(run, points.times) if origin is None or origin.duration_s is None else origin.duration_s
             label = "" if group is None else self.groups.labels[group]
             step = run.step if run.step is not None else int(points.steps.max()) if len(points.steps) else None
-            value = value_of.get(run.path, math.nan)
             shown_task = "" if task is None else self.groups.tasks[task]
             lines.append(RunLine(run, label, shown_task, value, step, duration, origin))
         rank = {self.groups.labels[group]: number for number, group in enumerate(self.ranked)}

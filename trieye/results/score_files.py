@@ -58,8 +58,7 @@ def write_scores(
     mains, other_names = [group[main] for group in figures], [name for name in figures[0] if name != main]
     numbers: dict[str, Any] = {"runs": [one.n for one in mains], "missing": [one.n_missing for one in mains]}
     numbers |= {"diverged": diverged, **_columns(main, mains)}
-    for name in other_names:
-        numbers |= {name: _columns(name, [group[name] for group in figures])[name]}
+    numbers |= {name: _columns(name, [group[name] for group in figures])[name] for name in other_names}
     columns: dict[str, Any] = {}
     for key in keys:
         name = key or "run"
@@ -72,7 +71,7 @@ def write_scores(
     header = [*columns, "runs", main, f"{confidence:.0%} CI", *other_names]
     rows = []
     for row, group, num in zip(values, figures, diverged, strict=True):
-        cells = [_shown(row.get(key)) for key in keys]
+        cells = [str(row.get(key, "-")) for key in keys]
         cells += [_runs(group[main], num), number(group[main].value), interval(group[main])]
         rows.append([*cells, *(number(group[name].value) for name in other_names)])
     _write_text(path, header, rows, len(keys), notes)
@@ -123,10 +122,6 @@ def _columns(name: str, estimates: Sequence[Estimate], prefix: str = "") -> dict
     values = [None if np.isnan(estimate.value) else estimate.value for estimate in estimates]
     lows, highs = ([getattr(estimate, end) for estimate in estimates] for end in ("low", "high"))
     return {name: values, f"{prefix}low": lows, f"{prefix}high": highs}
-
-
-def _shown(value: Any) -> str:
-    return "-" if value is None else str(value)
 
 
 def _runs(estimate: Estimate, num_diverged: int) -> str:

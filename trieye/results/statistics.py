@@ -98,6 +98,13 @@ def aggregate(
     return estimate_of([(1.0, runs)], stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
 
 
+def spread(scores: Floats) -> Estimate:
+    """Return the sample standard deviation of all runs, without an interval; NaN for a single run."""
+    valid_scores = scores[~np.isnan(scores)]
+    value = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else np.nan
+    return Estimate(value, None, None, len(valid_scores), 0)
+
+
 def difference(
     x: ArrayLike,
     y: ArrayLike,
