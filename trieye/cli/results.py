@@ -115,8 +115,8 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
 def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments that only this action has."""
     if name in _OUT:
-        default, text = _OUT[name]
-        add_output(action, "FILE", text, default, required=name == "export")
+        default = Path("report.html") if name == "report" else None
+        add_output(action, "FILE", _OUT[name], default, required=name == "export")
     if name in {"curve", "report"}:
         action.add_argument(
             "--x",
@@ -164,15 +164,12 @@ _TEXTS = {
     "export": "export the points of all runs as one table",
 }
 _OUT = {
-    "table": (None, "also write the table to a .csv, .md or .tex file, or plot its intervals to a .png, .svg or .pdf"),
-    "curve": (None, "plot to this file: .png, .svg or .pdf (default: plot in the terminal)"),
-    "compare": (
-        None,
-        "also write the pairs to a .csv, .md or .tex file, or plot performance profiles to a .png, .svg or .pdf",
-    ),
-    "sensitivity": (None, "also plot to this file: .png, .svg or .pdf"),
-    "importance": (None, "also plot the configs as parallel coordinates to this file: .png, .svg or .pdf"),
-    "report": (Path("report.html"), "file of the page (default: report.html)"),
-    "export": (None, "file of the table: .parquet, .csv or .feather"),
+    "table": "also write the table to a .csv, .md or .tex file, or plot its intervals to a .png, .svg or .pdf",
+    "curve": "plot to this file: .png, .svg or .pdf (default: plot in the terminal)",
+    "compare": "also write the pairs to a .csv, .md or .tex file, or plot performance profiles to a .png, .svg or .pdf",
+    "sensitivity": "also plot to this file: .png, .svg or .pdf",
+    "importance": "also plot the configs as parallel coordinates to this file: .png, .svg or .pdf",
+    "report": "file of the page (default: report.html)",
+    "export": "file of the table: .parquet, .csv or .feather",
 }
-"""Default and help text of -o for each action."""
+"""Help text of -o for each action."""

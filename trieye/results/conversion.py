@@ -112,18 +112,14 @@ def write_table(table: pa.Table, path: Path) -> None:
     if suffix not in _FORMATS:
         hint = did_you_mean(suffix, _FORMATS)
         raise ConfigurationError(f"{path}: unknown table format {suffix!r}{hint} (choose from: {', '.join(_FORMATS)})")
+    from pyarrow import csv, feather, parquet
+
     with written(path) as scratch:
         if suffix == ".parquet":
-            from pyarrow import parquet
-
             parquet.write_table(table, scratch, compression="zstd")
         elif suffix == ".feather":
-            from pyarrow import feather
-
             feather.write_feather(table, str(scratch))
         else:
-            from pyarrow import csv
-
             columns = [_flat(column) for column in table.columns]
             csv.write_csv(pa.table(columns, names=[_escaped(name) for name in table.column_names]), scratch)
 

@@ -25,9 +25,8 @@ RUNS = b"trieye.runs"
 FORMAT = 1
 FIELDS = (
     "name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "sweep_id", "job", "objective",
-    "is_named",
+    "is_named", "varied", "defaults", "modes", "tags",
 )  # fmt: skip
-MAPPINGS = ("varied", "defaults", "modes", "tags")
 _OF_VALUES = ("params", "varied", "defaults", "tags")
 """Fields with values in which names replace absolute paths."""
 
@@ -78,7 +77,7 @@ class ExportedRuns(PointReader):
         return [self._run(number, row) for number, row in enumerate(self._content["runs"])]
 
     def _run(self, index: int, row: Mapping[str, Any]) -> LoadedRun:
-        fields = {name: row[name] for name in (*FIELDS, *MAPPINGS) if name in row}  # older files lack some
+        fields = {name: row[name] for name in FIELDS if name in row}  # older files lack some
         fields["sweep"], seeds = self._sweeps[row["sweep"]], row.get("planned_seeds")
         return LoadedRun(
             path=f"{self._path}#{index}", params={**self._content["shared"], **row["params"]}, source=self,
@@ -177,7 +176,7 @@ def _described(
     index_by_text: dict[str, int] = {}
     rows = []
     for run, run_params, by_name, origin in zip(runs, params, points, origins, strict=True):
-        row = {name: getattr(run, name) for name in FIELDS} | {name: dict(getattr(run, name)) for name in MAPPINGS}
+        row = {name: getattr(run, name) for name in FIELDS}
         row["planned_seeds"] = None if run.planned_seeds is None else sorted(run.planned_seeds)
         row["params"] = {key: value for key, value in run_params.items() if key not in shared_params}
         row["num_points"] = sum(len(series.steps) for series in by_name.values())

@@ -70,15 +70,14 @@ class ScoreDefinition:
                 )
             if not low < high:
                 raise ConfigurationError(f"range of {task}: {low:g} is not below {high:g}")
+            column = tasks.index(task)
+            values[:, column] = (values[:, column] - low) / (high - low)
         missing_tasks = [task for task in tasks if task not in (self.ranges or {})]
         if self.ranges and missing_tasks:
             raise ConfigurationError(
                 f"--range: {', '.join(missing_tasks)} have no range, and their raw scores cannot be combined with "
                 f"normalized scores; set a range for each of {', '.join(tasks)}, or for none"
             )
-        for task, (low, high) in (self.ranges or {}).items():
-            column = tasks.index(task)
-            values[:, column] = (values[:, column] - low) / (high - low)
         return values
 
 

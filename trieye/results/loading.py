@@ -243,10 +243,9 @@ def seeds_of(grid: Grid) -> frozenset[int]:
 
 def _planned_seeds(grid: Grid, index: int | None) -> frozenset[int] | None:
     """Return the seeds of the jobs that differ from this one only by their seed; None: all seeds of the grid."""
-    is_product = not grid.without and not grid.conditions
-    if is_product and not any(len(axis.keys) > 1 and any(map(is_seed, map(bare, axis.keys))) for axis in grid.axes):
-        return None
-    if index is None or index >= grid.size:
+    has_zipped_seed = any(len(axis.keys) > 1 and any(map(is_seed, map(bare, axis.keys))) for axis in grid.axes)
+    is_product = not grid.without and not grid.conditions and not has_zipped_seed
+    if is_product or index is None or index >= grid.size:
         return None
     other_values = {key: value for key, value in grid.values(index).items() if not is_seed(key)}
     jobs = (grid.values(job) for job in grid.find(other_values))
