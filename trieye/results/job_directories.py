@@ -114,11 +114,6 @@ class JobDirectories(PointReader):
             modes=dict(zip(objectives, modes, strict=False)),
         )
 
-    def is_completed(self, directory: Path) -> bool:
-        """Return whether a job of a sweep by trieye is completed."""
-        record = self.record(directory)
-        return record is not None and record.state == "completed"
-
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return all points of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""
         del metrics
@@ -223,12 +218,10 @@ def _returned(record: JobRecord | None) -> dict[str, float]:
     objective = {} if record.number is None else {OBJECTIVE: record.number}
     if record.number != record.objective:  # not finite, and listed among the objectives
         return objective
-    return objective | {_metric(key): number for key, number in record.objectives.items()}
-
-
-def _metric(key: str) -> str:
-    """Return the metric of a returned number; `objective_0` and so on are the numbers of a list."""
-    return key if key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
+    return objective | {
+        key if key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}": number  # with `_`, the number of a list
+        for key, number in record.objectives.items()
+    }
 
 
 def _status(record: JobRecord, directory: Path) -> str:

@@ -67,8 +67,7 @@ class _Search:
         self._homes: dict[Path, RunDirectories] = {}
         self._jobs, self._events = JobDirectories(self.problems), EventDirectories(self.problems)
         self._exported_sweeps: dict[str, str] = {}
-        self._overrides: dict[Path, dict[Path, dict[str, str]]] = {}  # of each job, by sweep
-        self._programs: dict[Path, str] = {}  # by sweep, or by job outside of sweeps
+        self._hydra_sweeps: dict[Path, tuple[str, dict[Path, dict[str, str]]]] = {}  # program and overrides of each job
         self._runs: list[LoadedRun] = []
         self._seen: set[str] = set()
         self._named: set[str] = set()
@@ -156,28 +155,21 @@ class _Search:
     def _add_hydra_job(self, directory: Path, root: Path) -> bool:
         """Add a job of a Hydra program without trieye; return whether it has points."""
         sweep = next((parent for parent in directory.parents[:_MAX_DEPTH] if (parent / _MULTIRUN).is_file()), None)
-        home = directory if sweep is None else sweep
-        if home not in self._programs:
-            self._programs[home] = program_of(directory)
-        app = self._programs[home]
         if sweep is None:
             name = directory.name if directory == root else directory.relative_to(root).as_posix()
-            return self._keep(self._jobs.run(directory, app, name))
-        name = f"{sweep.resolve().name}/{directory.relative_to(sweep).as_posix()}"
-        index, varied = int(directory.name) if directory.name.isdecimal() else None, self._varied(directory, sweep)
-        run = self._jobs.run(directory, app, name, sweep=str(sweep.resolve()), index=index, varied=varied)
-        return self._keep(run)
-
-    def _varied(self, directory: Path, sweep: Path) -> Mapping[str, str]:
-        """Return the overrides of a job that differ between the jobs of its sweep."""
-        if sweep not in self._overrides:
-            self._overrides[sweep] = {path.parent: overrides_of(path.parent) for path in sweep.glob(f"**/{HYDRA}")}
-        jobs = self._overrides[sweep]
-        return {
+            return self._keep(self._jobs.run(directory, program_of(directory), name))
+        if sweep not in self._hydra_sweeps:
+            overrides = {path.parent: overrides_of(path.parent) for path in sweep.glob(f"**/{HYDRA}")}
+            self._hydra_sweeps[sweep] = program_of(directory), overrides
+        app, jobs = self._hydra_sweeps[sweep]
+        varied = {
             key: value
             for key, value in jobs[directory].items()
             if any(other.get(key) != value for other in jobs.values())
         }
+        home, name = str(sweep.resolve()), f"{sweep.resolve().name}/{directory.relative_to(sweep).as_posix()}"
+        index = int(directory.name) if directory.name.isdecimal() else None
+        return self._keep(self._jobs.run(directory, app, name, sweep=home, index=index, varied=varied))
 
     def _reader_of(self, home: Path) -> RunDirectories:
         return self._homes.setdefault(home, RunDirectories(home, self.problems))
@@ -213,8 +205,8 @@ class _Search:
             app, name = app or program_of(output_dir_of(job_dir)), f"{directory.name}/{index}"
             modes, home = sweep.modes or [sweep.mode], str(directory)
             run = self._jobs.run(job_dir, app, name, sweep=home, index=index, varied=varied_values, modes=modes)
-            if not self._keep(run) and self._jobs.is_completed(job_dir):
-                empty_jobs.append(str(index))
+            record = None if self._keep(run) else self._jobs.record(job_dir)
+            empty_jobs += [str(index)] if record is not None and record.state == "completed" else []
         if grid is not None:
             runs = (replace(run, planned_seeds=_planned_seeds(grid, run.job)) for run in self._runs[num_before:])
             self._runs[num_before:] = runs
