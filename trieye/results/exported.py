@@ -27,7 +27,7 @@ FIELDS = (
     "name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "sweep_id", "job", "objective",
     "is_named", "varied", "defaults", "modes", "tags",
 )  # fmt: skip
-_OF_VALUES = ("params", "varied", "defaults", "tags")
+_WITH_PATHS = ("params", "varied", "defaults", "tags")
 """Fields with values in which names replace absolute paths."""
 
 _PATH = re.compile(r"(?<![\w.:/-])(?:(?:file|sqlite):/+|/+[^\s,;'\"()\[\]{}/]+/)[^\s,;'\"()\[\]{}]+")
@@ -121,7 +121,7 @@ def table_with_runs(
         sweeps: Seeds of each sweep.
     """
     origins = [None if (one := Origin.of(run)) is None else one.exported() for run in runs]
-    hide = _path_names(getattr(run, name) for run in runs for name in _OF_VALUES)
+    hide = _path_names(getattr(run, name) for run in runs for name in _WITH_PATHS)
     hide_sweep = _path_names(_relative(run.sweep) for run in runs)
     named_sweeps = {hide_sweep(_relative(run.sweep)): sorted(sweeps[run.sweep]) for run in runs if run.sweep in sweeps}
     hidden_runs = [
@@ -129,7 +129,7 @@ def table_with_runs(
             run,
             sweep=hide_sweep(_relative(run.sweep)),
             sweep_id=run.sweep_id or (run.sweep and _digest(run.sweep)),
-            **{name: hide(getattr(run, name)) for name in _OF_VALUES},
+            **{name: hide(getattr(run, name)) for name in _WITH_PATHS},
         )
         for run in runs
     ]

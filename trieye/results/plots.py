@@ -232,8 +232,8 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
         offset = 0.0 if is_numeric else (line_index - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
         x = np.array([x_of_value[setting.value] for setting in settings]) + offset
         scores = np.array([setting.best.value for setting in settings])
-        ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in (s.best for s in settings)]
-        low, high = np.array(ends, np.float64).reshape(-1, 2).T
+        ends = [(setting.best.low, setting.best.high) for setting in settings]
+        low, high = np.array(ends, np.float64).T  # without an interval, None becomes NaN
         if is_numeric:
             axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         else:
