@@ -169,37 +169,6 @@ def test_a_changed_quantile_applies_to_restored_values_too():
     assert [point.value for point in second.flush(at=1.0)] == [2.0]
 
 
-OLD_STATE = {
-    "attempt": "0" * 32,
-    "windows": {
-        "m": {
-            "aggregation": "count", "watermark": 10, "highest": 12, "num_late": 1, "num_events": 12, "late": None,
-            "open": [[2, {"count": 2, "total": 2.0, "low": 1.0, "high": 1.0, "m2": 0.0, "last": 1.0, "step": 12,
-                          "time": 0.0, "x": None}]],
-        },
-        "r": {
-            "aggregation": "rate", "watermark": 11, "highest": 12, "num_late": 0, "num_events": 1, "late": None,
-            "open": [[0, {"count": 1, "total": 1e6, "low": 1e6, "high": 1e6, "m2": 0.0, "last": 1e6, "step": 12,
-                          "time": 0.0, "x": None}]],
-        },
-    },
-    "summary": {"m": {"last": 10.0, "min": 10.0, "max": 10.0, "step": 10}},
-    "drops": {"non_finite": 2},
-}  # fmt: skip
-
-
-def test_a_state_of_an_older_version_resumes_and_restarts_its_rates():
-    aggregator = Aggregator([metric(log_frequency_steps=10), rate(log_frequency_seconds=5.0)], undeclared="drop")
-    aggregator.attempt_started = 300.0
-    aggregator.restore(OLD_STATE)
-    aggregator.ingest(batch(("m", 1.0, 13, 0.0), ("done", 10.0, 13, 0.0)), at=301.0)
-    points = aggregator.flush(at=305.0)
-    assert [(point.metric, point.step, point.value) for point in points] == [("m", 13, 3.0), ("r", 13, 2.0)]
-    assert aggregator.summary["m"] == {"last": 3.0, "min": 3.0, "max": 10.0, "step": 13}
-    assert aggregator.drops.by_reason == {"non_finite": 2}
-    assert aggregator.num_late == 1
-
-
 @pytest.mark.parametrize("state", [{"windows": {"m": {}, "r": {}, "q": {}, "e": {}}}, {"drops": {}}, {"summary": {}}])
 def test_a_state_with_missing_keys_can_be_restored(state):
     kinds = [

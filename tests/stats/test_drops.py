@@ -51,10 +51,3 @@ def test_the_state_includes_the_reported_counts(caplog):
     assert restored.has_news
     assert restored.changed() == {"b": 1}
     assert restored.by_reason == {"a": 2, "b": 1}
-
-
-def test_restored_totals_of_an_older_version_count_as_reported():
-    drops = Drops()
-    drops.restore({"non_finite": 7})
-    assert drops.by_reason == {"non_finite": 7}
-    assert not drops.has_news

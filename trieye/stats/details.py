@@ -15,9 +15,6 @@ class Detail(Protocol):
     def merge(self, newer: Self) -> None:
         """Add the statistics of later events."""
 
-    def copy(self) -> Self:
-        """Return an independent copy."""
-
     def value(self) -> float:
         """Return the aggregated value of the window."""
 
@@ -41,10 +38,6 @@ class Sample:
         """Add the values of `newer`, and adopt its quantile."""
         self.quantile = newer.quantile
         self.values.extend(newer.values)
-
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        return type(self)(self.quantile, self.values[:])
 
     def value(self) -> float:
         """Return the quantile with linear interpolation, equal to `numpy.quantile`.
@@ -87,10 +80,6 @@ class Smoothed:
         """Adopt the later average; a late event may be received after the events of the window that it joins."""
         if newer.order > self.order:
             self.order, self.average = newer.order, newer.average
-
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        return type(self)(self.order, self.average)
 
     def value(self) -> float:
         """Return the average."""

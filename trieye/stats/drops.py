@@ -94,7 +94,6 @@ class Drops:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replace the counts by those in a state of `to_state`; warnings already given are not repeated."""
-        totals = state.get("by_reason", state)  # older versions stored only the totals
         with self._lock:
-            self.by_reason = Counter(totals)
-            self._old_totals = Counter(state.get("reported", totals))
+            self.by_reason = Counter(state.get("by_reason", {}))
+            self._old_totals = Counter(state.get("reported", {}))

@@ -122,7 +122,9 @@ class RateWindows(MetricWindows):
 
     @property
     def _since(self) -> float:
-        return self._attempt_start if self._logged_at is None else self._logged_at
+        """Start of the interval in journal time."""
+        start_of_attempt = self._times.attempt_started - self._times.started
+        return start_of_attempt if self._logged_at is None else self._logged_at
 
     @property
     def waits_for_time(self) -> bool:
@@ -175,14 +177,7 @@ class RateWindows(MetricWindows):
         return {**super().to_state(), "logged_at": self._since, "delay_s": self._delay_s}
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
-        """Restore a state of `to_state`.
-
-        Open windows of older versions, which stored no start time, are dropped: the rate would be too high.
-        """
-        logged_at = state.get("logged_at")
-        if logged_at is None and state.get("aggregation") == "rate":
-            state = {**state, "open": [], "opened_at": [], "late": None}
+        """Restore a state of `to_state`; after a change of the aggregation the interval starts with the attempt."""
         super().restore(state, shift_s=shift_s)
-        if logged_at is not None:
-            self._logged_at = logged_at + shift_s
-            self._delay_s = state.get("delay_s", 0.0)
+        if "logged_at" in state:
+            self._logged_at, self._delay_s = state["logged_at"] + shift_s, state.get("delay_s", 0.0)

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -74,10 +74,6 @@ class Accumulator:
             self.x = newer.x if self.x is None else max(self.x, newer.x)
         if self.detail is not None and newer.detail is not None:
             self.detail.merge(newer.detail)
-
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        return replace(self, detail=None if self.detail is None else self.detail.copy())
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `from_state`."""
@@ -386,11 +382,6 @@ class MetricWindows:
             count=window.count,
         )
 
-    @property
-    def _attempt_start(self) -> float:
-        """Start of the attempt in journal time."""
-        return self._times.attempt_started - self._times.started
-
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `restore`."""
         return {
@@ -413,7 +404,7 @@ class MetricWindows:
         windows of another aggregation become points immediately.
 
         Args:
-            state: The state; without opening times (older versions), windows open at the start of the attempt.
+            state: The state.
             shift_s: Seconds to add to the journal times in the state.
         """
         self.watermark, self.highest = state.get("watermark"), state.get("highest")
@@ -421,7 +412,7 @@ class MetricWindows:
         self._carried_points = [Point.from_row(row) for row in state.get("carried", [])]
         windows = [(key, Accumulator.from_state(window)) for key, window in state.get("open", [])]
         late = Accumulator.from_state(state["late"]) if state.get("late") else None
-        times = [opened + shift_s for opened in state.get("opened_at", [])] or [self._attempt_start] * len(windows)
+        times = [opened + shift_s for opened in state.get("opened_at", [])]
         if state.get("aggregation", self.config.aggregation) != self.config.aggregation:
             self._carry(windows, late, state["aggregation"])
         elif state.get("length") == self._length:
@@ -444,9 +435,8 @@ class MetricWindows:
 
 
 def merged(older: Accumulator | None, newer: Accumulator) -> Accumulator:
-    """Return the union of two windows; the older one may be None."""
+    """Merge a window into an older one, which may be None, and return it."""
     if older is None:
         return newer
-    union = older.copy()
-    union.merge(newer)
-    return union
+    older.merge(newer)
+    return older
