@@ -294,11 +294,6 @@ def survives_rewind(entry: JournalEntry) -> bool:
     return is_medium or entry.kind in {"events", "rows", "drops"}
 
 
-def points_payload(points: Sequence[Point]) -> bytes:
-    """Return the payload of an entry of points."""
-    return msgspec.msgpack.encode([point.to_row() for point in points])
-
-
 def _windows(config: StatsConfig, mark: AttemptMark | None) -> Aggregator:
     """Return empty windows of an attempt."""
     aggregator = Aggregator(config.metrics, undeclared=config.undeclared or "auto")

@@ -15,7 +15,7 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
-from trieye.hub.fold import EventProcessor, Kind, points_payload, survives_rewind
+from trieye.hub.fold import EventProcessor, Kind, survives_rewind
 from trieye.hub.marks import AttemptMark, FlushedPosition, FlushMarker, LedgerState, position_of
 from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
@@ -134,21 +134,22 @@ class Ledger:
     def _begin(self, attempt: int, created_at: float, last_mark: AttemptMark | None, run_id: str) -> None:
         if len(self._queue) or self._processor.has_news:
             self._append_flush(FlushMarker())  # complete windows belong to the previous attempt
-        self._mark = AttemptMark.begin(
-            attempt,
-            run_id=run_id,
+        started_at = self._wall_clock()
+        first_mark = AttemptMark(
+            number=attempt,
             pos=self._applied_pos,
             index=self._history.next_index,
             at=self._at(),
-            wall_clock_time=self._wall_clock(),
-            created_at=created_at,
-            last_mark=last_mark,
-            config=self._config,
+            started=started_at,
+            elapsed=max(started_at - created_at, 0.0),
+            config=self._config.model_dump_json(),
+            run_id=run_id,
         )
-        self._processor.adopt(self._config, self._mark)
-        self._processor.supersede_before(self._mark.index)
+        mark = first_mark if last_mark is None else first_mark.after(last_mark)
+        self._processor.adopt(self._config, mark)
+        self._processor.supersede_before(mark.index)
         self._note_flushed()
-        self._save_snapshot(self._processor.state(self._flushed_position.num_accepted), discontinuous=True)
+        self._save_snapshot(self._processor.state(self._flushed_position.num_accepted), mark=mark)
 
     @request("ingest")
     def log_columns(self, batch: EventBatch, *, client: str = "", seq: int | None = None) -> bool:
@@ -206,7 +207,7 @@ class Ledger:
     def add_points(self, points: Sequence[Point]) -> None:
         """Append points to the history that do not summarise events."""
         with self._processing:
-            self._append("points", points_payload(points))
+            self._append("points", msgspec.msgpack.encode([point.to_row() for point in points]))
 
     def advance(self, *, step: int | None = None, force: bool = False) -> None:
         """Move the accepted events into windows, and close complete windows.
@@ -318,27 +319,32 @@ class Ledger:
         self,
         state: LedgerState,
         *,
+        mark: AttemptMark | None = None,
         index: int = 0,
         superseded_ranges: Sequence[tuple[int, int]] | None = None,
-        discontinuous: bool = False,
     ) -> None:
-        """Store the state at the last position with an empty queue; events may be accepted during the call."""
-        at, end = self._at(), self._history.end
+        """Store the state at the last position with an empty queue; events may be accepted during the call.
+
+        A new mark begins a state that a replay of earlier entries would not yield; if that fails, the old one remains.
+        """
+        at, end, is_discontinuous = self._at(), self._history.end, mark is not None
+        mark = mark or self._mark
         snapshot = Snapshot(self._flushed_position.pos, max(index, self._history.next_index), at, state.to_bytes())
         self._journal.commit(
             snapshot,
             chunks=self._history.pending(),
-            keep_after=snapshot.pos if self._mark.decided else self._mark.pos,
+            keep_after=snapshot.pos if mark.decided else mark.pos,
             superseded=self._history.pending_superseded if superseded_ranges is None else superseded_ranges,
-            meta={"attempt": self._mark.to_bytes()},
-            discontinuous=discontinuous,
+            meta={"attempt": mark.to_bytes()},
+            discontinuous=is_discontinuous,
         )
+        self._mark = mark
         self._history.committed(end)
         self._processor.skip_to(snapshot.index)
         with self._lock:
             self._unsaved_bytes -= self._flushed_position.num_bytes
             self._flushed_position = self._flushed_position._replace(num_bytes=0)
-            self._undecided_bytes = 0 if self._mark.decided else self._undecided_bytes
+            self._undecided_bytes = 0 if mark.decided else self._undecided_bytes
         self._snapshot_at = at
 
     def to_state(
@@ -403,12 +409,9 @@ class Ledger:
             at = self._mark.at if entries else self._at()
             new_state = self._processor.rewound(state, entries, self._mark, at=at, retained=retained)
             self._note_flushed()
-            last_mark, self._mark = self._mark, self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
-            try:  # after a loss at the journal's end, no index below the checkpoint's may be reused
-                self._save_snapshot(new_state, index=index, superseded_ranges=superseded_ranges, discontinuous=True)
-            except BaseException:
-                self._mark = last_mark
-                raise
+            mark = self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
+            # after a loss at the journal's end, no index below the checkpoint's may be reused
+            self._save_snapshot(new_state, mark=mark, index=index, superseded_ranges=superseded_ranges)
             self._processor.begin(self._config, self._mark)
             self._processor.load(new_state)
             self._history.dead = self._mark.dead
@@ -427,18 +430,17 @@ class Ledger:
         """
         with self._processing, self._lock:
             self._append_flush(FlushMarker(force=True))
-            last_mark, stats, continuation = self._mark, self._processor.stats.to_state(), self._processor.continuation
-            old_ranges, new_ranges = self._history.superseded_ranges, choose(self._history, last_mark.all_openings)
-            self._mark = last_mark.opened_again(self._history.end, self._wall_clock())
+            stats, continuation = self._processor.stats.to_state(), self._processor.continuation
+            old_ranges, new_ranges = self._history.superseded_ranges, choose(self._history, self._mark.all_openings)
+            mark = self._mark.opened_again(self._history.end, self._wall_clock())
             try:
                 if resumed_at is not None:
-                    self._mark = self._mark.at_step(resumed_at - 1).determined()
+                    mark = mark.at_step(resumed_at - 1).determined()
                     self._processor.stats.go_back(resumed_at)
                 self._processor.supersede_before(self._history.end)
                 state = self._processor.state(self._flushed_position.num_accepted)
-                self._save_snapshot(state, superseded_ranges=new_ranges, discontinuous=True)
+                self._save_snapshot(state, mark=mark, superseded_ranges=new_ranges)
             except BaseException:
-                self._mark = last_mark
                 self._processor.stats.restore(stats)
                 self._processor.continue_from(continuation)
                 raise

@@ -111,7 +111,7 @@ class AttemptMark(_Stored, frozen=True):
         run_id: Identity of the run.
         key: Key of the call that determined the starting state.
         dead: Index ranges that no checkpoint restores: the journal had lost them when the run resumed from one.
-        openings: All openings of the run so far.
+        openings: All openings of the run so far; empty: only this attempt's.
     """
 
     number: int
@@ -120,64 +120,32 @@ class AttemptMark(_Stored, frozen=True):
     at: float
     started: float
     elapsed: float
-    decided: bool
-    resumed: bool
     config: str
+    decided: bool = True
+    resumed: bool = False
     run_id: str = ""
     key: str = ""
     dead: tuple[tuple[int, int], ...] = ()
     openings: tuple[Opening, ...] = ()
 
-    @classmethod
-    def begin(  # noqa: PLR0913 - all of them are stored
-        cls,
-        number: int,
-        *,
-        run_id: str,
-        pos: int,
-        index: int,
-        at: float,
-        wall_clock_time: float,
-        created_at: float,
-        last_mark: Self | None,
-        config: StatsConfig,
-    ) -> Self:
-        """Return the mark of a new attempt.
+    def after(self, last_mark: Self) -> Self:
+        """Return the mark of the first attempt as that of an attempt after another one.
 
         The age of the run never decreases, even if the clock was set back between two attempts.
-
-        Args:
-            number: Number of the attempt.
-            run_id: Identity of the run.
-            pos: Last position of the journal.
-            index: End of the history.
-            at: Journal time in seconds.
-            wall_clock_time: Unix time in seconds.
-            created_at: Start of the run, Unix time in seconds.
-            last_mark: Mark of the previous attempt; None for the first.
-            config: The metrics.
         """
-        age_s = 0.0 if last_mark is None else last_mark.elapsed + (at - last_mark.at)
-        openings = () if last_mark is None else last_mark.all_openings
-        opening_number = max(number, openings[-1].number + 1 if openings else 1)
-        return cls(
-            number=number,
-            pos=pos,
-            index=index,
-            at=at,
-            started=wall_clock_time,
-            elapsed=max(age_s, wall_clock_time - created_at),
-            decided=last_mark is None,
-            resumed=False,
-            config=config.model_dump_json(),
-            run_id=run_id,
-            dead=() if last_mark is None else last_mark.dead,
-            openings=(*openings, Opening(opening_number, index, wall_clock_time)),
+        openings = last_mark.all_openings
+        opening = Opening(max(self.number, openings[-1].number + 1), self.index, self.started)
+        return msgspec.structs.replace(
+            self,
+            elapsed=max(self.elapsed, last_mark.elapsed + (self.at - last_mark.at)),
+            decided=False,
+            dead=last_mark.dead,
+            openings=(*openings, opening),
         )
 
     @property
     def all_openings(self) -> tuple[Opening, ...]:
-        """All openings of the run; an earlier version stored only the start of the current attempt."""
+        """All openings of the run; the only one of a first attempt is not stored."""
         return self.openings or (Opening(self.number, self.index, self.started),)
 
     def opened_again(self, index: int, opened_at: float) -> Self:
