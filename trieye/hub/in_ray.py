@@ -130,30 +130,17 @@ class RayEventChannel(EventChannel):
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # pickle loads arguments in order: without Ray, the actor's handle would raise an error that names no remedy
-        return _received, (_RayCheck(self.run_name), self._actor, self.run_name, self.key)
+        # pickle loads the state last: without Ray, the actor's handle would raise an error that names no remedy
+        return _received, (self.run_name, self.key), {"_actor": self._actor}
 
 
-class _RayCheck:
-    """Pickled by a process: raises an error in the process that loads it, unless that is connected to Ray."""
-
-    def __init__(self, run_name: str) -> None:
-        self._run_name = run_name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _check_ray, (self._run_name,)
-
-
-def _check_ray(run_name: str) -> None:
+def _received(run_name: str, key: str) -> RayEventChannel:
     if not ray.is_initialized():
         raise ConfigurationError(
             f"run {run_name!r} has its hub in Ray, to which this process is not connected: it or its client can be "
             "passed to Ray tasks and actors, but not to processes of multiprocessing"
         )
-
-
-def _received(_: None, actor: Any, run_name: str, key: str) -> RayEventChannel:
-    return RayEventChannel(actor, run_name, key)
+    return RayEventChannel(None, run_name, key)
 
 
 class RayHub(RayEventChannel, Hub):
