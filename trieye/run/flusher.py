@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from trieye.config import RuntimeConfig
@@ -22,7 +23,7 @@ from trieye.process.progress import say
 from trieye.process.waiting import Backoff
 from trieye.process.worker import RoundWorker
 from trieye.stats.batch import EventBatch, EventRow, salvage
-from trieye.stats.operations import LogHistogram, LogImage, LogTable, LogText, LogVideo, Medium
+from trieye.stats.operations import Medium
 
 MAX_BATCH_EVENTS = 10_000
 
@@ -381,17 +382,9 @@ class Flusher:
 
 
 def _size_bytes(medium: Medium) -> int:
-    match medium:
-        case LogImage():
-            return len(medium.png)
-        case LogText():
-            return len(medium.text)
-        case LogVideo():
-            return len(medium.content)
-        case LogTable():
-            return len(medium.json)
-        case LogHistogram():
-            return _NUMBER_BYTES * (len(medium.edges) + len(medium.counts))
+    fields = msgspec.structs.astuple(medium)
+    num_bytes = sum(len(field) for field in fields if isinstance(field, bytes | str))
+    return num_bytes + _NUMBER_BYTES * sum(len(field) for field in fields if isinstance(field, list))
 
 
 _flushers: dict[str, Flusher] = {}
