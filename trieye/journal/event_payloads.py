@@ -125,18 +125,10 @@ def project_contexts(
 
 
 def _plain(value: Any) -> float | int | str | None:
-    if isinstance(value, bool | np.bool_):
-        return int(value)
-    if isinstance(value, int | np.integer):
-        integer = int(value)
-        return integer if -(1 << 63) <= integer < 1 << 63 else float_or_none(integer)
     if isinstance(value, str):
         return str.__str__(value) if len(value) <= MAX_CONTEXT_TEXT and is_text(value) else None
-    return float_or_none(value)
-
-
-def float_or_none(value: Any) -> float | None:
-    """Return a value as a float; None if it is not a number."""
+    if isinstance(value, int | np.integer | np.bool_) and -(1 << 63) <= (integer := int(value)) < 1 << 63:
+        return integer
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # errors of float() for users' objects
