@@ -7,6 +7,7 @@ import pytest
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal.journal import Journal, JournalChunk, JournalEntry, Segment, Snapshot
 from trieye.journal.scan import connect_read_only
+from trieye.journal.schema import put
 
 PAYLOAD = b"events"
 
@@ -296,7 +297,8 @@ def test_threads_append_and_read_concurrently(reopened):
 def test_an_entry_stored_by_an_interrupted_append_is_kept_once(journal):
     journal.append("events", b"noted", at=0.0, client="a", seq=1)
     # as if a signal had interrupted the call after the row was stored
-    journal._add("records", (2, "events", 4.0, "a", 2, b"stored"))
+    with journal._transaction() as connection:
+        put(connection, "records", (2, "events", 4.0, "a", 2, b"stored"))
     assert journal.append("events", b"stored", at=5.0, client="a", seq=2) is None
     assert journal.append("events", b"next", at=6.0, client="a", seq=3) == 3
     assert [record.payload for record in journal.records(0)] == [b"noted", b"stored", b"next"]

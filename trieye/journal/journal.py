@@ -84,7 +84,9 @@ class Journal:
             self.last_pos, self.last_at = self._state.last_pos, self._state.last_at
             self._load_accepted()
             self._write_watermark()
-            self.damage, self.num_lost = self._report()
+            report = self.meta(REPAIR)
+            text, num_lost = ("", 0) if report is None else msgspec.msgpack.decode(report, type=tuple[str, int])
+            self.damage, self.num_lost = [text] if text else [], num_lost
         except BaseException:
             self.close()
             raise
@@ -103,14 +105,6 @@ class Journal:
             self._accepted_keys.add(client, seq, pos)
             # after a rebuild that lost the newest entries, the state has a later position
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
-
-    def _report(self) -> tuple[list[str], int]:
-        """Return the report of a rebuild, and the number of lost entries."""
-        report = self.meta(REPAIR)
-        if report is None:
-            return [], 0
-        text, num_lost = msgspec.msgpack.decode(report)
-        return [text], num_lost
 
     def forget_repair(self) -> None:
         """Delete the report of a rebuild, once its losses are counted; until then each start reports them."""
@@ -153,7 +147,8 @@ class Journal:
             # the checksum covers the values that SQLite returns, and SQLite has no negative zero
             row = (self.last_pos + 1, kind, float(at) + 0.0, client, seq or 0, payload)
             try:
-                self._add("records", row)
+                with self._writing() as connection:
+                    connection.execute(insert("records", "INSERT"), (*row, row_crc("records", row, connection.seed)))
             except JournalError as error:
                 if not isinstance(error.__cause__, sqlite3.IntegrityError):
                     raise
@@ -336,27 +331,19 @@ class Journal:
                 if connection.in_transaction:
                     connection.rollback()
 
-    def _add(self, table: str, row: Row) -> None:
-        """Store a row with a new key in a separate transaction; raises the errors of `_transaction`."""
-        with self._writing() as connection:
-            connection.execute(insert(table, "INSERT"), (*row, row_crc(table, row, connection.seed)))
-
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Connection]:
         with self._lock:
             try:
-                self._clean_up()
+                if not self._is_clean:
+                    # starts a new round of the log: the failed write may have left uncommitted frames
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    self._is_clean = True
                 yield self._connection
             except sqlite3.Error as error:
                 raise self._failed(error) from error
             if self._sync is not None:
                 self._sync.note_written()
-
-    def _clean_up(self) -> None:
-        """Start a new round of the log after a failed write, which may have left uncommitted frames."""
-        if not self._is_clean:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._is_clean = True
 
     def _failed(self, error: sqlite3.Error) -> JournalError:
         failure = journal_error(error, self._path)
