@@ -106,7 +106,6 @@ class OpenAttempt:
         self._is_delivering = False
         self._output: OutputLog | None = None
         self._name = config.run_name
-        self._requeue_exit_code = config.runtime.requeue_exit_code
         self._required_sinks = tuple(config.trieye.sinks.required)
         self._paths = RunFiles(config.trieye.persistence)
         self._paths.check_not_above()
@@ -128,7 +127,8 @@ class OpenAttempt:
             self._link_from_sweep()
             self._wait_for_last_hub()
         except BaseException:
-            self._release()
+            self._close_output()
+            self._lock.release()
             raise
 
     @property
@@ -149,13 +149,7 @@ class OpenAttempt:
             CheckpointError: Checkpoints exist, and none is intact.
         """
         self._is_refused = True
-        states = SavedStates(
-            self._config.trieye.persistence,
-            self._paths,
-            Trust(),
-            self.number,
-            read_only=True,
-        )
+        states = SavedStates(self._config.trieye.persistence, self._paths, Trust(), self.number, read_only=True)
         return states.given(path) if path is not None else states.find(group=self.group, config_hash=self.config_hash)
 
     def flushed(self) -> Hub:
@@ -172,12 +166,12 @@ class OpenAttempt:
         """
         if self.has_begun:
             return
-        self._record = self._counted(self._config)
+        self._record = self._counted()
         say(f"run {self._name!r}, attempt {self.number}, in {self._paths.run_base_dir}")
         note_run(self._name)
         if self._launch is not None and not self._launch.is_multirun:
             publish_records(self._launch.output_dir, self._paths.run_base_dir, self._paths.log_dir)
-        self.hub = self._start_hub(self._config, self._sinks)
+        self.hub = self._start_hub()
         self._provenance = ProvenanceRecorder(self._paths.run_base_dir, self.number, self._commit)
         self.flusher = flusher_of(self.hub, self._config.runtime)
         self.has_begun = True
@@ -193,7 +187,8 @@ class OpenAttempt:
         check_changes(self._paths, config)
         return previous
 
-    def _counted(self, config: TrieyeConfig) -> RunRecord:
+    def _counted(self) -> RunRecord:
+        config = self._config
         return open_run_record(
             self._paths.run_record_path,
             app_name=config.app_name,
@@ -225,20 +220,20 @@ class OpenAttempt:
             job_dir.mkdir(parents=True, exist_ok=True)
             relink(job_dir / "run", self._paths.run_base_dir)
 
-    def _start_hub(self, config: TrieyeConfig, sinks: Sequence[Sink]) -> Hub:
+    def _start_hub(self) -> Hub:
         try:
             # redacted here: the hub writes the tags, but may lack the environment variables that identify secrets
-            tags = tags_of(self._commit) | self._description(config) | redacted(config.tags)
-            hub_config = config.trieye.model_copy(update={"tags": tags})
-            return self._hub_class(hub_config, self.recorded_config, sinks)
+            tags = tags_of(self._commit) | self._description() | redacted(self._config.tags)
+            hub_config = self._config.trieye.model_copy(update={"tags": tags})
+            return self._hub_class(hub_config, self.recorded_config, self._sinks)
         except BaseException as error:
             with noted(error, "recording that the hub did not start"):
                 self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
 
-    def _description(self, config: TrieyeConfig) -> dict[str, str]:
-        if config.description is not None:
-            return {DESCRIPTION_TAG: config.description}
+    def _description(self) -> dict[str, str]:
+        if self._config.description is not None:
+            return {DESCRIPTION_TAG: self._config.description}
         # later attempts keep a description that the user has edited
         return {DESCRIPTION_TAG: f"`{command_line()}`"} if self.number == 1 else {}
 
@@ -262,22 +257,14 @@ class OpenAttempt:
         """
         if self.pid != os.getpid():
             return
-        if not self.has_begun and (status != "FINISHED" or self._is_refused):
-            self._release()
-            return
         try:
-            self.begin()
-        except BaseException:
-            self._release()
-            raise
-        try:
-            self._close_interruptibly(status, at_once=at_once)
+            if self.has_begun or (status == "FINISHED" and not self._is_refused):
+                self.begin()
+                self._close_interruptibly(status, at_once=at_once)
         finally:
             self._close_output()
-
-    def _release(self) -> None:
-        self._close_output()
-        self._lock.release()
+            if not self.has_begun:
+                self._lock.release()
 
     def check_sinks(self) -> None:
         """Check that the sinks of `sinks.required` exist and work.
@@ -307,7 +294,8 @@ class OpenAttempt:
 
     def _close_interruptibly(self, status: RunStatus, *, at_once: bool) -> None:
         message = f"closing run {self._name!r}; the same signal again (or Ctrl-C) stops immediately"
-        with StopSignals(self._on_signal, message, requeue_exit_code=self._requeue_exit_code) as signals:
+        requeue_exit_code = self._config.runtime.requeue_exit_code
+        with StopSignals(self._on_signal, message, requeue_exit_code=requeue_exit_code) as signals:
             try:
                 if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._report_closing):
                     self._abandon(status)
