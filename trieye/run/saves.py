@@ -26,19 +26,14 @@ class SaveHandle:
 
     Attributes:
         step: Step of the saved state.
+        superseded: Whether a later save replaced this one before it was started (`persistence.save_policy=coalesce`).
     """
 
     def __init__(self, run_name: str, step: int, parts: Collection[str]) -> None:
-        self.step = step
+        self.step, self.superseded = step, False
         self._run_name = run_name
         self._parts = frozenset(parts)
         self._outcome: Future[str] = Future()
-        self._is_superseded = False
-
-    @property
-    def superseded(self) -> bool:
-        """Whether a later save replaced this one before it was started (`persistence.save_policy=coalesce`)."""
-        return self._is_superseded
 
     @property
     def done(self) -> bool:
@@ -78,7 +73,7 @@ class SaveHandle:
 
     def _supersede_by(self, successor: "SaveHandle") -> None:
         """Take over the outcome of another save; callers may already wait for this one."""
-        self._is_superseded = True
+        self.superseded = True
         successor._outcome.add_done_callback(lambda done: settle(self._outcome, done.result))  # noqa: SLF001 - its own class
 
 
