@@ -110,10 +110,8 @@ class Reference:
         if not closed:
             return []
         if at <= self.logged_at:
-            for step, events in closed:
-                key = -(-step // self.length) if self.length else 0
-                self.windows[key] = self.windows.get(key, []) + events
-                self.opened_at[key] = at
+            for _, events in closed:
+                self.late += events
             return []
         events = [event for _, window in closed for event in window]
         rate = math.fsum(event.value for event in events) / (at - self.logged_at)

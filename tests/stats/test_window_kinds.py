@@ -65,14 +65,13 @@ def test_the_rate_of_a_flush_counts_from_the_newest_event_of_the_last_point():
     assert [point.value for point in second.flush(at=107.01)] == [pytest.approx(1 / 2)]
 
 
-def test_a_window_that_ends_before_time_has_passed_waits_for_the_next_advance():
+def test_a_window_that_ends_before_time_has_passed_joins_the_next_window():
     settings = {"aggregation": "rate", "rate_numerator_event": "done", "log_frequency_steps": 10}
     aggregator = Aggregator([metric("r", **settings)], undeclared="drop")
     aggregator.ingest(batch(*[("done", 1.0, step, 0.0) for step in range(12)]), at=0.0)
     assert aggregator.advance(at=0.0) == []
-    assert aggregator.waits_for_time
-    assert [(point.step, point.value) for point in aggregator.advance(at=2.0)] == [(10, 5.5)]
-    assert not aggregator.waits_for_time
+    aggregator.ingest(batch(("done", 1.0, 21, 0.0)), at=1.0)
+    assert [(point.step, point.value, point.count) for point in aggregator.advance(at=2.0)] == [(20, 6.0, 12)]
 
 
 def smoothed(alpha):

@@ -126,17 +126,6 @@ class RateWindows(MetricWindows):
         start_of_attempt = self._times.attempt_started - self._times.started
         return start_of_attempt if self._logged_at is None else self._logged_at
 
-    @property
-    def waits_for_time(self) -> bool:
-        """Whether a point can become due without new events."""
-        return super().waits_for_time or self._has_deferred_window
-
-    @property
-    def _has_deferred_window(self) -> bool:
-        if not self._length or self.watermark is None:
-            return False
-        return any(key * self._length <= self.watermark for key in self._open_windows)
-
     def _is_due(self, opened_at: float, at: float) -> bool:
         del opened_at
         return at - self._since >= self._seconds
@@ -152,8 +141,9 @@ class RateWindows(MetricWindows):
     def _points(self, closed_windows: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         if not closed_windows:
             return []
-        if at <= self._since:  # no time has passed: the next point includes these events
-            self._defer(closed_windows, at)
+        if at <= self._since:  # no time has passed: the next point includes these events, as if they were late
+            for _, window in closed_windows:
+                self._late = merged(self._late, window)
             return []
         step, window = closed_windows[0]
         for last_step, events in closed_windows[1:]:
@@ -165,12 +155,6 @@ class RateWindows(MetricWindows):
         self._delay_s = at - newest_at if self._since < newest_at < at else 0.0
         self._logged_at = at
         return [self._point(step, window, value)]
-
-    def _defer(self, closed_windows: list[tuple[int, Accumulator]], at: float) -> None:
-        for step, window in closed_windows:
-            key = -(-step // self._length) if self._length else 0
-            self._open_windows[key] = merged(self._open_windows.get(key), window)
-            self._opened_at[key] = at
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `restore`."""
