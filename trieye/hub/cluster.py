@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trieye.exceptions import ConfigurationError
@@ -141,14 +142,18 @@ def incompatibilities(node: Node, here: Node) -> list[str]:
         reasons.append(
             f"Python {node.python} there, {here.python} here: pickles differ; install the same minor version"
         )
-    for name in _MUST_AGREE:
-        remote_version, local_version = node.versions.get(name), here.versions.get(name)
-        if remote_version != local_version and not (name == "trieye" and node.import_error is not None):
-            reasons.append(
-                f"{name} {remote_version or 'is not installed'} there, {local_version} here; install the same version "
-                "on both"
-            )
-    return reasons
+    names = [name for name in _MUST_AGREE if name != "trieye" or node.import_error is None]
+    return reasons + [f"{text}; install the same version on both" for text in _differing(names, node, here)]
+
+
+def _differing(names: Sequence[str], node: Node, here: Node) -> list[str]:
+    """Return a text for each distribution whose versions differ."""
+    versions = ((name, node.versions.get(name), here.versions.get(name)) for name in names)
+    return [
+        f"{name} {remote or 'is not installed'} there, {local or 'not installed'} here"
+        for name, remote, local in versions
+        if remote != local
+    ]
 
 
 def _full_disks(node: Node) -> list[str]:
@@ -160,13 +165,7 @@ def _full_disks(node: Node) -> list[str]:
 
 
 def _notes_of(node: Node, here: Node, root: str) -> list[str]:
-    notes = []
-    for name in PACKAGES:
-        remote_version, local_version = node.versions.get(name), here.versions.get(name)
-        if name not in _MUST_AGREE and remote_version != local_version:
-            notes.append(
-                f"{name} {remote_version or 'is not installed'} there, {local_version or 'not installed'} here"
-            )
+    notes = _differing([name for name in PACKAGES if name not in _MUST_AGREE], node, here)
     if not node.can_write:
         notes.append(f"{root} cannot be written there: jobs of a sweep fail there; explorers need no directory")
     elif not node.sees_root:
