@@ -178,21 +178,12 @@ class HubFiles:
 
     def note_mlflow_run_id(self, run_id: str) -> None:
         """Record the id of the MLflow run, so that the next attempt continues it."""
-        with self._changed_record() as record:
+        with self.changed_record() as record:
             record.mlflow_run_id = run_id
 
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Record tags."""
-        with self._changed_record() as record:
-            record.tags = {**record.tags, **tags}
-
-    def set_params(self, params: Mapping[str, str]) -> None:
-        """Record parameters that are not in the config."""
-        with self._changed_record() as record:
-            record.params = {**record.params, **params}
-
     @contextmanager
-    def _changed_record(self) -> Iterator[RunRecord]:
+    def changed_record(self) -> Iterator[RunRecord]:
+        """Yield the record of the run for a change in the block, and store it afterwards."""
         with self._record_lock:
             yield self.record
             # a late sink must not write: the record may belong to another attempt by now
@@ -229,10 +220,10 @@ class HubFiles:
         """Record the checkpoint that this attempt resumes from; None: it starts from scratch."""
         if checkpoint is None:
             if self.record.forked_from is not None:  # recorded by an attempt that left no checkpoint
-                with self._changed_record() as record:
+                with self.changed_record() as record:
                     record.forked_from = None
             return
-        with self._changed_record() as record:
+        with self.changed_record() as record:
             record.resumed_from = checkpoint.origin["path"]
             if checkpoint.fork is not None:
                 record.forked_from = checkpoint.fork

@@ -98,14 +98,16 @@ class Tracking:
     def log_params(self, params: dict[str, str]) -> None:
         """Record parameters of the run, from `texts_of`."""
         self._check_open()
-        self._files.set_params(params)
+        with self._files.changed_record() as record:
+            record.params = {**record.params, **params}
         self._record(LogParams(params))
 
     @request()
     def set_tags(self, tags: dict[str, str]) -> None:
         """Set tags of the run, from `texts_of`."""
         self._check_open()
-        self._files.set_tags(tags)
+        with self._files.changed_record() as record:
+            record.tags = {**record.tags, **tags}
         self._record(SetTags(tags))
 
     @request()
