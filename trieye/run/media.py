@@ -25,6 +25,7 @@ LAST_S = 253402300799
 _BLOCK = 2**18
 """Values per block: a block fits into the CPU cache, and converting 1e8 values makes no second copy of all of them."""
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+_CONVERTED_MODES = frozenset({"1", "P", "PA", "LA", "La", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
 _MAX_HALVES = 2**52
 """Above this value a float cannot represent the midpoint between two integers."""
 _COLOR_SLACK = 1e-3
@@ -352,12 +353,8 @@ def plain_picture(title: str, picture: Any) -> Any:
     mode = picture.mode
     if mode in _CHANNELS:
         return picture
-    if mode == "1":
-        return picture.convert("L")
-    if mode in {"LA", "La", "PA", "RGBa"} or (mode == "P" and picture.has_transparency_data):
-        return picture.convert("RGBA")
-    if mode in {"P", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}:
-        return picture.convert("RGB")
+    if mode in _CONVERTED_MODES:
+        return picture.convert("L" if mode == "1" else "RGBA" if picture.has_transparency_data else "RGB")
     raise TypeError(f"{title}: a Pillow image of mode {mode!r} has no 8-bit colors; convert it to 'L', 'RGB' or 'RGBA'")
 
 
