@@ -126,8 +126,7 @@ class History:
 
     def append(self, items: Sequence[Item]) -> None:
         """Add items with the next indices; readers see them immediately."""
-        operations = [(offset, item) for offset, item in enumerate(items) if not isinstance(item, Point)]
-        sizes = [(offset, len(to_bytes(item))) for offset, item in operations]
+        sizes = [(offset, len(to_bytes(item))) for offset, item in enumerate(items) if not isinstance(item, Point)]
         with self._lock:
             end = self._first_index + len(self._items)
             self._items += items

@@ -117,13 +117,7 @@ class EventProcessor:
         Args:
             num_accepted: Events accepted before that flush; later events are in later entries.
         """
-        return LedgerState(
-            aggregator=self.stats.to_state(packed),
-            pending=[],
-            num_accepted=num_accepted,
-            num_processed=self.num_processed,
-            continuation=self.continuation,
-        )
+        return LedgerState(self.stats.to_state(packed), [], num_accepted, self.num_processed, self.continuation)
 
     @property
     def continuation(self) -> Continuation | None:
