@@ -123,11 +123,7 @@ def context_of(name: str, context: Any) -> dict[str, Any] | None:
     if not isinstance(context, Mapping):
         raise TypeError(f"log({name!r}, ..., context={_shown(context)}): context must be a dict")
     plain = {str(key): _plain(name, key, value) for key, value in context.items()}
-    if (size := context_bytes(plain)) > MAX_CONTEXT_BYTES:
-        raise ValueError(
-            f"log({name!r}, ...): the context has {size:,} bytes, the limit is {MAX_CONTEXT_BYTES:,}; use log_text or "
-            "log_artifact for larger data"
-        )
+    check_size(f"log({name!r}, ...): the context", context_bytes(plain), MAX_CONTEXT_BYTES, "use log_text")
     return plain
 
 
@@ -249,11 +245,7 @@ def image(name: str, picture: Any, *, step: int, time: float) -> LogImage:
         pillow = Image.fromarray(colors_of(title, pixels_of(title, array_of(title, picture))))
     buffer = io.BytesIO()
     pillow.save(buffer, "png")
-    if buffer.tell() > MAX_PNG_BYTES:
-        raise ValueError(
-            f"{title}: its {pillow.width} x {pillow.height} pixels take {buffer.tell() / 2**20:.1f} MiB as PNG, the"
-            f" limit is {MAX_PNG_BYTES // 2**20} MiB; reduce its size or use log_artifact"
-        )
+    check_size(f"{title} as PNG", buffer.tell(), MAX_PNG_BYTES, "log fewer pixels")
     return LogImage(*header, pillow.width, pillow.height, _CHANNELS[pillow.mode], buffer.getvalue())
 
 
@@ -274,13 +266,14 @@ def text(name: str, text: str, *, step: int, time: float) -> LogText:
     if not isinstance(text, str):
         raise TypeError(f"text {name!r}: the text must be a string, got {type(text).__name__}")
     printable_text = printable(without_secret_variables(text))
-    size_bytes = len(printable_text.encode())
-    if size_bytes > MAX_TEXT_BYTES:
-        raise ValueError(
-            f"text {name!r}: it has {size_bytes} bytes in UTF-8, the limit is {MAX_TEXT_BYTES};"
-            " shorten it or use log_artifact"
-        )
+    check_size(f"text {name!r} in UTF-8", len(printable_text.encode()), MAX_TEXT_BYTES, "shorten it")
     return LogText(*header, printable_text)
+
+
+def check_size(title: str, size_bytes: int, max_bytes: int, remedy: str) -> None:
+    """Raise `ValueError` if data are too large for the journal."""
+    if size_bytes > max_bytes:
+        raise ValueError(f"{title} has {size_bytes:,} bytes, the limit is {max_bytes:,}; {remedy}, or use log_artifact")
 
 
 def header_of(name: str, step: int, time: float) -> tuple[str, int, float]:

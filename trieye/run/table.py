@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from trieye.config.names import printable
-from trieye.run.media import header_of
+from trieye.run.media import check_size, header_of
 from trieye.stats.operations import Cell, LogTable
 
 MAX_TABLE_BYTES = 4 * 2**20
@@ -47,19 +47,11 @@ def table(name: str, content: Any, *, step: int, time: float) -> LogTable:
         raise ValueError(
             f"{title}: column {differing[0]!r} has {lengths[differing[0]]} values, but column {first!r} has {num_rows}"
         )
-    _check_size(title, num_rows * len(columns) * _MIN_CELL_BYTES, num_rows)
+    check_size(f"{title} as JSON", num_rows * len(columns) * _MIN_CELL_BYTES, MAX_TABLE_BYTES, "log fewer rows")
     cells = [[_cell(title, column, value) for value in values] for column, values in columns.items()]
     json_bytes = msgspec.json.encode({"columns": list(columns), "data": list(zip(*cells, strict=True))})
-    _check_size(title, len(json_bytes), num_rows)
+    check_size(f"{title} as JSON", len(json_bytes), MAX_TABLE_BYTES, "log fewer rows")
     return LogTable(*header, num_rows, json_bytes)
-
-
-def _check_size(title: str, size_bytes: int, num_rows: int) -> None:
-    if size_bytes > MAX_TABLE_BYTES:
-        raise ValueError(
-            f"{title}: its {num_rows} rows take at least {size_bytes / 2**20:.1f} MiB, the limit is "
-            f"{MAX_TABLE_BYTES // 2**20} MiB; log fewer rows or use log_artifact"
-        )
 
 
 def _columns(title: str, content: Any) -> dict[str, list[Any]]:
@@ -71,10 +63,7 @@ def _columns(title: str, content: Any) -> dict[str, list[Any]]:
         keys = dict.fromkeys(column for row in content for column in row)
         return _named(title, ((column, [row.get(column) for row in content]) for column in keys))
     if hasattr(content, "columns") and hasattr(content, "__getitem__"):  # a pandas or polars data frame
-        names = list(content.columns)
-        if len(set(names)) < len(names):
-            raise ValueError(f"{title}: several columns share a name")
-        return _named(title, ((column, list(content[column])) for column in names))
+        return _named(title, ((column, list(content[column])) for column in content.columns))
     raise TypeError(f"{title}: a {type(content).__name__}; must be a dict of columns, a list of dicts or a data frame")
 
 

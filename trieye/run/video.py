@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
-from trieye.run.media import array_of, colors_of, header_of, number_of, pixels_of, plain_picture
+from trieye.run.media import array_of, check_size, colors_of, header_of, number_of, pixels_of, plain_picture
 from trieye.stats.operations import LogVideo
 
 MAX_VIDEO_BYTES = 16 * 2**20
@@ -74,12 +74,8 @@ def video(
         )
     checked_frames = _checked_frames(title, first_frame, pictures)
     content = _gif(checked_frames, fps) if format == "gif" else _mp4(title, checked_frames, fps)
-    if len(content) > MAX_VIDEO_BYTES:
-        raise ValueError(
-            f"{title}: its {len(pictures)} frames of {width} x {height} take {len(content) / 2**20:.1f} MiB as "
-            f"{format}, the limit is {MAX_VIDEO_BYTES // 2**20} MiB; log fewer or smaller frames, use format='mp4', or "
-            "use log_artifact"
-        )
+    remedy = "log fewer or smaller frames, use format='mp4'"
+    check_size(f"{title} as {format}", len(content), MAX_VIDEO_BYTES, remedy)
     return LogVideo(*header, width, height, len(pictures), fps, format, content)
 
 
