@@ -203,8 +203,10 @@ class HubFiles:
 
     def save_config(self, extra: Mapping[str, Any]) -> Path:
         """Write the config, earlier additions and `extra` to configs.json, without secrets; return its path."""
-        path = self.paths.config_path
-        content = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
+        path, earlier_content = self.paths.config_path, dict[str, Any]()
+        with suppress(OSError, ValueError):  # it is missing or damaged, and is written again
+            earlier_content = json_of(path)
+        content = {**earlier_content, **self._config.model_dump(mode="json"), **extra}
         for copy_path in dict.fromkeys((path, self.paths.config_copy_path)):
             write_config(content, copy_path, redact=True)
         return path
@@ -319,14 +321,3 @@ def _readable(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", fallback=_readable)
     return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else str(value)
-
-
-def _json_of(path: Path) -> dict[str, Any]:
-    """Return the content of one of trieye's JSON files; {} if it is missing or damaged."""
-    try:
-        return json_of(path)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        logger.warning("%s cannot be read (%s); it will be replaced", path, error)
-        return {}
