@@ -46,10 +46,9 @@ class Hub:
         self.journal = Journal(self.directory / "journal.db")
         self.history = History(self.journal, self.directory / "history")
         self.ledger = Ledger(
-            StatsConfig(metrics=self.metrics),
+            StatsConfig(metrics=self.metrics, undeclared="auto"),
             self.journal,
             self.history,
-            undeclared="auto",
             clock=lambda: self.now,
             wall_clock=lambda: NOW + self.now if wall is None else wall,
         )

@@ -312,10 +312,9 @@ def test_the_undeclared_setting_applies_to_the_events_of_its_attempt(tmp_path):
         journal = Journal(tmp_path / "journal.db")
         history = History(journal, tmp_path / "history")
         ledger = Ledger(
-            StatsConfig(metrics=[MetricConfig(name="known")]),
+            StatsConfig(metrics=[MetricConfig(name="known")], undeclared=undeclared),
             journal,
             history,
-            undeclared=undeclared,
             clock=lambda: 0.0,
             wall_clock=lambda: NOW,
         )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.stats.conftest import batch, metric, rate
 from tests.stats.test_windows import actions, fresh, metrics
 from trieye.stats.aggregator import MAX_UNDECLARED_NAMES, Aggregator
-from trieye.stats.windows import MetricWindows
+from trieye.stats.windows import AttemptTimes, MetricWindows
 
 
 def test_the_summary_has_the_extremes_of_all_attempts():
@@ -226,8 +226,7 @@ def test_unreported_drops_wait_for_the_next_flush():
 
 
 def test_points_without_events_have_times_of_the_current_attempt():
-    aggregator = Aggregator([], started=1000.0)
-    aggregator.started = 7000.0
+    aggregator = Aggregator([], times=AttemptTimes(7000.0))
     aggregator.drops.add("overflow", "*", 3)
     assert [point.wall_time for point in aggregator.advance(at=5.0)] == [7005.0]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.stats.conftest import batch, metric, rate
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.window_kinds import smoothed_sums
+from trieye.stats.windows import AttemptTimes
 
 
 def test_a_rate_divides_the_sum_by_the_seconds_since_the_last_point():
@@ -23,17 +24,17 @@ def test_a_rate_divides_the_sum_by_the_seconds_since_the_last_point():
 
 
 def test_a_rate_includes_the_time_measured_by_the_previous_attempt():
-    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=1000.0)
+    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(1000.0, 1000.0))
     first.ingest(batch(*[("done", 3.0, step, 0.0) for step in range(10)]), at=4.0)
-    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=9000.0, attempt_started=9004.0)
+    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(9000.0, 9004.0))
     second.restore(first.to_state())
     second.ingest(batch(("done", 20.0, 11, 0.0)), at=5.0)
     assert [point.value for point in second.advance(at=5.0)] == [10.0]
 
 
 def test_a_rate_without_a_restored_state_starts_with_its_attempt():
-    aggregator = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
-    aggregator.started, aggregator.attempt_started = 8000.0, 8500.0
+    times = AttemptTimes(8000.0, 8500.0)
+    aggregator = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=times)
     aggregator.ingest(batch(("done", 10.0, 1, 0.0)), at=501.0)
     assert aggregator.advance(at=504.9) == []
     assert [point.value for point in aggregator.advance(at=505.0)] == [2.0]
@@ -43,7 +44,7 @@ def test_a_pause_logs_no_rate_that_would_replace_the_last_one():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
     first.ingest(batch(("done", 10.0, 1, 0.0)), at=5.0)
     assert [point.value for point in first.advance(at=5.0)] == [2.0]
-    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=8994.0, attempt_started=9000.0)
+    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(8994.0, 9000.0))
     second.restore(first.to_state())
     assert second.advance(at=30.0) == []
     second.ingest(batch(("done", 50.0, 2, 0.0)), at=30.0)
@@ -54,10 +55,10 @@ def test_a_pause_logs_no_rate_that_would_replace_the_last_one():
 
 
 def test_the_rate_of_a_flush_counts_from_the_newest_event_of_the_last_point():
-    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=1000.0)
+    first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(1000.0, 1000.0))
     first.ingest(batch(*[("done", 1.0, step, 1000.0 + step / 100) for step in range(481)]), at=4.9)
     assert [point.value for point in first.advance(at=5.0)] == [481 / 5]
-    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=9000.0)
+    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(9000.0, 9000.0))
     second.restore(first.to_state(), shift_s=100.0)
     second.ingest(batch(*[("done", 1.0, step, 9100.0 + step / 100) for step in range(481, 501)]), at=105.01)
     assert [point.value for point in second.flush(at=105.01)] == [pytest.approx(20 / 0.21)]

@@ -10,6 +10,7 @@ from tests.stats.conftest import batch, metric
 from tests.stats.reference import ELAPSED_BEFORE, STARTED, Reference
 from trieye.config import AggregationMethod, MetricConfig
 from trieye.stats.aggregator import Aggregator
+from trieye.stats.windows import AttemptTimes
 
 AGGREGATIONS = [name for name in get_args(AggregationMethod) if name != "each"]
 """All that aggregate windows; `each` makes every event a point."""
@@ -53,7 +54,7 @@ def metrics(draw):
 
 
 def fresh(declared):
-    return Aggregator(declared, started=STARTED, elapsed_before=ELAPSED_BEFORE)
+    return Aggregator(declared, times=AttemptTimes(STARTED, STARTED, ELAPSED_BEFORE))
 
 
 def stored(state):
@@ -153,7 +154,7 @@ def test_sums_are_exact():
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e300])
 def test_an_invalid_time_affects_no_other_values(time):
-    aggregator = Aggregator([metric(x_axis="wall_time", log_frequency_steps=10)], started=1000.0)
+    aggregator = Aggregator([metric(x_axis="wall_time", log_frequency_steps=10)], times=AttemptTimes(1000.0, 1000.0))
     aggregator.ingest(batch(("m", 1.0, 1, 1010.0), ("m", 1.0, 2, time)), at=0.0)
     assert [point.count for point in aggregator.flush(at=1.0)] == [2]
 

@@ -20,6 +20,7 @@ from trieye.stats.aggregator import Aggregator, summarize
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
+from trieye.stats.windows import AttemptTimes
 
 Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "stepless"]
 """Kinds of journal entries: `events` of a client's batch, `rows` of trieye 0.1.5 events, `pass` for a flush marker."""
@@ -290,9 +291,5 @@ def survives_rewind(entry: JournalEntry) -> bool:
 
 def _windows(config: StatsConfig, mark: AttemptMark | None) -> Aggregator:
     """Return empty windows of an attempt."""
-    aggregator = Aggregator(config.metrics, undeclared=config.undeclared or "auto")
-    if mark is not None:
-        aggregator.started = mark.started - mark.at
-        aggregator.attempt_started = mark.started
-        aggregator.elapsed_before = mark.elapsed
-    return aggregator
+    times = None if mark is None else AttemptTimes(mark.started - mark.at, mark.started, mark.elapsed)
+    return Aggregator(config.metrics, undeclared=config.undeclared or "auto", times=times)

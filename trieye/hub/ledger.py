@@ -51,7 +51,6 @@ class Ledger:
         config: The metrics.
         journal: The durable log of the run.
         history: Receives points and operations.
-        undeclared: Policy for events that no metric reads; None uses `config.undeclared`.
         clock: Monotonic clock in seconds.
         wall_clock: Unix time in seconds.
     """
@@ -62,13 +61,11 @@ class Ledger:
         journal: Journal,
         history: History,
         *,
-        undeclared: Any = None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        # stored with the config, so that a replay treats undeclared events as the attempt did
-        self._config = config if undeclared is None else config.model_copy(update={"undeclared": undeclared})
-        self._journal, self._history, self._processor = journal, history, EventProcessor(self._config, history)
+        self._config, self._journal, self._history = config, journal, history
+        self._processor = EventProcessor(config, history)
         self._queue = self._processor.queue
         self._clock, self._wall_clock = clock, wall_clock
         # guards the windows, the end of the history, `_mark` and `_snapshot_at`; held from before an entry is stored

@@ -96,8 +96,9 @@ class HubLogic:
     def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
         stats, journal, history = self.config.stats, self.files.journal, self.files.history
         clocks = {"clock": self._clock, "wall_clock": self._wall_clock}
+        # stored with the config, so that a replay treats undeclared events as the attempt did
         undeclared_policy = stats.undeclared or ("warn" if stats.metrics else "auto")
-        self._ledger = Ledger(stats, journal, history, undeclared=undeclared_policy, **clocks)
+        self._ledger = Ledger(stats.model_copy(update={"undeclared": undeclared_policy}), journal, history, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
         if not self._ledger.stats.summary:  # of an earlier version, or the journal was lost
             self._ledger.stats.remember(record.summary)

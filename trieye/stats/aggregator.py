@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch
 from trieye.stats.drops import NON_FINITE_METRIC, Drops
 from trieye.stats.point import Point
 from trieye.stats.window_kinds import EachWindows, EmaWindows, QuantileWindows, RateWindows
-from trieye.stats.windows import Ints, MetricWindows
+from trieye.stats.windows import AttemptTimes, Ints, MetricWindows
 
 KINDS: Mapping[str, type[MetricWindows]] = {
     "rate": RateWindows,
@@ -42,12 +42,9 @@ class Aggregator:
         metrics: The declared metrics.
         undeclared: Policy for events that no metric reads; `auto` declares a metric with the mean at every step; `each`
             declares a metric with one point per event.
-        started: Start of journal time, Unix seconds.
-        elapsed_before: Seconds that the run ran before this attempt.
-        attempt_started: Start of this attempt, Unix seconds; None: the start of journal time.
+        times: The times of the attempt; None: journal time is Unix time.
 
     Attributes:
-        started, elapsed_before, attempt_started: As above; a new attempt sets them before its first event.
         drops: Counts of events that were not logged.
         summary: Last value and extremes of the points of each metric.
         context_keys: Keys that metrics read from the contexts of events.
@@ -58,18 +55,14 @@ class Aggregator:
         metrics: Iterable[MetricConfig],
         *,
         undeclared: Literal["auto", "each", "warn", "drop"] = "auto",
-        started: float = 0.0,
-        elapsed_before: float = 0.0,
-        attempt_started: float | None = None,
+        times: AttemptTimes | None = None,
     ) -> None:
-        self.started = started
-        self.elapsed_before = elapsed_before
-        self.attempt_started = started if attempt_started is None else attempt_started
         self.drops = Drops()
         self.summary: dict[str, MetricSummary] = {}
         self._metrics = list(metrics)
-        self._undeclared = undeclared
-        self.context_keys = _context_keys(self._metrics)
+        self._undeclared, self._times = undeclared, times or AttemptTimes()
+        keys = {metric.context_key for metric in self._metrics if metric.context_key is not None}
+        self.context_keys = frozenset(keys | {EPISODE for metric in self._metrics if metric.x_axis == "episode"})
         self._reset()
 
     def _reset(self) -> None:
@@ -83,7 +76,7 @@ class Aggregator:
             self._declare(metric)
 
     def _declare(self, metric: MetricConfig) -> MetricWindows:
-        windows = KINDS.get(metric.aggregation, MetricWindows)(metric, self)
+        windows = KINDS.get(metric.aggregation, MetricWindows)(metric, self._times)
         self._windows[metric.name] = windows
         numerator = metric.rate_numerator_event if metric.aggregation == "rate" else None
         self._readers.setdefault(numerator or metric.event_key, []).append(windows)
@@ -207,7 +200,8 @@ class Aggregator:
         if axis == "global_step":
             return None
         if axis == "wall_time":
-            elapsed_s = np.nan_to_num(self.elapsed_before + (events.times - self.attempt_started), nan=0.0)
+            times = self._times
+            elapsed_s = np.nan_to_num(times.elapsed_before + (events.times - times.attempt_started), nan=0.0)
             seconds: Ints = np.floor(np.clip(elapsed_s, 0.0, MAX_STEP)).astype(np.int64)
             return seconds
         event_numbers = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
@@ -272,7 +266,7 @@ class Aggregator:
         total_by_reason = self.drops.changed() if self.drops.by_reason else {}
         step = max(self.highest_step, 0) if total_by_reason else 0
         points += [
-            Point(f"trieye/dropped/{reason}", float(total), step, self.started + at, count=0)
+            Point(f"trieye/dropped/{reason}", float(total), step, self._times.started + at, count=0)
             for reason, total in sorted(total_by_reason.items())
         ]
         return points + diverging
@@ -356,8 +350,3 @@ def summarize(summary: dict[str, MetricSummary], point: Point) -> None:
     value, before = point.value, summary.get(point.metric)
     low, high = (value, value) if before is None else (min(before["min"], value), max(before["max"], value))
     summary[point.metric] = MetricSummary(last=value, min=low, max=high, step=point.step)
-
-
-def _context_keys(metrics: Sequence[MetricConfig]) -> frozenset[str]:
-    keys = {metric.context_key for metric in metrics if metric.context_key is not None}
-    return frozenset(keys | {EPISODE for metric in metrics if metric.x_axis == "episode"})

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,17 +106,13 @@ class Accumulator:
 _FIELDS = tuple(field.name for field in fields(Accumulator))
 
 
-def _std(window: Accumulator) -> float:
-    return math.sqrt(max(window.m2, 0.0) / window.count)
-
-
 REDUCERS: Mapping[str, Callable[[Accumulator], float]] = {
     "latest": lambda window: window.last,
     "mean": lambda window: window.total / window.count,
     "sum": lambda window: window.total,
     "min": lambda window: window.low,
     "max": lambda window: window.high,
-    "std": _std,
+    "std": lambda window: math.sqrt(max(window.m2, 0.0) / window.count),
     "count": lambda window: float(window.count),
 }
 """Reducers of windows without a detail; `std` is the population's, and `rate` needs `RateWindows`."""
@@ -207,16 +203,19 @@ def _last_at_the_highest_step(steps: Ints, starts: Ints, counts: Ints) -> Ints:
     return np.maximum.reduceat(candidates, starts)
 
 
-class AttemptTimes(Protocol):
+@dataclass
+class AttemptTimes:
     """The relation between journal time and Unix time in the current attempt.
 
     Attributes:
         started: Start of journal time, Unix seconds.
         attempt_started: Start of the attempt, Unix seconds.
+        elapsed_before: Seconds that the run ran before the attempt.
     """
 
-    started: float
-    attempt_started: float
+    started: float = 0.0
+    attempt_started: float = 0.0
+    elapsed_before: float = 0.0
 
 
 class MetricWindows:
@@ -224,7 +223,7 @@ class MetricWindows:
 
     Args:
         config: The metric.
-        times: The times of the attempt; may change until the first event.
+        times: The times of the attempt.
 
     Attributes:
         watermark: Windows up to this step are closed; None before the first closing.
