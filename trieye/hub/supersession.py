@@ -104,7 +104,9 @@ class Supersession:
     def _superseded_by(self, metric: str, step: int) -> NDArray[np.int64]:
         if step == 0 and metric in self.state.stepless:
             return _NOTHING
-        older_items = self._older_of(metric)
+        if not self._is_loaded or (metric not in self._older and metric in self._floors):
+            self._load(metric)
+        older_items = self._older.get(metric)
         if older_items is None or not older_items.steps.size:
             self._floors[metric] = _NOWHERE
             return _NOTHING
@@ -134,11 +136,6 @@ class Supersession:
             if first_row == end_row:
                 curve.range_start = curve.start
         return curve
-
-    def _older_of(self, metric: str) -> NamedItems | None:
-        if not self._is_loaded or (metric not in self._older and metric in self._floors):
-            self._load(metric)
-        return self._older.get(metric)
 
     def _load(self, metric: str) -> None:
         """Read the older points of undecided metrics, and of a decided one that logs an earlier step."""

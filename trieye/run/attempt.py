@@ -166,7 +166,18 @@ class OpenAttempt:
         """
         if self.has_begun:
             return
-        self._record = self._counted()
+        config = self._config
+        self._record = open_run_record(
+            self._paths.run_record_path,
+            app_name=config.app_name,
+            run_name=config.run_name,
+            config_hash=self.config_hash,
+            group=self.group,
+            job=self._job,
+            axis=config.loop.axis,
+            git_sha=None if self._commit is None else self._commit.sha,
+            tags=redacted(config.tags),
+        )
         say(f"run {self._name!r}, attempt {self.number}, in {self._paths.run_base_dir}")
         note_run(self._name)
         if self._launch is not None and not self._launch.is_multirun:
@@ -186,20 +197,6 @@ class OpenAttempt:
             )
         check_changes(self._paths, config)
         return previous
-
-    def _counted(self) -> RunRecord:
-        config = self._config
-        return open_run_record(
-            self._paths.run_record_path,
-            app_name=config.app_name,
-            run_name=config.run_name,
-            config_hash=self.config_hash,
-            group=self.group,
-            job=self._job,
-            axis=config.loop.axis,
-            git_sha=None if self._commit is None else self._commit.sha,
-            tags=redacted(config.tags),
-        )
 
     def _wait_for_last_hub(self) -> None:
         """Wait until the hub of a killed attempt has exited: it may be writing the checkpoint to restore.

@@ -192,10 +192,6 @@ class Flusher:
             if (on_end := reference()) is not None:
                 on_end()
 
-    def reset_locks(self) -> None:
-        """Replace locks that a thread of the parent process may have held during the fork."""
-        self._attached_lock = threading.Lock()
-
     def _living(self) -> list[weakref.WeakMethod[Callable[[], None]]]:
         return [reference for reference in self._end_callbacks if reference() is not None]
 
@@ -226,17 +222,14 @@ class Flusher:
             with self._dropped_lock:
                 self._num_dropped += 1
             return False
-        self._report_full()
-        if not has_room():
-            self._worker.wait_for(has_room)
-            self._raise_failure()
-        return True
-
-    def _report_full(self) -> None:
         if not self._has_reported_full:
             self._has_reported_full = True
             reason = self._sender.trouble or "values are logged faster than it accepts them"
             say(f"run {self._run_name!r}: too many values are queued for the hub ({reason}); logging calls block")
+        if not has_room():
+            self._worker.wait_for(has_room)
+            self._raise_failure()
+        return True
 
     def flush(self) -> None:
         """Wait until the hub has accepted all values appended before the call.
@@ -417,7 +410,7 @@ def _reset_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     for flusher in _flushers.values():
-        flusher.reset_locks()
+        flusher._attached_lock = threading.Lock()  # noqa: SLF001 - its own module; a thread of the parent may hold it
         flusher.detach_all()
         atexit.unregister(flusher.close_at_exit)
     _flushers.clear()
