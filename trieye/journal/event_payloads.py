@@ -78,12 +78,12 @@ def decode_events(payload: bytes) -> tuple[EventBatch, list[Drop]]:
     return batch, fields.drops
 
 
-def batch_of(rows: Sequence[EventRow]) -> tuple[EventBatch, list[Drop]]:
+def batch_of(rows: Sequence[EventRow | tuple[Any, ...]]) -> tuple[EventBatch, list[Drop]]:
     """Return events as a batch, and the drops: events that no batch can hold."""
     try:
         return EventBatch.from_rows(rows), []
     except (OverflowError, TypeError, ValueError):
-        valid_rows, invalid_rows = salvage(rows)
+        valid_rows, invalid_rows = salvage([EventRow(*row) for row in rows])
         return EventBatch.from_rows(valid_rows), [(reason, ascii(name[:MAX_SHOWN]), 1) for reason, name in invalid_rows]
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -19,10 +19,11 @@ from trieye.exceptions import JournalError, ProcessingError, RunClosedError, Seq
 from trieye.hub.hub import EventChannel
 from trieye.hub.ledger import Ledger
 from trieye.hub.logic import HubLogic
+from trieye.journal.event_payloads import batch_of
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
 from trieye.process.worker import RoundWorker
-from trieye.stats.batch import EventBatch, EventRow, salvage
+from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Medium
 
 MAX_BATCH_EVENTS = 10_000
@@ -345,13 +346,9 @@ class Flusher:
         self._worker.stop(RunClosedError(f"run {self._run_name!r}: the flusher of this process was idle and ended"))
 
     def _send_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        try:
-            batch = EventBatch.from_rows(rows)
-        except (OverflowError, TypeError, ValueError):
-            valid_rows, invalid_rows = salvage([EventRow(*row) for row in rows])
-            for reason, count in Counter(reason for reason, _ in invalid_rows).items():
-                self._sender.send(Ledger.count_dropped, [(reason, "*", count)])
-            batch = EventBatch.from_rows(valid_rows)
+        batch, drops = batch_of(rows)
+        if drops:
+            self._sender.send(Ledger.count_dropped, drops)
         self._store_latest(batch)
         self._sender.log(batch)
 
