@@ -177,7 +177,9 @@ class Loop:
                 progress.best = None  # the checkpoint with this objective belongs to the other run
                 run.step = run.saved_step = progress.counted()[self._limits.axis]
                 progress.evaluated_step = min(progress.evaluated_step, run.step)  # the other run's axis may differ
-                self._save_as_own()
+                if self._experiment.can_save:  # this run must not depend on the checkpoints of the other
+                    self._objective, run.saved_step = None, -1
+                    self.save()
         self._progress.rate_by(self._limits)
         self._resume_evaluation()
         self.reason = self._reason_to_stop()
@@ -226,12 +228,6 @@ class Loop:
     @property
     def _counts_steps(self) -> bool:
         return self._limits.axis == "step"
-
-    def _save_as_own(self) -> None:
-        """Save the state restored from another run, so that this run no longer depends on that run's checkpoints."""
-        if self._experiment.can_save:  # otherwise the first regular save does it
-            self._objective, self._run.saved_step = None, -1
-            self.save()
 
     def result(self, stop_reason: str) -> Result:
         """Return the result of the training, after the run was closed."""

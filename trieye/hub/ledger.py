@@ -94,7 +94,7 @@ class Ledger:
             last_mark = AttemptMark.from_bytes(payload) if (payload := self._journal.meta("attempt")) else None
             self._replay(last_mark)
             self._zero = self._clock() - self._journal.last_at
-            if last_mark is not None and last_mark.is_of(run_id, attempt):
+            if last_mark is not None and (last_mark.run_id, last_mark.number) == (run_id, attempt):
                 self._mark = last_mark
                 self._processor.adopt(self._config, last_mark)
                 if self._history.next_index > self._history.end:

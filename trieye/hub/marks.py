@@ -166,10 +166,6 @@ class AttemptMark(_Stored, frozen=True):
         last_opening = last_opening if step is None else msgspec.structs.replace(last_opening, resumed_step=step)
         return msgspec.structs.replace(self, openings=(*openings, last_opening))
 
-    def is_of(self, run_id: str, number: int) -> bool:
-        """Return whether the mark belongs to an attempt of a run."""
-        return (self.run_id, self.number) == (run_id, number)
-
     def position(self, index: int, at: float, superseded_ranges: Sequence[tuple[int, int]]) -> dict[str, Any]:
         """Return the position of a checkpoint of this attempt, for `position_of`."""
         ranges = [list(indices) for indices in superseded_ranges]

@@ -125,7 +125,7 @@ class Tracking:
         try:
             self._record(LogArtifact(self._in_run(copy), artifact_path))
         except BaseException:
-            self._artifacts.drop(copy)
+            self._artifacts.drop(copy.parent)
             raise
         self._artifacts.note_recorded(copy, self._files.history.end)
 
@@ -283,10 +283,6 @@ class Artifacts:
         """Note that the operation which sends a copy to the trackers is in the history before index `end`."""
         self._copies[copy.parent] = end
 
-    def drop(self, copy: Path) -> None:
-        """Delete a copy."""
-        self._drop(copy.parent)
-
     def has_any(self, end: int) -> bool:
         """Return whether any copy exists, including copies of earlier attempts.
 
@@ -307,9 +303,10 @@ class Artifacts:
         """
         for parent, recorded_end in list(self._copies.items()):
             if recorded_end is not None and recorded_end <= delivered_end:
-                self._drop(parent)
+                self.drop(parent)
 
-    def _drop(self, parent: Path) -> None:
+    def drop(self, parent: Path) -> None:
+        """Delete the copy in a directory."""
         remove(parent)
         self._copies.pop(parent, None)
 
@@ -322,7 +319,7 @@ class Artifacts:
             parent.mkdir(parents=True)
             yield parent / name
         except BaseException:
-            self._drop(parent)
+            self.drop(parent)
             raise
 
     def _not_itself(self, directory: str, names: Iterable[str]) -> set[str]:

@@ -16,13 +16,7 @@ from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences, with_program
 from trieye.config.hydra.launch import Launch, is_of_moved_sweep, launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redacted_text, redactor
-from trieye.exceptions import (
-    CheckpointError,
-    ConfigurationError,
-    RunInterrupted,
-    RunLockedError,
-    noted,
-)
+from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, RunLockedError, noted
 from trieye.files.atomic import relink
 from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
