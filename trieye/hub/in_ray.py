@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -88,22 +89,17 @@ class RayEventChannel(EventChannel):
             ConnectionError: The hub makes no progress, or the actor restarts.
             TrieyeError: The actor is dead and will not restart, or the call failed.
         """
-        last_progress = ""
 
         def is_ready(timeout_s: float) -> bool:
             return bool(ray.wait([reference], timeout=timeout_s)[0])
 
-        def progress() -> str:
-            nonlocal last_progress
-            last_progress = self.progress(min(ANSWER_TIMEOUT_S, stall_timeout_s))
-            return last_progress
-
         def report(progress: object) -> None:
             say(f"run {self.run_name!r}: waiting for its hub: {progress}")
 
+        progress = partial(self.progress, min(ANSWER_TIMEOUT_S, stall_timeout_s))
         if not wait_while_moving(is_ready, progress, stall_timeout_s, tell=report if reports else None):
             raise ConnectionError(
-                f"the hub of run {self.run_name!r} made no progress for {stall_timeout_s:g} s: {last_progress}"
+                f"the hub of run {self.run_name!r} made no progress for {stall_timeout_s:g} s: {progress()}"
             )
         return self._get(reference)
 
