@@ -76,7 +76,8 @@ class Tracking:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
         self._shows_config = config.sinks.log_config
         persistence, copies = config.persistence, files.paths.run_base_dir / "artifacts"
-        self._artifacts = Artifacts(copies, persistence.log_checkpoints, with_parts=persistence.log_replay)
+        policy, end = persistence.log_checkpoints, files.history.end
+        self._artifacts = Artifacts(copies, policy, with_parts=persistence.log_replay, end=end)
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)
 
     def begin(self, extra_config: Mapping[str, Any], *, key: str) -> None:
@@ -157,7 +158,7 @@ class Tracking:
         """Delete the copies of files and checkpoints that every tracker has received, also those left by a kill."""
         history, trackers = self._files.history, self._sinks.trackers
         try:
-            if trackers and self._artifacts.has_any(history.end):
+            if trackers and self._artifacts.has_any:
                 cursors = [history.cursor(name) for name in trackers]
                 self._artifacts.release(min(0 if cursor is None else cursor[0] for cursor in cursors))
         except (JournalError, OSError) as error:  # the next call retries
@@ -222,13 +223,13 @@ class Artifacts:
         directory: Directory of the copies; created with the first one.
         policy: Which checkpoints trackers receive: none, each new best one, or all.
         with_parts: Whether to include parts of incremental states, such as replay rows.
+        end: Index after the last item of the history, which includes the operations of earlier attempts.
     """
 
-    def __init__(self, directory: Path, policy: Literal["none", "best", "all"], *, with_parts: bool) -> None:
+    def __init__(self, directory: Path, policy: Literal["none", "best", "all"], *, with_parts: bool, end: int) -> None:
         self.directory, self._policy, self._with_parts = directory, policy, with_parts
         # {directory of a copy: history index that all trackers must reach before its deletion}; None while copying
-        self._copies: dict[Path, int | None] = {}
-        self._has_listed_earlier = False
+        self._copies: dict[Path, int | None] = dict.fromkeys(directory.glob("*/"), end)
 
     def hold(self, path: Path) -> Path:
         """Return a copy of a file or directory; the user may change or delete the original afterwards.
@@ -283,16 +284,9 @@ class Artifacts:
         """Note that the operation which sends a copy to the trackers is in the history before index `end`."""
         self._copies[copy.parent] = end
 
-    def has_any(self, end: int) -> bool:
-        """Return whether any copy exists, including copies of earlier attempts.
-
-        Args:
-            end: Index after the last item of the history, which includes the operations of earlier attempts.
-        """
-        if not self._has_listed_earlier:
-            self._has_listed_earlier = True
-            parents = [parent for parent in self.directory.glob("*/") if parent not in self._copies]
-            self._copies.update(dict.fromkeys(parents, end))
+    @property
+    def has_any(self) -> bool:
+        """Whether any copy exists, including copies of earlier attempts."""
         return bool(self._copies)
 
     def release(self, delivered_end: int) -> None:
