@@ -120,12 +120,6 @@ class SavedStates:
 
     def _save_crash(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Path:
         """Write the state at an error, and delete earlier crash checkpoints; no link points to it."""
-        paths = self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")
-        crash_paths = [
-            other
-            for other in paths
-            if other.name.removeprefix(CRASH_PREFIX).isdecimal() and other.is_dir() and not other.is_symlink()
-        ]
         path = save_state(
             self._files.checkpoint_dir / f"{CRASH_PREFIX}{step}",
             state,
@@ -136,8 +130,9 @@ class SavedStates:
             checksum=self._config.checksum,
             find_part=parts_in([entry.path for entry in reversed(self.checkpoints.entries())]),
         )
-        for other in crash_paths:
-            if other != path:
+        for other in sorted(self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")):
+            is_crash = other.name.removeprefix(CRASH_PREFIX).isdecimal() and other.is_dir() and not other.is_symlink()
+            if is_crash and other != path:
                 remove_directory(other)
         return path
 

@@ -266,9 +266,8 @@ class Artifacts:
         if self._policy == "none" or (self._policy == "best" and not is_best):
             return None
         manifest = read_manifest(checkpoint)
-        left_out = (
-            [] if self._with_parts else [name for name in manifest.files if name.startswith(f"{PARTS_DIRECTORY}/")]
-        )
+        parts = [name for name in manifest.files if name.startswith(f"{PARTS_DIRECTORY}/")]
+        left_out = [] if self._with_parts else parts
         files = {name: entry for name, entry in manifest.files.items() if name not in left_out}
         with self._new_copy(checkpoint.name) as target, new_directory(target) as scratch:
             for name in files:
