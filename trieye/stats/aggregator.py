@@ -332,7 +332,7 @@ class Aggregator:
         for name, metric_state in windows.items():
             if name in self._windows:
                 self._windows[name].restore(metric_state, shift_s=shift_s)
-        self._carries = any(windows.carries for windows in self._windows.values())
+        self._carries = any(windows.waits_for_time for windows in self._windows.values())
         summaries: Mapping[str, MetricSummary] = state.get("summary", {})
         self.summary = {name: summary.copy() for name, summary in summaries.items()}
         self.drops.restore(state.get("drops", {}))

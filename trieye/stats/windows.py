@@ -344,11 +344,6 @@ class MetricWindows:
         """Whether a point can become due without new events."""
         return bool(self._carried_points or (self._seconds and self._open_windows))
 
-    @property
-    def carries(self) -> bool:
-        """Whether points of an earlier configuration are pending."""
-        return bool(self._carried_points)
-
     def _reached(self) -> list[tuple[int, Accumulator]]:
         if not self._length or self.watermark is None:
             return []
