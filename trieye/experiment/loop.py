@@ -440,7 +440,15 @@ class _ExperimentState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         try:
-            self._load(state)
+            if "state" in state:
+                self._experiment.load_checkpoint(state["state"])
+                return
+            with tempfile.TemporaryDirectory() as name:
+                for relative, content in state["files"].items():
+                    path = Path(name) / check_inside(relative)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content.tobytes())
+                self._experiment.load_checkpoint(Path(name))
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
@@ -448,17 +456,6 @@ class _ExperimentState:
                 f"{textwrap.shorten(reason, _MAX_ERROR, placeholder=' ...')}; "  # torch names each parameter
                 "restore the config of the checkpoint, or choose another run_name"
             ) from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        if "state" in state:
-            self._experiment.load_checkpoint(state["state"])
-            return
-        with tempfile.TemporaryDirectory() as name:
-            for relative, content in state["files"].items():
-                path = Path(name) / check_inside(relative)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content.tobytes())
-            self._experiment.load_checkpoint(Path(name))
 
 
 def _bytes_of(path: Path) -> Any:

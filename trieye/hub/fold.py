@@ -109,8 +109,8 @@ class EventProcessor:
         self.stats.restore(state.aggregator)
         self.continue_from(state.continuation)
         self.has_news = True
-        for kind, payload in state.pending:
-            self._apply(kind, payload)
+        for kind, payload in state.pending:  # events and media, which need no time
+            self._apply(kind, payload, 0.0)
 
     def state(self, num_accepted: int) -> LedgerState:
         """Return the state after the last flush, for encoding.
@@ -213,13 +213,12 @@ class EventProcessor:
 
     def apply(self, entry: JournalEntry) -> None:
         """Apply a journal entry."""
-        if entry.kind == "pass":
-            self.apply_flush(FlushMarker.from_bytes(entry.payload), entry.at, self.queue.take())
-        else:
-            self._apply(entry.kind, entry.payload)
+        self._apply(entry.kind, entry.payload, entry.at)
 
-    def _apply(self, kind: str, payload: bytes) -> None:
+    def _apply(self, kind: str, payload: bytes, at: float) -> None:
         match kind:
+            case "pass":
+                self.apply_flush(FlushMarker.from_bytes(payload), at, self.queue.take())
             case "events" | "rows" | "drops":
                 self.add(kind, *decode_events(payload))
             case "operation":
