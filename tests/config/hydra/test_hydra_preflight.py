@@ -80,7 +80,7 @@ def test_sweeper_params_in_a_file_are_checked_like_typed_axes(project, mistaken,
 @pytest.mark.parametrize(
     ("typed", "parts"),
     [
-        ("hydra.launcher.num_cpu=2", "hydra.launcher.num_cpu: |'num_cpus'?"),
+        ("hydra.launcher.num_cpu=2", "hydra.launcher.num_cpu=2: |'num_cpus'?"),
         ("hydra.launcher.isolate=proces", "hydra.launcher.isolate=proces: |process, worker, none|'process'?"),
         pytest.param("hydra.launcher.retries=-1", "hydra.launcher.retries=-1: |>= 0", marks=pytest.mark.long),
         pytest.param("hydra.launcher.num_gpus=half", "hydra.launcher.num_gpus=half: |a number", marks=pytest.mark.long),

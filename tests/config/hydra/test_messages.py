@@ -35,7 +35,7 @@ class TrainConfig(TrieyeConfig):
     [
         [
             ("loop.steps=abc", "an integer >= 1 or null|'abc'"),
-            ("loop.env_steps=10k", "found '10k'; did you mean 10_000?"),
+            ("loop.env_steps=10k", "an integer >= 1 or null|'10k'"),
             ("seed=-1", "an integer >= 0 and < 4_294_967_296|-1"),
             ("print_config=perhaps", "true or false|'perhaps'"),
             ("loop.time_s=nan", "a number > 0 or null|nan"),
@@ -53,7 +53,6 @@ class TrainConfig(TrieyeConfig):
         ],
         [
             ("loop.steps=1.5", "an integer >= 1 or null|1.5"),
-            ("loop.env_steps=1.5M", "found '1.5M'; did you mean 1_500_000?"),
             ("seed=true", "an integer >= 0|'true'"),
             ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
             ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
@@ -80,13 +79,14 @@ class TrainConfig(TrieyeConfig):
             ("replay.alpah=1", "'alpah' in replay|'replay.prioritized.alpha'?"),
             ("steps=3", "'steps'|'loop.steps'?|metrics"),
             ("lr=1e-3", "'lr'|'optimizer.lr'?"),
-            ("resume=true", "'persistence.auto_resume_latest' or 'persistence.resume_dirs'?"),
             ("seed.x=3", "'x' in seed"),
             ("~stats.metrics.stp_ms", "'stp_ms' in stats.metrics|'step_ms'?"),
             ("stats.metrics.step_ms.nam=x", "'nam' in stats.metrics.step_ms|'name'?|aggregation, context_key"),
             ("stats.metrics.r.name=x", "'r' in stats.metrics|episode_return|'+metric@stats.metrics.r=<option>'|max"),
             ("+stats.metrics.r={name: R}", "'r' in stats.metrics|'+metric@stats.metrics.r=<option>'"),
-            ("stats.metrics=3", "stats.metrics=3|name for each item, found 3"),
+            ("stats.metrics=[{name: a}]", "stats.metrics=[{name: a}]: expected keys with values, found [{'name':"),
+            ("sinks.mlflow=true", "sinks.mlflow=true: expected keys with values, found True"),
+            ("stats.metrics=3", "stats.metrics=3: expected keys with values, found 3"),
             ("+seed=3", "Either remove + prefix: 'seed=3'"),
             ("persistence.run_name=x", "type run_name=<value>"),
             ("hydra.sweep.dri=x", "'dri' in hydra.sweep|'dir'?|(keys: dir, subdir)"),
@@ -105,8 +105,7 @@ class TrainConfig(TrieyeConfig):
             ("metrics=[core,reply]", "unknown option 'reply' of metrics|'replay'?|(options: core, replay)"),
             ("sinks=[[mlflow]]", "unknown option|of sinks|console, mlflow"),
             ("loop=3", "unknown option 3 of loop|(options: default)"),
-            ("sinks=null", "unknown option null of sinks|sinks=[]|console, mlflow"),
-            ("persistence=null", "persistence=null: unknown option null|persistence=[]|(options: default"),
+            ("sinks=null", "unknown option None of sinks|console, mlflow"),
             ("+runtime=ray", "already in the defaults list|type runtime=ray"),
         ],
         [("metric=max", "'metric'|+metric=max")],
@@ -286,9 +285,7 @@ def test_metrics_given_as_a_list_are_named_with_their_file_and_key(mistaken, pro
     primary = (project.conf / "train.yaml").read_text()
     project.write(config, f"{primary}stats:{LISTED}" if text is None else text)
     message = mistaken(*typed)
-    assert message.startswith(f"{config}.yaml: stats.metrics takes a short name for each item, found a list")
-    assert "{loss: {name: loss}}" in message
-    assert "ListConfig" not in message
+    assert message == f"{config}.yaml: stats.metrics: expected keys with values, found [{{'name': 'loss'}}]"
 
 
 @pytest.mark.parametrize("text", ["", "loop: {steps: 3}", "defaults: [persistence: default, _self_]"])
@@ -306,7 +303,7 @@ def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(m
         ("tags: [a, b]", "tags: expected keys with values, found ['a', 'b']"),
         ("loop: 3", "loop: expected keys with values, found 3"),
         ("sinks: {mlflow: true}", "sinks.mlflow: expected keys with values, found True"),
-        ("stats: {metrics: 3}", "stats.metrics takes a short name for each item, found 3"),
+        ("stats: {metrics: 3}", "stats.metrics: expected keys with values, found 3"),
     ],
 )
 def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, project, values, message):
@@ -314,36 +311,18 @@ def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, proje
     assert f"experiment/mine.yaml: {message}" in mistaken("experiment=mine")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("first_line", ["", "\ufeff# @package _global_\n"])
-@pytest.mark.parametrize("typed", ["experiment=mine", "debug=mine", "+local=mine"])
-def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, typed, first_line):
+@pytest.mark.parametrize("text", ["loop: {steps: 3}", "lr: 3"])
+@pytest.mark.parametrize("typed", ["experiment=mine", pytest.param("+local=mine", marks=pytest.mark.long)])
+def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, typed, text):
     file = f"{typed.strip('+').partition('=')[0]}/mine"
-    project.write(file, f"{first_line}loop: {{steps: 3}}")
-    message = mistaken(typed)
-    assert f"add `# @package _global_` as the first line of {file}.yaml" in message
-    assert "byte order mark" in message
-    assert "target key" not in message
-
-
-@pytest.mark.parametrize("group", ["experiment", "debug"])
-def test_a_preset_with_an_unknown_key_only_is_named_with_its_package_line(mistaken, project, group):
-    project.write(f"{group}/mine", "lr: 3")
-    message = mistaken(f"{group}=mine")
-    assert f"add `# @package _global_` as the first line of {group}/mine.yaml" in message
-    assert "target key" not in message
-
-
-def test_an_added_null_of_a_group_in_the_defaults_list_is_one_error(mistaken):
-    (message,) = mistaken("+loop=null").splitlines()
-    assert message.startswith("+loop=null: unknown option null of loop; type loop=[] for none")
+    project.write(file, text)
+    assert f"a preset needs `# @package _global_` as the first line of {file}.yaml" in mistaken(typed)
 
 
 @pytest.mark.parametrize(("values", "keys"), [("{1: {a: 2}, b: 3}", ["1"]), ("{true: 3, 1.5: 2}", ["True", "1.5"])])
-def test_a_key_that_is_not_text_is_named_with_what_to_type(mistaken, values, keys):
+def test_a_key_that_is_not_text_is_named(mistaken, values, keys):
     message = mistaken(f"optimizer.kwargs={values}", config_type=TrainConfig)
-    advice = "quote it in a file, or type +optimizer.kwargs.<key>=<value>"
-    assert message.splitlines() == [f"optimizer.kwargs: expected text as a key, found {key}; {advice}" for key in keys]
+    assert message.splitlines() == [f"optimizer.kwargs: expected text as a key, found {key}" for key in keys]
 
 
 @pytest.mark.parametrize("text", ["defaults: [mine]", f"tags: {'{a: ' * 2000}{'}' * 2000}"])
@@ -351,13 +330,6 @@ def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project
     project.write("experiment/mine", f"# @package _global_\n{text}")
     message = mistaken("experiment=mine")
     assert message.startswith("train.yaml experiment=mine: a config includes itself through its defaults list, or is ")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
-def test_metrics_of_another_type_say_what_to_type(mistaken, value):
-    message = mistaken(f"stats.metrics={value}")
-    assert message.startswith(f"stats.metrics={value}: stats.metrics takes a short name for each item, found ")
 
 
 def test_an_unknown_key_of_a_wrapper_is_answered_with_its_keys():

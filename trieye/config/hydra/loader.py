@@ -186,11 +186,6 @@ class Loader:
                 values = {key: values}
             yield name, values
 
-    def keys_of(self, name: str) -> set[str]:
-        """Return the keys at the top of a config file, such as `experiment/mine`."""
-        result = self._repository.load_config(name)
-        return set(map(str, result.config)) if result is not None else set()
-
     @property
     def directories(self) -> list[Path]:
         """The local directories on the search path, highest precedence first."""

@@ -42,7 +42,6 @@ _BOUNDS = {
 }  # fmt: skip
 _TYPES = {"integer": "an integer", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}
 _PYDANTIC_ERRORS = frozenset(get_args(core_schema.ErrorType))
-_PRESETS = ("experiment", "debug")
 _MAX_LISTED = 4  # alternatives in a message
 
 
@@ -63,14 +62,10 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
         return f"{key} is set by {setters[name]}; type {setters[name]}=<value>"
     allowed_keys = sorted({*groups, *(field for field, setter in setters.items() if not setter)})
     paths = paths_below(holders)
-    matches = [path for path in paths if path[-1] == name]
-    if not matches and not parents:  # a word of a key, such as `resume` of `auto_resume_latest`
-        matches = [path for path in paths if name in path[-1].split("_")]
-    if not matches and nearest(name, allowed_keys) is None:
-        match = nearest(name, [path[-1] for path in paths])
-        matches = [path for path in paths if path[-1] == match]
-    keys = keys_meant(name, root, parents, holders)
-    keys = keys or [".".join([*parents, *path]) for path in matches[:_MAX_LISTED]]
+    names = {path[-1] for path in paths}
+    match = name if name in names or nearest(name, allowed_keys) else nearest(name, names)
+    nested_keys = [".".join([*parents, *path]) for path in paths if path[-1] == match]
+    keys = keys_meant(name, root, parents, holders) or nested_keys[:_MAX_LISTED]
     hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed_keys)
     variants = by_tag(models_at(root, parents))
     if options := [f"{'.'.join(parents)}={tag}" for tag, model in variants.items() if name in model.model_fields]:
@@ -78,11 +73,6 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     noun, nouns = ("key or group", "keys and groups") if groups else ("key", "keys")
     location = f" in {'.'.join(parents)}" if parents else ""
     return f"unknown {noun} {name!r}{location}{hint} ({nouns}: {', '.join(allowed_keys)})"
-
-
-def is_renamed(message: str) -> bool:
-    """Return True if a message of `unknown_key` states the new name of a key."""
-    return " was renamed to " in message
 
 
 def absent_key(override: Override, root: type[BaseModel]) -> str | None:
@@ -215,23 +205,20 @@ class _Part:
         path, value = _path_of(details, self.values), details["input"]
         full_path = (*self.parents, *path)
         key, info = ".".join(full_path), field_at(self.model, path)
+        override, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if details["type"] in ("unknown_key", "extra_forbidden"):
-            text = unknown_key(key, models_at(self.model, path[:-1]), self.root)
-            return f"{self._as_typed(full_path, value) if is_renamed(text) else key}: {text}"
+            return f"{override}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
-        if details["loc"][-1:] == ("[key]",):
-            advice = f"quote it in a file, or type +{key}.<key>=<value>"
-            return f"{key}: expected text as a key, found {_shown(value)}; {advice}"
-        override, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if cause is not None or details["type"] not in _PYDANTIC_ERRORS:
             text = str(cause or details["msg"])  # the message of a validator may start with the name of the field
             is_named = bool(path) and text.startswith(f"{path[-1]} ")
             return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{override}: {text}".removeprefix(": ")
+        if details["loc"][-1:] == ("[key]",):
+            return f"{key}: expected text as a key, found {_shown(value)}"
         value_text = "keys with values" if isinstance(value, dict) else _shown(value)
         allowed = "text" if info is None and details["type"] == "string_type" else allowed_values(info)  # of a dict
-        hint = did_you_mean(str(value), _choices(info)) or _without_suffix(str(value))
-        return f"{override}: expected {allowed}, found {value_text}{hint}"
+        return f"{override}: expected {allowed}, found {value_text}{did_you_mean(str(value), _choices(info))}"
 
     def _as_typed(self, path: Sequence[str], value: Any) -> str:
         """Return the override that sets a key, else `key=value`."""
@@ -332,19 +319,14 @@ class Diagnosis:
 
     def _about_choice(self, override: Override) -> Iterator[str]:
         group, value, line = override.key_or_group, override.value(), override.input_line
-        entries, options = self._loader.entries(), self._loader.options_below(group)
+        options = self._loader.options_below(group)
         if override.is_delete() or not options:
-            return
-        name, choices = override.get_key_element().lstrip("+"), f"(options: {', '.join(options)})"
-        if value is None:
-            key = name if name in entries else override.get_key_element()
-            yield f"{line}: unknown option null of {group}; type {key}=[] for none {choices}"
             return
         for option in value if isinstance(value, list) else [value]:
             if str(option).removesuffix(".yaml") not in options:
-                hint = did_you_mean(str(option), options)
-                yield f"{line}: unknown option {_shown(option)} of {group}{hint} {choices}"
-        if override.is_add() and name in entries:
+                hint = f"{did_you_mean(str(option), options)} (options: {', '.join(options)})"
+                yield f"{line}: unknown option {_shown(option)} of {group}{hint}"
+        if override.is_add() and (name := override.get_key_element().lstrip("+")) in self._loader.entries():
             yield f"{line}: {name} is already in the defaults list; type {str(line).lstrip('+')}"
 
     def _about_key(self, override: Override, config: DictConfig) -> Iterator[str]:
@@ -355,9 +337,9 @@ class Diagnosis:
                 yield from self._about_absent(override, path, depth, node)
                 return
             node = node[name]
-        info = field_at(self._config_type, path)
-        if info is not None and models_in(info)[1] and not isinstance(override.value(), dict):
-            yield f"{override.input_line}: {_needs_keys('.'.join(path), override.value())}"
+        info, value = field_at(self._config_type, path), override.value()
+        if info is not None and _needs_keys(info) and not (isinstance(value, dict) or override.is_delete()):
+            yield f"{override.input_line}: expected keys with values, found {_shown(value)}"
 
     def _about_absent(self, override: Override, path: list[str], depth: int, node: Any) -> Iterator[str]:
         """Yield the message for a key that the config lacks, unless Hydra's message already explains how to add it."""
@@ -371,9 +353,6 @@ class Diagnosis:
             yield f"{line}: {unknown_key(key, holders, model, () if depth else groups)}"
             return
         keys = list(map(str, node)) if isinstance(node, dict) else []
-        if new_name := renamed_field(path[depth], keys):
-            yield f"{line}: {key} was renamed to {'.'.join([*path[:depth], new_name])}"
-            return
         hint, advice = did_you_mean(path[depth], keys), ""
         template = item.__name__.removesuffix("Config").lower() if item is not None else ""
         if template in self._groups and not override.is_delete():
@@ -394,37 +373,24 @@ class Diagnosis:
             key = cause.full_key or ""
             holders = models_at(self._config_type, key.split(".")[:-1])
             file, fields = re.match(r"In '(.+?)': ", lines[0]), self._config_type.model_fields
-            group = file[1].split("/")[0] if file else None
-            if file and key == group and (key in _PRESETS or self._loader.keys_of(file[1]) & fields.keys()):
-                advice = f"add `# @package _global_` as the first line of {file[1]}.yaml"
-                lines.append(f"{advice}, and save it without a byte order mark")
-            elif key in self._groups and key not in fields:
-                lines.append(f"options of {key} need a target key: '+{key}@<key>=<option>' (see --help {key})")
+            if file and key not in fields and key in (file[1].split("/")[0], *self._groups):
+                preset = f"a preset needs `# @package _global_` as the first line of {file[1]}.yaml"
+                lines.append(f"{preset}, an option a target key: '+{key}@<key>=<option>' (see --help {key})")
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
                 text = unknown_key(key, holders, self._config_type)
-                lines = [f"{file[1]}.yaml: {text}"] if file and is_renamed(text) else [*lines, f"{key}: {text}"]
+                lines = [f"{file[1]}.yaml: {text}"] if file else [*lines, text]
         return "\n".join(lines)
 
 
-def _without_suffix(text: str) -> str:
-    """Return a hint for a number such as `10k` or `1.5M`, in digits."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km])", text.lower())
-    return f"; did you mean {round(float(match[1]) * {'k': 1e3, 'm': 1e6}[match[2]]):_}?" if match else ""
-
-
-def _needs_keys(key: str, value: Any) -> str:
-    text = "a list" if isinstance(value, list) else _shown(value)
-    return f"{key} takes a short name for each item, found {text}; type it as {key}={{loss: {{name: loss}}}}"
+def _needs_keys(info: FieldInfo) -> bool:
+    return models_in(info)[1] or is_open(info) or not takes_values(info)
 
 
 def _values_for_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield a complaint for each key that needs keys with values, but has a list or a number."""
     for name, info in model.model_fields.items():
         (models, many), value, key = models_in(info), values.get(name), f"{prefix}{name}"
-        is_wrong = isinstance(value, list | int | float)
-        if many and is_wrong:
-            yield _needs_keys(key, value)
-        elif is_wrong and (is_open(info) or not takes_values(info)):
+        if isinstance(value, list | int | float) and _needs_keys(info):
             yield f"{key}: expected keys with values, found {_shown(value)}"
         elif not many and isinstance(value, Mapping):
             yield from (text for inner in models for text in _values_for_keys(inner, value, f"{key}."))
