@@ -6,7 +6,6 @@ import inspect
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,13 +14,12 @@ from hydra._internal.utils import detect_calling_file_or_module_from_task_functi
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from trieye.config.base import did_you_mean, nearest
+from trieye.config.base import did_you_mean
 from trieye.config.hydra.hooks import Hooks
 from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import (
     RECORDS,
     SWEEPS,
-    Launch,
     earlier_run_name,
     launch_info,
     num_started_runs,
@@ -47,20 +45,6 @@ _STOCK_LOG_DIR = "${hydra.runtime.output_dir}"
 _STAMP_FORMAT = "%Y%m%d_%H%M%S"
 """Names of the directories of new sweeps."""
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Values that a checked command line adds to the overrides.
-
-    Attributes:
-        own_overrides: Overrides of Hydra's own keys.
-        names: Values by key that fix the name of the run and its directory, which exists, or the name of a sweep's
-            runs.
-    """
-
-    own_overrides: Sequence[str] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_name: str, hooks: Hooks) -> None:
@@ -100,10 +84,9 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
                 _check_directory(checked, default_name, hooks)
                 _suggest_launcher(checked, arguments.overrides, hooks)
                 _run(checked, arguments.overrides, loader, make_job, default_name, hooks.announce)
-    except TrieyeError as error:
+    except (TrieyeError, RefusedError) as caught:
+        error = caught.error if isinstance(caught, RefusedError) else caught
         _exit(error, is_user_error=num_started_runs() == num_begun)
-    except RefusedError as refusal:
-        _exit(refusal.error, is_user_error=num_started_runs() == num_begun)
     except RunInterrupted as interrupt:
         if interrupt.is_told:
             raise
@@ -124,15 +107,14 @@ def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
 
 
 def _about_flag(flag: str, names: list[str], config_type: type[TrieyeConfig]) -> str:
-    option, equals, value = flag.partition("=")
+    option, _, text = flag.partition("=")
+    value = text or "<value>"
     key = option.lstrip("-").replace("-", "_")
-    named_keys = keys_named(key, config_type) or keys_meant(key, config_type)
-    keys = [key] if key.partition(".")[0] in config_type.model_fields else named_keys
-    long_flags = [name for name in names if name.startswith("--")]
-    if not keys and (not equals or nearest(option, long_flags)):
-        return f"{flag}: unknown flag{did_you_mean(option, long_flags)} (see --help)"
-    overrides = [f"{name}={value if equals else '<value>'}" for name in keys or [key]]
-    return f"{flag}: keys have no dashes; type {' or '.join(overrides)}"
+    is_key = key.partition(".")[0] in config_type.model_fields
+    keys = [key] if is_key else keys_named(key, config_type) or keys_meant(key, config_type)
+    if keys:
+        return f"{flag}: keys have no dashes; type {' or '.join(f'{name}={value}' for name in keys)}"
+    return f"{flag}: unknown flag{did_you_mean(option, [name for name in names if name.startswith('--')])} (see --help)"
 
 
 def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
@@ -170,14 +152,14 @@ def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig])
     """Print the config, even if it is invalid, with a note on stderr: it shows where the invalid value is set."""
     preflight = Preflight(loader, config_type)
     composed = preflight.load(arguments.overrides)
-    prepared = _Prepared()
+    own_overrides = []
     try:
         config = preflight.validated(composed, arguments.overrides)
-        prepared = _Prepared(_records_in(config.persistence.get_run_base_dir()))
+        own_overrides = _records_in(config.persistence.get_run_base_dir())
     except ConfigurationError as error:
         lines = ["note: this config is invalid, and a run with it would fail", *_message(error).splitlines()]
         sys.stderr.write("\n      ".join(lines) + "\n")
-    _apply(prepared, arguments.overrides, composed, loader)
+    _apply(own_overrides, {}, arguments.overrides, composed, loader)
     ComposedHydra(loader, composed).show(arguments)
 
 
@@ -201,11 +183,11 @@ def _run(
     if checked.is_multirun and checked.config.tune.enabled:
         raise ConfigurationError("tune and -m cannot be combined: a study already runs many trials; remove tune or -m")
     if checked.is_multirun:
-        prepared, mode = _sweep_prepared(checked, default_name), "MULTIRUN"
+        own_overrides, names = _sweep_prepared(checked, default_name)
     else:
-        prepared, mode = _run_prepared(checked, default_name, announce), "RUN"
-    prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
-    _apply(prepared, overrides, checked.composed, loader)
+        own_overrides, names = _run_prepared(checked, default_name, announce)
+    own_overrides.append(f"hydra.mode={'MULTIRUN' if checked.is_multirun else 'RUN'}")
+    _apply(own_overrides, names, overrides, checked.composed, loader)
     job = make_job(None if checked.is_multirun else checked)
     ComposedHydra(loader, checked.composed).start(job)
 
@@ -220,9 +202,24 @@ def _suggest_launcher(checked: Checked[TrieyeConfig], overrides: Sequence[str], 
         hooks.say(f"jobs run one after another and do not resume; add {words} to run them in parallel")
 
 
-def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, loader: Loader) -> None:
-    """Add prepared values to a composed config, and replace secrets by environment variables."""
-    own_items = parsed(prepared.own_overrides, loader.config_type)
+def _apply(
+    own_overrides: Sequence[str],
+    names: Mapping[str, str],
+    overrides: Sequence[str],
+    composed: DictConfig,
+    loader: Loader,
+) -> None:
+    """Add overrides of Hydra's own keys and names to a composed config, and replace secrets by environment variables.
+
+    Args:
+        own_overrides: Overrides of Hydra's own keys.
+        names: Values by key that fix the name of the run and its directory, which exists, or the name of a sweep's
+            runs.
+        overrides: Overrides as typed.
+        composed: The composed config.
+        loader: Loader of the config.
+    """
+    own_items = parsed(own_overrides, loader.config_type)
     for item in own_items:
         loader.apply(item, composed)
     items = parsed(overrides, loader.config_type)
@@ -234,7 +231,7 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
     }
     recorded_items = [secrets.get(index, item) for index, item in enumerate(items)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
-        for key, value in prepared.names.items():
+        for key, value in names.items():
             OmegaConf.update(composed, key, value)
         for item in secrets.values():
             set_references(composed, item.key_or_group)
@@ -242,8 +239,11 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
-    """Return the arguments for a flag that Hydra executes."""
-    argv = [*(quoted(override, config_type) for override in arguments.overrides), *_flags(arguments.overrides)]
+    """Return the arguments for a flag that Hydra executes: first the overrides, as Hydra 1.3 requires."""
+    flags = list(sys.argv[1:])
+    for override in arguments.overrides:
+        flags.remove(override)
+    argv = [*(quoted(override, config_type) for override in arguments.overrides), *flags]
     # in a console script Hydra resolves a relative path differently; the last --config-path is used
     return [*argv, "--config-path", source.directory] if arguments.config_path is not None else argv
 
@@ -263,8 +263,10 @@ def _check_flags(arguments: Namespace) -> None:
         raise ConfigurationError("--resolve requires --cfg; type --cfg job --resolve")
 
 
-def _run_prepared(checked: Checked[TrieyeConfig], default_name: str, announce: Callable[[Path], None]) -> _Prepared:
-    """Return the name and directory of a single run, and the overrides that put Hydra's records there."""
+def _run_prepared(
+    checked: Checked[TrieyeConfig], default_name: str, announce: Callable[[Path], None]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the overrides that put Hydra's records into the directory of a single run, and the names of the run."""
     config = checked.config
     directory = config.persistence.get_run_base_dir()
     run_dir = _unresolved(checked.composed, "run")
@@ -285,7 +287,7 @@ def _run_prepared(checked: Checked[TrieyeConfig], default_name: str, announce: C
     staged_overrides = (
         [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name, announce)
     )
-    return _Prepared([*_records_in(directory), *staged_overrides], names)
+    return [*_records_in(directory), *staged_overrides], names
 
 
 def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str, announce: Callable[[Path], None]) -> list[str]:
@@ -313,8 +315,8 @@ def _records_in(directory: Path) -> list[str]:
     return [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
 
 
-def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
-    """Return the common name of a sweep's runs, and the override that sets the sweep's directory."""
+def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> tuple[list[str], dict[str, str]]:
+    """Return the override that sets the directory of a new sweep, and the common name of the sweep's runs."""
     if checked.config.run_name != default_name:
         check_name("run_name", f"{checked.config.run_name}_0000")  # jobs append their index
     own_overrides = []
@@ -324,12 +326,7 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
     else:
         name = runs_of_sweep(Path(str(checked.composed.hydra.sweep.dir)), Path.cwd()) or default_name
     name_runs(name)
-    return _Prepared(own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {})
-
-
-def _name_of_job(composed: DictConfig, launch: Launch) -> str:
-    """Return the name of a job's run: the run of an earlier attempt, which the job resumes, or a new name."""
-    return earlier_run_name(launch) or f"{composed.run_name}_{launch.job_num}"
+    return own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {}
 
 
 def _unresolved(composed: DictConfig, kind: str) -> str:
@@ -368,7 +365,8 @@ def _job_of(
         try:
             if launch.is_multirun:
                 with flag_override(composed, ["struct", "readonly"], [False, False]):
-                    composed.run_name = _name_of_job(composed, launch)
+                    # a repeated job resumes the run of its earlier attempt
+                    composed.run_name = earlier_run_name(launch) or f"{composed.run_name}_{launch.job_num}"
             values = resolved(composed, config_type)
             if checked is not None and values == checked.values:
                 config = checked.config
@@ -386,14 +384,6 @@ def _job_of(
             raise RefusedError(error) from error
 
     return RedactingTask(job)
-
-
-def _flags(overrides: list[str]) -> list[str]:
-    """Return the flags, to append after all overrides: Hydra 1.3 rejects overrides after a flag between overrides."""
-    flags = list(sys.argv[1:])
-    for override in overrides:
-        flags.remove(override)
-    return flags
 
 
 def _exit(error: Exception, *, is_user_error: bool) -> NoReturn:
