@@ -48,7 +48,7 @@ def test_a_text_in_a_file_that_yaml_reads_as_another_number_is_rejected(project,
     assert (
         f"tags.version is a text, but YAML reads {text} as the number {number}; write version: '{text}' in" in message
     )
-    assert f"train.yaml, line {len(primary.splitlines()) + 4}" in message
+    assert message.endswith("train.yaml")
     assert message.count("YAML reads") == 1
     project.write("train", f"{primary}tags:\n  nightly: yes\n")
     assert mistaken("seed=1") == "tags.nightly=True: expected text, found True"

@@ -3,13 +3,13 @@
 import copy
 import functools
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-import yaml
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -222,7 +222,8 @@ class Preflight(Generic[Config]):
         """
         items = parsed([*params, *overrides], self._config_type)
         words = [self._values(item) if item.is_sweep_override() else [str(item.input_line)] for item in items]
-        samples = SampledJobs([item.get_key_element() for item in items], words, _sweeper_options(sweep, overrides))
+        options = _plugin_options(sweep, "hydra.sweeper", SweeperConfig, overrides)
+        samples = SampledJobs([item.get_key_element() for item in items], words, options or SweeperConfig())
         first_words = samples.first()
         typed_keys = {item.get_key_element() for item in items[len(params) :] if not item.is_sweep_override()}
         kept = [index for index, item in enumerate(items) if item.get_key_element() not in typed_keys]
@@ -234,14 +235,14 @@ class Preflight(Generic[Config]):
         _plugin_options(composed, "hydra.launcher", LauncherConfig, overrides)
         values = self._resolved(composed)
         yield "", self._typed(values, first_words)
-        holders = self._holders(items, composed, values)
+        has_references = "${" in OmegaConf.to_yaml(without_hydra(composed))
         checked = {tuple(first_words)}
         for index, choices in enumerate(words):
             for position, word in enumerate(choices):
                 job = samples.with_value(index, position)
                 if job is not None and tuple(job) not in checked:
                     checked.add(tuple(job))
-                    yield word, self._job(job, first_words, holders, values)
+                    yield word, self._job(job, first_words, {} if has_references else values)
 
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
@@ -262,51 +263,32 @@ class Preflight(Generic[Config]):
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
 
-    def _holders(
-        self, items: Iterable[Override], composed: DictConfig, values: dict[str, Any]
-    ) -> dict[str, tuple[dict[str, Any], str]]:
-        """Return the dict of values, and the name there, of each key on whose plain values no other key depends."""
-        holders: dict[str, tuple[dict[str, Any], str]] = {}
-        if "${" in OmegaConf.to_yaml(without_hydra(composed)):
-            return holders
-        for item in items:
-            *parents, name = item.key_or_group.split(".")
-            if item.package is None and not is_in_variant(self._config_type, [*parents, name]):
-                holder: Any = functools.reduce(_item, parents, values)
-                if isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict):
-                    holders[item.get_key_element()] = (holder, name)
-        return holders
-
-    def _job(
-        self,
-        job: Sequence[str],
-        first_words: Sequence[str],
-        holders: Mapping[str, tuple[dict[str, Any], str]],
-        values: dict[str, Any],
-    ) -> Config:
+    def _job(self, job: Sequence[str], first_words: Sequence[str], values: Mapping[str, Any]) -> Config:
         """Return the config of a job.
 
         Args:
             job: Its overrides.
             first_words: Those of the first job.
-            holders: See `_holders`.
-            values: The values of the first job.
+            values: The values of the first job if none refers to another one, else empty.
         """
         if [word.partition("=")[0] for word in job] == [word.partition("=")[0] for word in first_words]:
             words = [word for word, first in zip(job, first_words, strict=True) if word != first]
             items = parsed(words, self._config_type)
-            changed = [(word.partition("=")[0], item.value()) for word, item in zip(words, items, strict=True)]
             # nothing depends on a plain value: validating is a hundred times faster than composing
-            if all(key in holders and not _is_reference(value) for key, value in changed):
-                old_values = [(*holders[key], holders[key][0][holders[key][1]]) for key, _ in changed]
-                for key, value in changed:
-                    holder, name = holders[key]
-                    holder[name] = value
-                config = self._typed(values, job)
-                for holder, name, value in old_values:
-                    holder[name] = value
-                return config
+            if all(self._is_plain(item, values) for item in items):
+                job_values = dict(values)
+                for item in items:
+                    job_values = _with_value(job_values, item.key_or_group.split("."), item.value())
+                return self._typed(job_values, job)
         return self._typed(self._resolved(self.load(job)), job)
+
+    def _is_plain(self, item: Override, values: Mapping[str, Any]) -> bool:
+        """Return whether an override sets a plain value that is no variant, and not another one or a missing one."""
+        *parents, name = item.key_or_group.split(".")
+        holder, value = functools.reduce(_item, parents, values), item.value()
+        is_leaf = isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict)
+        is_reference = isinstance(value, str) and ("${" in value or value == "???")
+        return is_leaf and not is_reference and not (item.package or is_in_variant(self._config_type, [*parents, name]))
 
     def _values(self, axis: Override) -> list[str]:
         """Return an override for each value of an axis."""
@@ -319,11 +301,6 @@ class Preflight(Generic[Config]):
         if not values:
             raise ConfigurationError(f"{axis.input_line}: no values to sweep over")
         return [f"{axis.get_key_element()}={value}" for value in values]
-
-
-def _sweeper_options(composed: DictConfig, overrides: Sequence[str]) -> SweeperConfig:
-    """Return the options of trieye's sweeper; the defaults for another sweeper."""
-    return _plugin_options(composed, "hydra.sweeper", SweeperConfig, overrides) or SweeperConfig()
 
 
 def _plugin_options(composed: DictConfig, node: str, model: type[Options], overrides: Sequence[str]) -> Options | None:
@@ -346,11 +323,6 @@ def _is_ours(composed: DictConfig, node: str) -> bool:
     return str(OmegaConf.select(composed, f"{node}._target_")).startswith("hydra_plugins.trieye.")
 
 
-def _is_reference(value: Any) -> bool:
-    """Return whether a value refers to other keys, or is a missing one."""
-    return isinstance(value, str) and ("${" in value or value == "???")
-
-
 def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the path of keys and the value of each number in nested dicts."""
     if isinstance(value, dict):
@@ -363,37 +335,31 @@ def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 def _misread(path: tuple[str, ...], number: float, files: Iterable[Path]) -> str | None:
     """Return a complaint if YAML has read a text in a config file as this number, such as `1.10` as 1.1, `010` as 8."""
     key, number_text = path[-1], str(number)
-    nodes = [(node, file) for file in files for node in _unquoted_at(key, file)]
-    if any(node.value == number_text or "${" in node.value for node, _ in nodes):
+    pattern = re.compile(rf"(?<![\w.-]){re.escape(key)}['\"]?\s*:\s+(?P<value>[\w.+-]+|\$\{{)")
+    matches = [
+        (match["value"], file) for file in files for match in pattern.finditer(file.read_text("utf-8", "replace"))
+    ]
+    if any(value in (number_text, "${") for value, _ in matches):
         return None  # written as shown, or the value of another key
-    for node, file in nodes:
-        config: Any = OmegaConf.create(f"{key}: {node.value}")
-        if str(config[key]) == number_text:
+    for value, file in matches:
+        if str(OmegaConf.create(f"key: {value}").key) == number_text:
             return (
-                f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {number_text}; "
-                f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
+                f"{'.'.join(path)} is a text, but YAML reads {value} as the number {number_text}; "
+                f"write {key}: '{value}' in {file}"
             )
     return None
-
-
-def _unquoted_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
-    """Yield the values of a key in a config file that are not quoted."""
-    try:
-        nodes = [yaml.compose(file.read_text("utf-8"), Loader=yaml.SafeLoader)]
-    except (OSError, ValueError, yaml.YAMLError):
-        return  # not part of the config, which was composed
-    while nodes:
-        node = nodes.pop()
-        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            nodes.append(value)
-            if name.value == key and isinstance(value, yaml.ScalarNode) and value.style is None:
-                yield value
 
 
 def _as_a_job(config: Config) -> Config:
     """Return the config of a sweep, with the run name of its first job."""
     name = {"run_name": f"{config.run_name}_0"}
     return config.model_copy(update={**name, "persistence": config.persistence.model_copy(update=name)})
+
+
+def _with_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return nested dicts with another value at a path."""
+    name, *rest = path
+    return {**values, name: _with_value(values[name], rest, value) if rest else value}
 
 
 def _item(values: Any, name: str) -> Any:
