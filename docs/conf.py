@@ -64,7 +64,7 @@ linkcheck_ignore = [
     r"https?://(localhost|127\.0\.0\.1)",  # servers on the reader's machine
     r"https?://(www\.)?example\.(org|com)",  # examples
 ]
-HIDDEN = {"model_config", "model_post_init", "spellings", "FOREIGN_KEYS"}
+HIDDEN = {"model_config", "model_post_init", "spellings"}
 FORWARD = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>trieye</title>'
 
 

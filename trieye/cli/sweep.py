@@ -329,7 +329,7 @@ def _check_launcher(words: Sequence[str]) -> None:
         if name in ("only", "is_part"):
             hint = "`trieye sweep run -i` selects jobs by index, `trieye sweep relaunch --only` by state"
             raise ConfigurationError(f"{word}: not accepted here; {hint}")
-        if name not in LauncherConfig.model_fields and name not in LauncherConfig.FOREIGN_KEYS:
+        if name not in LauncherConfig.model_fields:
             raise ConfigurationError(f"{word}: unknown option{did_you_mean(name, LauncherConfig.model_fields)}")
 
 

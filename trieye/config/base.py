@@ -4,7 +4,7 @@ import difflib
 import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -134,8 +134,6 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
-    FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Keys of similar configs of other projects, each with what to do instead."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,9 +1,9 @@
 """LauncherConfig: options of `hydra/launcher=trieye`, which runs the jobs of a sweep in parallel."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -87,18 +87,6 @@ class LauncherConfig(StrictModel):
     `num_cpus`, `num_gpus`, `memory` and `resources` may be interpolations such as `hydra.launcher.num_cpus='${cpus}'`,
     which are resolved for each job.
     """
-
-    FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
-        "n_jobs": "set hydra.launcher.num_jobs", "timeout": "set hydra.launcher.timeout_min, in minutes",
-        **dict.fromkeys(("prefer", "require"), "set hydra.launcher.isolate"),
-        **dict.fromkeys(("verbose", "pre_dispatch"), "omit it"),  # all of joblib; of submitit:
-        "array_parallelism": "set hydra.launcher.num_jobs", "cpus_per_task": "set hydra.launcher.num_cpus",
-        "gpus_per_node": "set hydra.launcher.num_gpus", "mem_gb": "set hydra.launcher.memory, in bytes",
-        **dict.fromkeys(("tasks_per_node", "nodes"), "a job is one process"),
-        "account": "set hydra.launcher.slurm.account", "partition": "set hydra.launcher.slurm.partition",
-        "signal_delay_s": "set hydra.launcher.slurm.signal_s",
-        **dict.fromkeys(("qos", "constraint", "additional_parameters"), "set hydra.launcher.slurm.options"),
-    }  # fmt: skip
 
     backend: Backend | None = Field(
         default=None,

@@ -1,8 +1,7 @@
 """SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,15 +13,6 @@ _SCOPE = re.compile(r"return|last|best|mean:[1-9]\d*")
 
 class SweeperConfig(StrictModel):
     """Jobs of a grid or search, and the objective of a search."""
-
-    FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
-        "direction": "set hydra.sweeper.mode", "n_trials": "set hydra.sweeper.num_trials",
-        "n_jobs": "set hydra.launcher.num_jobs", "max_batch_size": "set hydra.launcher.num_jobs",
-        "storage": "set hydra.sweep.dir, which resumes a search",
-        "study_name": "set hydra.sweep.dir, which resumes a search",
-        "search_space": "set hydra.sweeper.params", "custom_search_space": "set hydra.sweeper.when",
-        "max_failure_rate": "omit it: failed jobs do not end a search",
-    }  # fmt: skip
 
     kind: Literal["grid", "random", "optuna"] = Field(
         default="grid",
@@ -81,21 +71,6 @@ class SweeperConfig(StrictModel):
         description="Steps of a job (loop.axis) before which the pruner does not stop it; with asha, the first step "
         "that it compares: 0 = 1 % of the steps of the first completed job.",
     )
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _mode_is_short(cls, value: Any) -> Any:
-        for word in value if isinstance(value, list) else [value]:
-            if word in {"minimize", "maximize"}:
-                raise ValueError(f"did you mean {word[:3]}? (allowed: min, max)")
-        return value
-
-    @field_validator("when", mode="before")
-    @classmethod
-    def _when_has_conditions(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and not all(isinstance(condition, Mapping) for condition in value.values()):
-            raise ValueError("expected {KEY: {OTHER_KEY: VALUE}}, such as {depth: {model: tree}}")
-        return value
 
     @field_validator("objective")
     @classmethod

@@ -217,7 +217,8 @@ class _Part:
         if details["loc"][-1:] == ("[key]",):
             return f"{key}: expected text as a key, found {_shown(value)}"
         value_text = "keys with values" if isinstance(value, dict) else _shown(value)
-        allowed = "text" if info is None and details["type"] == "string_type" else allowed_values(info)  # of a dict
+        types = {"string_type": "text", "dict_type": "keys with values"} if info is None else {}  # of an item in a dict
+        allowed = types.get(details["type"]) or allowed_values(info)
         return f"{override}: expected {allowed}, found {value_text}{did_you_mean(str(value), _choices(info))}"
 
     def _as_typed(self, path: Sequence[str], value: Any) -> str:

@@ -129,8 +129,6 @@ def plugin_options(
     """
     resolved_values: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
     options = {key: value for key, value in resolved_values.items() if not key.startswith("_")}
-    for key in model.FOREIGN_KEYS.keys() & options.keys():
-        raise ConfigurationError(f"{node}.{key} belongs to another plugin; {model.FOREIGN_KEYS[key]}")
     try:
         return model.model_validate(options)
     except ValidationError as error:
