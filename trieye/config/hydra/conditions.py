@@ -45,7 +45,11 @@ class Conditions:
 
     def keys(self) -> set[str]:
         """Return the conditional keys, and the keys that they depend on."""
-        return {*self.when, *(key for condition in self.when.values() for key in condition)}
+        return {*self.when, *self.others()}
+
+    def others(self) -> set[str]:
+        """Return the keys that conditions read."""
+        return {key for condition in self.when.values() for key in condition}
 
     def sentences(self) -> list[str]:
         """Return each condition as text, such as `agent.clip_range exists where agent=ppo`."""
