@@ -112,25 +112,20 @@ def __getattr__(name: str) -> list[MetricConfig]:
 
 
 def _default_metrics() -> list[MetricConfig]:
+    losses = ("Total", "Policy", "Value", "Entropy", "Mean_Abs_TD_Error")
+    episode = ("Score", "Length", "Triangles_Cleared")
+    loop = {
+        "Buffer/Size": 5.0, "Progress/Total_Simulations": 5.0, "Progress/Episodes_Played": 5.0,
+        "Progress/Weight_Updates_Total": 5.0, "System/Num_Active_Workers": 10.0, "System/Num_Pending_Tasks": 10.0,
+    }  # fmt: skip
     return [
-        _metric("Loss/Total", "trainer", "mean"),
-        _metric("Loss/Policy", "trainer", "mean"),
-        _metric("Loss/Value", "trainer", "mean"),
-        _metric("Loss/Entropy", "trainer", "mean"),
-        _metric("Loss/Mean_Abs_TD_Error", "trainer", "mean"),
+        *(_metric(f"Loss/{name}", "trainer", "mean") for name in losses),
         _metric("LearningRate", "trainer", "latest"),
-        _metric("Episode/Score", "worker", "mean", context_key="score", **_EPISODE),
-        _metric("Episode/Length", "worker", "mean", context_key="length", **_EPISODE),
-        _metric("Episode/Triangles_Cleared", "worker", "mean", context_key="triangles_cleared", **_EPISODE),
+        *(_metric(f"Episode/{name}", "worker", "mean", context_key=name.lower(), **_EPISODE) for name in episode),
         _metric("MCTS/Avg_Simulations_Per_Step", "worker", "mean", seconds=10.0, raw_event_name="mcts_step"),
         _metric("MCTS/Avg_Tree_Depth", "worker", "mean", context_key="avg_mcts_depth", **_EPISODE),
         _metric("RL/Step_Reward_Mean", "worker", "mean", seconds=10.0, raw_event_name="step_reward"),
-        _metric("Buffer/Size", "loop", "latest", seconds=5.0),
-        _metric("Progress/Total_Simulations", "loop", "latest", seconds=5.0),
-        _metric("Progress/Episodes_Played", "loop", "latest", seconds=5.0),
-        _metric("Progress/Weight_Updates_Total", "loop", "latest", seconds=5.0),
-        _metric("System/Num_Active_Workers", "loop", "latest", seconds=10.0),
-        _metric("System/Num_Pending_Tasks", "loop", "latest", seconds=10.0),
+        *(_metric(name, "loop", "latest", seconds=seconds) for name, seconds in loop.items()),
         _metric("Rate/Steps_Per_Sec", "loop", "rate", rate_numerator_event="step_completed", **_RATE),
         _metric("Rate/Episodes_Per_Sec", "worker", "rate", rate_numerator_event="episode_end", **_RATE),
         _metric("Rate/Simulations_Per_Sec", "worker", "rate", rate_numerator_event="mcts_step", **_RATE),

@@ -100,15 +100,13 @@ class TuneConfig(StrictModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.scheduler == "pbt" and self.search != "random":
+        if self.scheduler != "pbt":
+            return self
+        if self.search != "random":
             raise ValueError(f"scheduler=pbt draws its own values; leave out search={self.search}")
-        if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
+        if self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
-        if (
-            self.scheduler == "pbt"
-            and self.max_concurrent_trials is not None
-            and self.max_concurrent_trials < self.num_trials
-        ):
+        if self.max_concurrent_trials is not None and self.max_concurrent_trials < self.num_trials:
             raise ValueError(
                 "scheduler=pbt compares all trials; remove max_concurrent_trials, and limit concurrency with num_cpus"
             )

@@ -1,7 +1,6 @@
 """LocalServers: web servers that listen on localhost and stop whenever this process exits, by SIGKILL too."""
 
 import contextlib
-import errno
 import http.client
 import os
 import shutil
@@ -170,8 +169,7 @@ def check_port(port: int) -> None:
     """Check that a server can listen on a port.
 
     Raises:
-        ConfigurationError: The port is in use, privileged or out of range; the message names the process that uses
-            it, if known.
+        ConfigurationError: The port is in use, privileged or out of range.
     """
     try:
         with socket.socket() as probe:
@@ -180,20 +178,7 @@ def check_port(port: int) -> None:
             probe.bind((HOST, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            reason = f"in use by {_holder_of(port)}"
         raise ConfigurationError(f"port {port}: {reason}; choose another port, or none to get a free one") from error
-
-
-def _holder_of(port: int) -> str:
-    import psutil  # type: ignore[import-untyped]  # stubs would be one more package
-
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
-                command = " ".join(psutil.Process(connection.pid).cmdline())
-                return f"process {connection.pid} ({command[:100]})"
-    return "another program"
 
 
 def free_port() -> int:

@@ -57,7 +57,7 @@ class ProgressBar:
         self._has_bar = has_bar
         self._step = start
         self._printed_step = -1
-        self._notebook = NotebookLine() if _in_a_notebook() else None
+        self._is_in_notebook, self._line_length = _in_a_notebook(), 0
         self._began = time.monotonic()
         self._next_refresh = self._began + REFRESH_INTERVAL_S
         self._bar: RichProgress | None = None
@@ -101,8 +101,8 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None or self._printed_step != self._step:
             self._show()
-        if self._notebook is not None:
-            self._notebook.end()
+        if self._line_length:
+            print()  # noqa: T201 - further output of the cell starts on a new line
         self._stop_bar()
 
     def update(self, step: int) -> None:
@@ -114,7 +114,7 @@ class ProgressBar:
                 if sys.gettrace() is not None:  # a debugger is stepping
                     return
                 self._start_bar()
-            self._next_refresh = now + (REFRESH_INTERVAL_S if self._bar or self._notebook else LINE_INTERVAL_S)
+            self._next_refresh = now + (REFRESH_INTERVAL_S if self._bar or self._is_in_notebook else LINE_INTERVAL_S)
             self._show()
 
     def _show(self) -> None:
@@ -127,24 +127,11 @@ class ProgressBar:
         rate = (self._step - self._start) / elapsed_s
         total = f"/{self._total} ({min(100 * self._step / self._total, 100.0):.0f} %)" if self._total else ""
         line = f"{self._name}: step {self._step}{total}, {rate:.1f} steps/s, {text}".rstrip(", ")
-        (self._notebook.show if self._notebook else say)(line)
-
-
-class NotebookLine:
-    """A line below a notebook cell that is overwritten by each update."""
-
-    def __init__(self) -> None:
-        self._length = 0
-
-    def show(self, text: str) -> None:
-        """Replace the line."""
-        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - the output of a cell
-        self._length = len(text)
-
-    def end(self) -> None:
-        """End the line, so that further output starts on a new one."""
-        if self._length:
-            print()  # noqa: T201 - likewise
+        if self._is_in_notebook:
+            print(f"\r{line:<{self._line_length}}", end="", flush=True)  # noqa: T201 - replaces the line below the cell
+            self._line_length = len(line)
+        else:
+            say(line)
 
 
 def _in_a_notebook() -> bool:

@@ -17,7 +17,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import GroupDefault
+from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
@@ -144,8 +144,9 @@ class Loader:
             groups += self.groups(group)
         return groups
 
-    def _quoted(self, overrides: Sequence[str]) -> list[str]:
-        return [quoted(override, self.config_type) for override in overrides]
+    def _defaults(self, overrides: Sequence[str]) -> list[ResultDefault]:
+        words = [quoted(override, self.config_type) for override in overrides]
+        return self.config_loader.compute_defaults_list(self.source.name, words, RunMode.RUN).defaults
 
     @cached_property
     def _repository(self) -> CachingConfigRepository:
@@ -170,13 +171,11 @@ class Loader:
         Raises:
             Exception: The config does not compose; one of `NOT_COMPOSED`.
         """
-        defaults_list = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
-        return [str(default.config_path) for default in defaults_list.defaults]
+        return [str(default.config_path) for default in self._defaults(overrides)]
 
     def contents(self, overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the name of each composed config, and its values as a dict of the whole config."""
-        defaults_list = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
-        for default in defaults_list.defaults:
+        for default in self._defaults(overrides):
             name = str(default.config_path)
             result = self._repository.load_config(name)
             if result is None or not isinstance(result.config, DictConfig) or result.provider == "trieye":

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -338,16 +339,14 @@ def reserved(parent: Path, name: str) -> Path:
     """Create and return a new directory, unique even if two processes start in the same second."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for number in range(1000):
-            try:
-                directory = parent / (f"{name}_{number}" if number else name)
+        for number in count():
+            directory = parent / (f"{name}_{number}" if number else name)
+            with contextlib.suppress(FileExistsError):
                 directory.mkdir()
-            except FileExistsError:
-                continue
-            return directory
+                break
     except OSError as error:
         raise ConfigurationError(f"cannot create {parent / name}: {error.strerror}") from error
-    raise ConfigurationError(f"{parent} already contains a thousand directories named {name}")
+    return directory
 
 
 def _job_of(
