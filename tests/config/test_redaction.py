@@ -10,7 +10,7 @@ import pytest
 
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.config.base import StrictModel
-from trieye.config.fingerprint import changed_values, config_hash, parameters
+from trieye.config.fingerprint import config_hash, differences, json_of, parameters
 from trieye.config.redaction import looks_secret, recorded, redacted, redacted_text, redacted_yaml, with_secrets
 from trieye.exceptions import ConfigurationError
 
@@ -256,7 +256,7 @@ def test_changes_name_added_and_removed_keys(tmp_path):
     def changes(before, now):
         configs = [WorldConfig(run_name="same", env=World(**env)) for env in (before, now)]
         (earlier := tmp_path / "configs.json").write_text(json.dumps(recorded(configs[0].model_dump(mode="json"))))
-        return changed_values(earlier, configs[1])
+        return differences(json_of(earlier), configs[1])
 
     wrapper = {"time": {"name": "TimeAwareObservation"}}
     assert changes({}, {"kwargs": {"g": 1.0}}) == ["env.kwargs.g: not set -> 1.0"]
@@ -272,7 +272,7 @@ def test_a_default_missing_in_a_stored_config_is_not_a_change(tmp_path):
     stored = config.model_dump(mode="json")
     del stored["tune"], stored["env"]["wrappers"], stored["replay"]["n_step"], stored["loop"]
     (earlier := tmp_path / "configs.json").write_text(json.dumps(stored))
-    assert changed_values(earlier, config) == []
+    assert differences(json_of(earlier), config) == []
 
 
 def test_secrets_affect_neither_the_config_hash_nor_the_reported_changes(tmp_path):
@@ -289,4 +289,4 @@ def test_secrets_affect_neither_the_config_hash_nor_the_reported_changes(tmp_pat
     earlier = tmp_path / "configs.json"
     for stored in (configs[0].model_dump(mode="json"), recorded(configs[0].model_dump(mode="json"))):
         earlier.write_text(json.dumps(stored))
-        assert changed_values(earlier, configs[1]) == []
+        assert differences(json_of(earlier), configs[1]) == []

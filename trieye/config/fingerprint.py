@@ -100,40 +100,11 @@ def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in leaves(sections) if name not in _NO_PARAMETERS)
 
 
-def changed_kind(old_configs_path: Path, config: TrieyeConfig) -> tuple[str | None, str | None]:
-    """Return the algorithms of the last attempt and of this one; both None if one of them is unknown.
-
-    Args:
-        old_configs_path: The configs.json of the last attempt.
-        config: The config of this attempt.
-    """
-    current_kind = getattr(getattr(config, "agent", None), "kind", None)
-    try:
-        agent = json_of(old_configs_path).get("agent")
-    except (OSError, ValueError):
-        agent = None
-    old_kind = agent.get("kind") if isinstance(agent, Mapping) else None
-    return (None, None) if old_kind is None or current_kind is None else (old_kind, current_kind)
-
-
-def changed_values(old_configs_path: Path, config: TrieyeConfig) -> list[str]:
-    """Return `key: before -> now` for changed values, without sections that affect only length and place of the run.
-
-    Args:
-        old_configs_path: The configs.json of the last attempt; if it cannot be read, the result is empty.
-        config: The config of this attempt.
-    """
-    try:
-        stored_config = json_of(old_configs_path)
-    except (OSError, ValueError):
-        return []
-    return differences(stored_config, config)
-
-
 def differences(stored_config: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
-    """Return `key: stored -> current` for each value of a stored config that differs; see `changed_values`.
+    """Return `key: stored -> current` for each value of a stored config that differs.
 
-    Added and removed keys are included, except for added keys with their default value.
+    Sections that affect only length and place of the run are left out. Added and removed keys are included, except for
+    added keys with their default value.
     """
     new_values = redacted({key: value for key, value in with_program(config).items() if key not in _UNTRAINED})
     old_values = {key: value for key, value in redacted(stored_config).items() if key not in {*_UNTRAINED, HIDDEN}}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config import RuntimeConfig, TrieyeConfig
-from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences, with_program
+from trieye.config.fingerprint import config_hash, differences, json_of, with_program
 from trieye.config.hydra.launch import Launch, is_of_moved_sweep, launch_info, note_run, publish_records
 from trieye.config.redaction import recorded, redacted, redacted_text, redactor
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, RunLockedError, noted
@@ -384,13 +384,18 @@ def check_changes(paths: RunFiles, config: TrieyeConfig) -> None:
     Raises:
         ConfigurationError: Another algorithm than in the last attempt, whose checkpoints do not fit.
     """
-    kind, current_kind = changed_kind(paths.config_path, config)
-    if kind != current_kind:
+    try:
+        stored = json_of(paths.config_path)
+    except (OSError, ValueError):
+        return
+    agent, current_kind = stored.get("agent"), getattr(getattr(config, "agent", None), "kind", None)
+    kind = agent.get("kind") if isinstance(agent, Mapping) else None
+    if kind is not None and current_kind not in (None, kind):
         raise ConfigurationError(
             f"agent={current_kind}: run {config.run_name!r} trains agent={kind}; choose another run_name, or set "
             f"agent={kind}"
         )
-    if changes := changed_values(paths.config_path, config):
+    if changes := differences(stored, config):
         say(
             f"run {config.run_name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "
             "if this is not intended, choose another run_name"
