@@ -157,36 +157,28 @@ def _shown(metrics: Mapping[str, float]) -> str:
 
 
 def _rich_bar(*, has_end: bool) -> "RichProgress":
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
     from rich.table import Column
 
     from trieye.process.terminal import Terminal, Text
 
-    class Metrics(TextColumn):
+    class Metrics(progress.TextColumn):
         """Column that is truncated, like the bar, on a narrow terminal."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: progress.Task) -> Text:
             text = super().render(task)
             text.no_wrap, text.overflow = True, "ellipsis"
             return text
 
     # rich first shrinks columns that may wrap, then all columns equally
     column = partial(Column, no_wrap=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30, table_column=Column()),
-        MofNCompleteColumn(table_column=column()),
-        TimeElapsedColumn(table_column=column()),
-        TextColumn("elapsed"),
-        *((TimeRemainingColumn(table_column=column()), TextColumn("left")) if has_end else ()),
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=30, table_column=Column()),
+        progress.MofNCompleteColumn(table_column=column()),
+        progress.TimeElapsedColumn(table_column=column()),
+        progress.TextColumn("elapsed"),
+        *((progress.TimeRemainingColumn(table_column=column()), progress.TextColumn("left")) if has_end else ()),
         Metrics("{task.fields[metrics]}", markup=False, table_column=Column()),
         console=Terminal(stderr=True, soft_wrap=False),
         refresh_per_second=1 / REFRESH_INTERVAL_S,
