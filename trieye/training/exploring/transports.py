@@ -17,14 +17,8 @@ from trieye.snapshot.arrays import FORMATS, map_tensors, write_tensors
 
 Weights = Mapping[str, torch.Tensor]
 
-_BITS = {
-    torch.bfloat16: torch.int16,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e4m3fnuz: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-    torch.float8_e5m2fnuz: torch.uint8,
-    torch.complex64: torch.int64,
-}
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+_BITS = {torch.bfloat16: torch.int16, torch.complex64: torch.int64, **dict.fromkeys(_FLOAT8, torch.uint8)}
 """Integers of the same size for dtypes that NumPy or our files lack."""
 
 
@@ -104,10 +98,9 @@ class CheckpointTransport:
         path = self._directory / f"version_{version:012d}.safetensors"
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
             write_tensors(file, arrays, {})
-        older_paths = [other_path for other_path in self.paths() if other_path < path]
-        # from an attempt that was killed later in the run
-        later_paths = [other_path for other_path in self.paths() if other_path > path]
-        for other_path in (*older_paths[: 1 - self._num_kept], *later_paths):
+        paths = self.paths()
+        kept_paths = paths[: paths.index(path) + 1][-self._num_kept :]  # later ones are of an attempt that was killed
+        for other_path in {*paths} - {*kept_paths}:
             other_path.unlink(missing_ok=True)
         return str(path)
 
@@ -173,15 +166,12 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
         ConfigurationError: Names or shapes do not match; the module is unchanged.
     """
     own_weights = weights_of(module)
-    if own_weights.keys() != weights.keys():
-        name = next(iter(sorted(own_weights.keys() ^ weights.keys())))
-        problem = "is missing" if name in own_weights else "is unexpected"
-        raise ConfigurationError(f"the weights do not match the module {type(module).__name__}: {name} {problem}")
-    for name, value in weights.items():
-        if tuple(value.shape) != tuple(own_weights[name].shape):
+    shapes, own_shapes = ({name: list(item.shape) for name, item in each.items()} for each in (weights, own_weights))
+    for name in own_shapes | shapes:
+        if (shape := shapes.get(name)) != (own_shape := own_shapes.get(name)):
             raise ConfigurationError(
-                f"the weights do not match the module {type(module).__name__}: {name} has shape {list(value.shape)}, "
-                f"expected {list(own_weights[name].shape)}"
+                f"the weights do not match the module {type(module).__name__}: {name} has shape {shape}, expected "
+                f"{own_shape}"
             )
     for name, value in weights.items():
         _copy(value, own_weights[name])
