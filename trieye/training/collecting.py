@@ -17,7 +17,7 @@ from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted
 from trieye.snapshot.environments import EnvState, stateful
 from trieye.training.environments import close_envs, make_envs, naming_lost_members
-from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, first_bad, is_finite
+from trieye.training.finite import MAX_IN_A_ROW, OnNonfinite, is_finite, reject_nonfinite
 from trieye.training.policy import (
     Act,
     Context,
@@ -32,7 +32,7 @@ from trieye.training.policy import (
     merge_moments,
 )
 from trieye.training.reward_scale import RewardScale
-from trieye.training.rows import Array, Rows
+from trieye.training.rows import Array, Rows, named_tensors
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import columns_of, nested, stacks_in
 from trieye.training.steps import Steps
@@ -263,22 +263,14 @@ class Collector:
         culprit = None
         if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
             culprit = "action"
-        elif not extras and self._state is None:
-            return
-        states = self._state if isinstance(self._state, dict) else {"": self._state}
-        outputs = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
-        for name, tensor in outputs.items():
+        for name, tensor in {**extras, **named_tensors("state", self._state)}.items():
             # -inf is the log probability of a masked action
             if tensor.is_floating_point() and math.isnan(tensor.sum().item()) and bool(tensor.isnan().any()):
                 culprit = name
         if culprit is not None:
             owner, step = self._on_nonfinite.owner, self.env_steps
-            for name, weight in self._policy.named_parameters():
-                if not torch.isfinite(weight).all():
-                    raise NonFiniteError(
-                        f"policy.{name} is {first_bad(weight):g} at environment step {step}{owner}; resume from the "
-                        "last checkpoint, and check for code that changes weights other than optimizers"
-                    )
+            weights = ((f"policy.{name}", weight) for name, weight in self._policy.named_parameters())
+            reject_nonfinite(weights, f"at environment step {step}{owner}")
             raise NonFiniteError(
                 f"the policy's {culprit} is not finite{owner} before environment step {step}, although its "
                 "observations and weights are: check the computation in act()"

@@ -241,13 +241,8 @@ class UpdateGuard:
             NonFiniteError: A tensor is not finite.
         """
         self._next_check_at = time.monotonic() + _CHECK_INTERVAL_S
-        for name, tensor in _bad_tensors(self._engine):
-            if name not in self._initially_bad:
-                raise NonFiniteError(
-                    f"{name} is {first_bad(tensor):g} {self._on_nonfinite.where()}, although all applied gradients "
-                    "were finite; resume from the last checkpoint, and check for code that changes weights other than "
-                    "optimizers"
-                )
+        tensors = [(name, tensor) for name, tensor in _bad_tensors(self._engine) if name not in self._initially_bad]
+        reject_nonfinite(tensors, f"{self._on_nonfinite.where()}, although all applied gradients were finite")
 
     def _fetch(self) -> None:
         """Fetch and process the flags of the updates since the last call; one transfer for each optimizer."""
@@ -369,27 +364,30 @@ def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"{owner}: {name} of {names.get(id(param), 'a weight')}", tensor
 
 
-def first_bad(tensor: torch.Tensor) -> float:
-    """Return the first NaN or infinity of a tensor that contains one."""
+def reject_nonfinite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> None:
+    """Raise for the first weight that contains NaN or infinity."""
+    for name, weight in weights:
+        if not torch.isfinite(weight).all():
+            raise NonFiniteError(
+                f"{name} is {_first_bad(weight):g} {where}; resume from the last checkpoint, and check for code that "
+                "changes weights other than optimizers"
+            )
+
+
+def _first_bad(tensor: torch.Tensor) -> float:
     return float(tensor[~torch.isfinite(tensor)][0].item())
 
 
 def _bad_tensors(engine: Any) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the non-finite tensors of an engine with their names; one transfer for each device."""
+    """Return the non-finite tensors of an engine with their names; the results are fetched from a device together."""
     tensors = list(_named_tensors(engine))
-    by_device: dict[torch.device, list[int]] = {}
-    for index, (_, tensor) in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(index)
-    bad_indices: list[int] = []
-    for indices in by_device.values():
-        are_finite = torch.stack([torch.isfinite(tensors[index][1].detach()).all() for index in indices]).tolist()
-        bad_indices += [index for index, good in zip(indices, are_finite, strict=True) if not good]
-    return [tensors[index] for index in sorted(bad_indices)]
+    flags = [torch.isfinite(tensor.detach()).all() for _, tensor in tensors]
+    are_finite = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    return [named_tensor for named_tensor, good in zip(tensors, are_finite, strict=True) if not good]
 
 
 def _name_of(engine: Any, optimizer: torch.optim.Optimizer) -> str:
-    names = [name for name, value in _owned(engine) if value is optimizer]
-    return names[0] if names else type(optimizer).__name__
+    return next((name for name, value in _owned(engine) if value is optimizer), type(optimizer).__name__)
 
 
 def _describe(engine: Any, optimizer: torch.optim.Optimizer) -> str:
@@ -400,14 +398,5 @@ def _describe(engine: Any, optimizer: torch.optim.Optimizer) -> str:
             if param.grad is not None and not torch.isfinite(values := _values(param.grad)).all():
                 name = names.get(id(param), f"weight {index}")
                 owner = _name_of(engine, optimizer)
-                return f"the gradient of {name} is {first_bad(values):g} ({owner}){_describe_batch(engine)}"
+                return f"the gradient of {name} is {_first_bad(values):g} ({owner})"
     return f"a gradient of {_name_of(engine, optimizer)} is not finite"
-
-
-def _describe_batch(engine: Any) -> str:
-    """Describe the first column of the newest batch that is not finite; empty if there is none."""
-    newest = getattr(engine, "_newest_batch", None)
-    for name, tensor in (newest.data if newest else {}).items():
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            return f", whose batch has {first_bad(tensor):g} in {name!r},"
-    return ""

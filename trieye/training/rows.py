@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.training.policy import Obs
+from trieye.training.policy import Obs, map_state
 from trieye.training.spaces import nested
 
 Array = NDArray[Any]
@@ -106,7 +106,7 @@ class Rows:
         """
         extras = {name: tensor.transpose(0, 1)[None] for name, tensor in self.extras.items()}
         extras["valid"] = torch.from_numpy(self.valid.T[None]).to(self.device)
-        extras |= {name: item[None] for name, item in _named("state", self.state).items()}
+        extras |= {name: item[None] for name, item in named_tensors("state", self.state).items()}
         arrays = {name: array.swapaxes(0, 1)[None] for name, array in self.arrays.items()}
         return type(self)(arrays, {}, np.ones((1, self.valid.shape[1]), bool), extras, device=self.device)
 
@@ -116,7 +116,7 @@ class Rows:
         payload |= {f"last/{name}": array for name, array in self.last_obs.items()}
         payload |= {f"extras/{name}": tensor.cpu().numpy() for name, tensor in self.extras.items()}
         for name, state in (("state", self.state), ("last_state", self.last_state)):
-            payload |= {key: tensor.cpu().numpy() for key, tensor in _named(name, state).items()}
+            payload |= {key: tensor.cpu().numpy() for key, tensor in named_tensors(name, state).items()}
         return payload
 
     @classmethod
@@ -167,7 +167,12 @@ class Rows:
             return
         row_indices = torch.from_numpy(np.flatnonzero(self.valid))
         is_whole = len(row_indices) == self.valid.size
-        flat = {name: _flat(value, None if is_whole else row_indices) for name, value in {**self, **columns}.items()}
+
+        def flatten(column: torch.Tensor) -> torch.Tensor:
+            flat_column = column.reshape(-1, *column.shape[2:])
+            return flat_column if is_whole else flat_column[row_indices.to(column.device)]
+
+        flat = {name: map_state(value, flatten) for name, value in {**self, **columns}.items()}
         num_batches = min(max(round(self.valid.size / size), 1), len(row_indices))
         for _ in range(epochs):
             order = torch.randperm(
@@ -177,17 +182,11 @@ class Rows:
                 yield {name: _pick(value, picked_indices) for name, value in flat.items()}
 
 
-def _named(name: str, state: Any) -> dict[str, torch.Tensor]:
+def named_tensors(name: str, state: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a policy state as `name`, or `name/key` for each key of a dict."""
     if isinstance(state, dict):
         return {f"{name}/{key}": item for key, item in state.items()}
     return {} if state is None else {name: state}
-
-
-def _flat(value: Any, row_indices: torch.Tensor | None) -> Any:
-    if isinstance(value, dict):
-        return {key: _flat(item, row_indices) for key, item in value.items()}
-    flat_value = value.reshape(-1, *value.shape[2:])
-    return flat_value if row_indices is None else flat_value[row_indices.to(value.device)]
 
 
 def _pick(value: Any, picked: torch.Tensor) -> Any:
