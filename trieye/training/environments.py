@@ -208,7 +208,7 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
         if seed is not None:
             seed_spaces(envs, seed)
         return envs
-    seeds = [None if seed is None else seed + member for member in range(config.num)]
+    seeds: Any = [None] * config.num if seed is None else range(seed, seed + config.num)
     thunks = [functools.partial(make_env, config, seed=member_seed) for member_seed in seeds]
     if config.vector == "async":  # fork would copy this process in the middle of its threads' work
         return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
@@ -272,25 +272,20 @@ def _vector_form(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     make: Any = gym.make_vec  # its annotations omit the environment's keyword arguments
-    spec = gym.registry.get(config.id)
-    if spec is not None and spec.vector_entry_point is None:
-        raise ConfigurationError(f"env.vector=own: {config.id} has no vector form; set env.vector=sync")
     try:
-        envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
+        envs: VectorEnv[Any, Any, Any] = make(
+            config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config)
+        )
     except Exception as error:  # the border to the user's environment
         raise _creation_error(config, error) from error
-    if not isinstance(envs, VectorEnv):
-        kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
-        raise ConfigurationError(
-            f"env.vector=own: {config.id} makes a {kind}, not a gymnasium.vector.VectorEnv; write an adapter, or set "
-            "env.vector=sync, or env.vector=envpool if EnvPool has it"
-        )
     _reject_running_statistics(envs, f"env.id={config.id}")
-    mode = envs.metadata.get("autoreset_mode")
+    mode = envs.metadata.get("autoreset_mode") if isinstance(envs, VectorEnv) else None
     if mode != AutoresetMode.NEXT_STEP:
-        envs.close()
+        with contextlib.suppress(AttributeError):
+            envs.close()
         raise ConfigurationError(
-            f"env.vector=own: {config.id} has autoreset mode {getattr(mode, 'value', mode)}; required is "
+            f"env.vector=own: {config.id} makes a {type(envs).__qualname__} with autoreset mode "
+            f"{getattr(mode, 'value', mode)}; required is a gymnasium.vector.VectorEnv with "
             f"{AutoresetMode.NEXT_STEP.value}: select it with env.kwargs if possible, or set env.vector=sync"
         )
     return envs
@@ -351,12 +346,6 @@ def _check_vector_form(config: EnvConfig) -> None:
     """Reject a vector form whose spaces differ from the single form, which evaluations use."""
     with contextlib.closing(_vector_form(config)) as envs:
         vector_spaces = spaces_of(envs)
-    spec = gym.registry.get(config.id)
-    if spec is not None and spec.entry_point is None:
-        raise ConfigurationError(
-            f"env.vector={config.vector}: {config.id} has no single form, which evaluations need; register it with an "
-            "entry_point as well"
-        )
     with contextlib.closing(make_env(config)) as env:
         remedy = "which use its single form; make them equal, or set env.vector=sync"
         _check_equal(vector_spaces, spaces_of(env), f"env.vector={config.vector}: {config.id}", remedy)
