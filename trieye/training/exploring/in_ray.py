@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import ray
@@ -27,9 +27,9 @@ _SMALL_BYTES = 65_536
 class _LazyActor:
     """Creates its object on the first call, so that an actor can report its machine before."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, search_paths: list[str], make: bytes) -> None:
         limit_niceness(at_least=WORKER_NICENESS)
-        self._object = cache(make)
+        self._object = cache(partial(_create, search_paths, make))
 
     def machine(self) -> str:
         """Return the name of the machine."""
@@ -43,16 +43,10 @@ class _LazyActor:
 class ExplorerActor(_LazyActor):
     """An explorer in a separate process."""
 
-    def __init__(self, search_paths: list[str], task: bytes, index: int, incarnation: int) -> None:
-        super().__init__(lambda: Explorer(_unpickle(search_paths, task), index, incarnation))
-
 
 @ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)
 class EvaluationActor(_LazyActor):
     """Evaluates checkpoints in a separate process."""
-
-    def __init__(self, search_paths: list[str], make: bytes) -> None:
-        super().__init__(_unpickle(search_paths, make))
 
 
 def start_evaluator(make: Callable[[], Any]) -> WorkerHandle:
@@ -112,7 +106,8 @@ class RayExplorerPool:
         # only if needed: with groups no method runs in the main thread, which some environments require
         groups = {"concurrency_groups": {"tell": 1}} if config.sync.style == "fully_async" else {}
         actor_class: Any = ray.remote(max_restarts=0, max_task_retries=0, **self._options, **groups)(ExplorerActor)
-        return _RayWorker(actor_class.remote(sys.path, ray.cloudpickle.dumps(task), index, incarnation))
+        make = ray.cloudpickle.dumps(partial(Explorer, task, index, incarnation))
+        return _RayWorker(actor_class.remote(sys.path, make))
 
 
 class _RayWorker:
@@ -132,10 +127,10 @@ class _RayWorker:
         ray.kill(self._actor)
 
 
-def _unpickle(search_paths: list[str], data: bytes) -> Any:
-    """Unpickle an object, importing its classes from the driver's search paths."""
+def _create(search_paths: list[str], make: bytes) -> Any:
+    """Create an object by a pickled function, importing classes from the driver's search paths."""
     sys.path += [path for path in search_paths if path not in sys.path]
-    return ray.cloudpickle.loads(data)
+    return ray.cloudpickle.loads(make)()
 
 
 def _translated(error: BaseException) -> BaseException:
