@@ -309,16 +309,8 @@ def test_a_resume_that_depends_on_timing_says_why(train_config, capsys, engine_c
 
 
 @pytest.mark.parametrize("replay", [{}, {"replay": {"kind": "fragment"}}])
-@pytest.mark.parametrize(
-    ("steps", "envs", "reason"),
-    [
-        (4, 1, "of 8 steps: explorers now collect 4 steps (explorer.fragment_steps"),
-        (8, 3, "of 1 environment: explorers now have 3 (env.num)"),
-    ],
-)
-def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(
-    train_config, capsys, replay, steps, envs, reason
-):
+@pytest.mark.parametrize(("steps", "envs"), [(4, 1), (8, 3)])
+def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(train_config, capsys, replay, steps, envs):
     parts = PPO_PARTS | {"sync": {"offset": 1}} | replay
     first = PPO(train_config(**parts, explorer={"num": 1, "fragment_steps": 8}))
     first.advance()
@@ -328,7 +320,9 @@ def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(
     engine.load_checkpoint(state)
     assert engine.collect().valid.shape == (steps, 2 * envs)
     assert engine._row_source.metrics()["explorer/lost_fragments"] == len(state["collector"]["inbox"]["reports"]) > 0
-    assert reason in capsys.readouterr().err
+    stderr = capsys.readouterr().err
+    assert f"of 8 steps of 1 environment: explorers now collect {steps} (explorer.fragment_steps" in stderr
+    assert f"of {envs} (env.num)" in stderr
     engine.cleanup()
 
 

@@ -214,7 +214,7 @@ def test_the_nodes_of_explorers_are_logged_and_waiting_for_one_never_times_out(t
         engine.advance()
         stderr += capsys.readouterr().err
     machines = "explorers: 1 on machine0, 1 on machine1"
-    assert f"{machines}, 1 waiting for a node with free resources (explorer.num_cpus=4)" in stderr
+    assert f"{machines}, 1 waiting for a node with free resources (explorer.num_cpus=4.0)" in stderr
     assert "it did not start" not in stderr
     pool.third.set_result("machine0")
     wait_until(lambda: "explorers: 2 on machine0, 1 on machine1" in capsys.readouterr().err, within_s=20)

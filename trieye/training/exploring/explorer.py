@@ -95,11 +95,6 @@ class FragmentResult:
     returns: ReturnMoments | None = None
     streams: Array | None = None
 
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Sort key of learning: fragments with the oldest weights first."""
-        return self.version_min, self.number, self.explorer
-
 
 class WeightsError(TrieyeError):
     """Raised if a transport fails to fetch weights."""

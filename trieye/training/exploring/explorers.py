@@ -259,7 +259,7 @@ class Explorers:
         max_in_flight = 1 if self._sync.style == "explorer_driven" else self._config.max_in_flight
         while has_granted:
             has_granted = False
-            for slot in sorted(alive_slots, key=lambda slot: (len(slot.assignments), slot.produced, slot.index)):
+            for slot in sorted(alive_slots, key=lambda slot: (len(slot.assignments), slot.delivered, slot.index)):
                 is_free = slot.is_ready and len(slot.assignments) < max_in_flight
                 num_own = waiting[slot.index] + len(slot.assignments)
                 if is_free and self._may_begin(slot, num_own, outstanding, len(alive_slots)):
@@ -301,10 +301,8 @@ class Explorers:
         with self._group.lock:
             if self.interrupted != self._last_interrupted:
                 metrics["episode/interrupted"] = self._last_interrupted = self.interrupted
-            metrics |= {
-                "sync/version": self.version,
-                "explorer/alive": sum(slot.is_ready for slot in self._group.slots),
-            }
+            metrics["sync/version"] = self.version
+            metrics["explorer/alive"] = sum(slot.is_ready for slot in self._group.slots)
             metrics |= {"explorer/restarts": self._group.restarts, "explorer/lost_fragments": self._group.lost}
             metrics |= {f"explorer/{index}/staleness": lag for index, lag in self._lags.items()}
             metrics |= self._queue.metrics()
@@ -403,11 +401,11 @@ class Explorers:
             self._queue.load_state_dict(state)
         elif num := len(state["reports"]):
             self._group.lost += num
-            reason = f"of {counted(num_envs, 'environment')}: explorers now have {self._num_envs} (env.num)"
-            if num_envs == self._num_envs:
-                reason = f"of {fragment_steps} steps: explorers now collect {self._steps} steps "
-                reason += "(explorer.fragment_steps, by default agent.rollout_steps)"
-            say(f"lost {counted(num, 'waiting fragment')} {reason}")
+            say(
+                f"lost {counted(num, 'waiting fragment')} of {counted(fragment_steps, 'step')} of "
+                f"{counted(num_envs, 'environment')}: explorers now collect {self._steps} (explorer.fragment_steps, by "
+                f"default agent.rollout_steps) of {self._num_envs} (env.num)"
+            )
 
     def _say_inexact(self) -> None:
         config: Any = self._task.config

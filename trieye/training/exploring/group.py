@@ -1,5 +1,6 @@
 """ExplorerGroup: starts explorers, supervises them, and restarts failed ones."""
 
+import math
 import platform
 import queue
 import threading
@@ -7,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -85,11 +87,6 @@ class ExplorerSlot:
     def is_awaited(self) -> bool:
         """Whether a fragment or the first answer is outstanding."""
         return bool(self.assignments) or (self.machine is not None and not self.is_ready)
-
-    @property
-    def produced(self) -> int:
-        """Number of delivered fragments plus those in flight."""
-        return self.delivered + len(self.assignments)
 
     @property
     def is_expected(self) -> bool:
@@ -184,14 +181,14 @@ class ExplorerGroup:
         """Make the thread call `assignment`."""
         self._events.put(lambda: None)
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = math.inf) -> bool:
         """Wait until a condition holds, and return whether it does; it is checked after every change and every 0.2 s.
 
         Raises:
             BaseException: `fault`: the error of the last explorer when all were abandoned, or an error that restarts
                 cannot fix.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             while not self._changed.empty():
                 self._changed.get()
@@ -199,13 +196,11 @@ class ExplorerGroup:
                 self.check()
                 if condition():
                     return True
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 return False
-            try:  # not a Condition: Ctrl-C inside its wait leaves the lock acquired
-                self._changed.get(timeout=_POLL_S if left_s is None else min(left_s, _POLL_S))
-            except queue.Empty:
-                continue
+            with suppress(queue.Empty):  # not a Condition: Ctrl-C inside its wait leaves the lock acquired
+                self._changed.get(timeout=min(left_s, _POLL_S))
 
     def check(self) -> None:
         """Raise `fault`, if set."""
@@ -315,10 +310,11 @@ class ExplorerGroup:
         machines = Counter(slot.machine for slot in self.alive if slot.machine is not None)
         parts = [f"{num} on {machine}" for machine, num in sorted(machines.items())]
         if waiting:
-            demand = _demand(self._config)  # without a demand every node has room, and only the start is slow
-            parts.append(
-                f"{len(waiting)} {'waiting for a node with free resources' if demand else 'still starting'}{demand}"
-            )
+            names = ("num_cpus", "num_gpus", "resources")
+            demand = ", ".join(f"explorer.{name}={value}" for name in names if (value := getattr(self._config, name)))
+            # without a demand every node has room, and only the start is slow
+            reason = f"waiting for a node with free resources ({demand})" if demand else "still starting"
+            parts.append(f"{len(waiting)} {reason}")
         message = f"explorers: {', '.join(parts)}"
         message += "; the training waits for all of them: sync.style=fixed" if waiting and self._is_synchronous else ""
         if message != self._last_machines_report and (
@@ -432,13 +428,6 @@ class ExplorerGroup:
             pause_s = 0.0 if slot.failures == 1 else self._config.restart_backoff_s * 2.0 ** (slot.failures - 2)
             slot.restarts_at = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
             say(f"{message}; restarting {'now' if not pause_s else f'in {min(pause_s, _MAX_PAUSE_S):g} s'}")
-
-
-def _demand(config: ExplorerConfig) -> str:
-    """Return the resources that each explorer requests of a node, in parentheses."""
-    requests = [f"explorer.{name}={value:g}" for name in ("num_cpus", "num_gpus") if (value := getattr(config, name))]
-    requests += [f"explorer.resources={config.resources}"] if config.resources else []
-    return f" ({', '.join(requests)})" if requests else ""
 
 
 def _last_line(error: BaseException) -> str:

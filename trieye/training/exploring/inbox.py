@@ -76,7 +76,7 @@ class Reports:
 
     def take(self, n: int) -> tuple[list[FragmentResult], Rows]:
         """Remove and return `n` results, of at least `n` waiting, and their rows; no rows if they are in the replay."""
-        self._waiting.sort(key=lambda report: report.order)
+        self._waiting.sort(key=lambda report: (report.version_min, report.number, report.explorer))
         first, self._waiting = self._waiting[:n], self._waiting[n:]
         if self._publish_version is not None:
             return first, self._no_rows
