@@ -162,7 +162,6 @@ class BroadcastSender:
         self._store: Rendezvous | TCPStore | None = None
         self._serial = 0
         self._sent_weights: tuple[Handle, Flat] | None = None
-        self._spare: Flat | None = None
         self._is_closed = False
         self._listener = ClientListener(host, self.key, self._admit)
         self.address = self._listener.address
@@ -176,17 +175,10 @@ class BroadcastSender:
         """
         with self._lock:
             self._serial += 1
-            handle, layout = Handle(self._serial, version), layout_of(weights)
-            spare, self._spare = self._spare, None
-            flat = spare if spare is not None and spare.layout == layout else Flat(layout, self._device)
+            handle, flat = Handle(self._serial, version), Flat(layout_of(weights), self._device)
             for name, tensor in weights.items():
                 flat.tensors[name].copy_(tensor)
-            try:
-                self._deliver(handle, flat)
-            except ConnectionError:
-                self._spare = flat
-                raise
-            self._spare = None if self._sent_weights is None else self._sent_weights[1]
+            self._deliver(handle, flat)
             self._sent_weights = (handle, flat)
             return handle
 
@@ -324,7 +316,6 @@ class BroadcastReceiver:
         self._group: _EpochGroup | None = None
         self._changed = threading.Condition()  # guards all fields below
         self._flat_by_handle: dict[Handle, Flat] = {}  # oldest first
-        self._free: list[Flat] = []
         self._fault: str | None = None
         threading.Thread(target=self._run, name="trieye-weights-receive", daemon=True).start()
 
@@ -338,7 +329,7 @@ class BroadcastReceiver:
                 raise ConnectionError(f"cannot fetch version {handle.version} of the weights: {reason}")
             selected_handle = handle if handle in self._flat_by_handle else newest
             for old_handle in [other for other in self._flat_by_handle if other.serial < selected_handle.serial]:
-                self._free.append(self._flat_by_handle.pop(old_handle))
+                del self._flat_by_handle[old_handle]
             tensors = self._flat_by_handle[selected_handle].tensors
         if selected_handle != handle:
             raise SupersededError(selected_handle.version, tensors)
@@ -392,15 +383,9 @@ class BroadcastReceiver:
             address, is_gloo = (self._address[0], request.port), self._backend == "gloo"
             store = RendezvousClient(address, self._key) if is_gloo else _nccl_store(*address, is_master=False)
             self._group = _EpochGroup(self._backend, store, self._host, request.rank, request.size)
-        with self._changed:
-            flat = next((free for free in self._free if free.layout == request.layout), None)
-            self._free.clear()
-        flat = flat or Flat(request.layout, self._device)
+        flat = Flat(request.layout, self._device)
         self._group.broadcast(flat)
         with self._changed:
-            if request.handle in self._flat_by_handle:  # repeated, because another explorer joined
-                self._free = [flat]
-                return
             self._flat_by_handle[request.handle] = flat
             while len(self._flat_by_handle) > self._num_kept:
                 del self._flat_by_handle[next(iter(self._flat_by_handle))]
