@@ -5,7 +5,7 @@
 import pickle
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -28,8 +28,9 @@ from trieye.training.evaluation import Evaluation
 from trieye.training.exploring.transports import SupersededError, Transport, as_arrays, load_weights, weights_of
 from trieye.training.loading import load_policy
 from trieye.training.policy import Context, Obs, Policy
+from trieye.training.rows import named_tensors
 from trieye.training.sampling import Sampling
-from trieye.training.spaces import columns_of, nested
+from trieye.training.spaces import as_batch, columns_of, nested
 
 _CPU = torch.device("cpu")
 
@@ -55,11 +56,9 @@ class PolicyContract:
 
     def observations(self, n: int) -> Obs:
         """Return `n` initial observations."""
-        env = make_env(self.make_config().env)
-        try:
-            columns = [columns_of(_alone(env.reset(seed=seed)[0])) for seed in range(n)]
-        finally:
-            env.close()
+        with closing(make_env(self.make_config().env)) as env:
+            space = env.observation_space
+            columns = [columns_of(as_batch(env.reset(seed=seed)[0], space)[0]) for seed in range(n)]
         stacked_columns = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
         return nested({name: torch.from_numpy(array) for name, array in stacked_columns.items()})
 
@@ -99,7 +98,7 @@ class PolicyContract:
     def test_its_state_keeps_the_shapes_of_the_initial_state(self) -> None:
         """For recurrent policies: initial states replace the states of ended episodes."""
         policy = self.make_policy()
-        initial, returned = (_tensors(state) for state in (policy.initial_state(4), self.act(policy, 4).state))
+        initial, returned = (named_tensors("", state) for state in (policy.initial_state(4), self.act(policy, 4).state))
         assert {name: (item.shape, item.dtype) for name, item in initial.items()} == {
             name: (item.shape, item.dtype) for name, item in returned.items()
         }
@@ -135,11 +134,8 @@ class PolicyContract:
         """Complete episodes are played, and `on_episode` receives the last info of each."""
         env = self.make_config().env
         longest = min(env.max_episode_steps or self.MAX_EPISODE_STEPS, self.MAX_EPISODE_STEPS)
-        evaluation = Evaluation(env.model_copy(update={"max_episode_steps": longest}))
-        try:
+        with closing(Evaluation(env.model_copy(update={"max_episode_steps": longest}))) as evaluation:
             episodes = evaluation.play(self.make_policy(), 2)
-        finally:
-            evaluation.close()
         assert [len(episodes), min(episode.length for episode in episodes) > 0] == [2, True]
         assert all(isinstance(value, float) for episode in episodes for value in episode.metrics.values())
 
@@ -321,15 +317,6 @@ class SamplingContract:
             assert list(_differences(batch.data, other_batch.data)) == []
 
 
-def _alone(obs: Any) -> Any:
-    """Return an observation as a batch of one."""
-    return {key: np.asarray(item)[None] for key, item in obs.items()} if isinstance(obs, Mapping) else obs[None]
-
-
-def _tensors(state: Any) -> dict[str, torch.Tensor]:
-    return state if isinstance(state, dict) else {} if state is None else {"": state}
-
-
 def _module(weights: Mapping[str, torch.Tensor]) -> nn.Module:
     module, part = nn.Module(), nn.Module()
     for name, item in weights.items():
@@ -352,6 +339,6 @@ def _differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    encoded_states = [encode(value, copy=False) for value in (one, other)]
-    contents = [{name: array.tobytes() for name, array in each.arrays.items()} for each in encoded_states]
-    return encoded_states[0].tree == encoded_states[1].tree and contents[0] == contents[1]
+    states = [encode(value, copy=False) for value in (one, other)]
+    first, second = ((each.tree, {name: array.tobytes() for name, array in each.arrays.items()}) for each in states)
+    return first == second

@@ -1,6 +1,6 @@
 """Background evaluation of checkpoints, in a Ray actor or in a thread."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -63,8 +63,14 @@ class Evaluator:
         """Start the evaluation of a checkpoint; the future raises `ConnectionError` if the process died."""
         if self._last is not None and self._last.done() and isinstance(self._last.exception(), ConnectionError):
             self.close()
-        if self._worker is None:
-            self._worker = _start_worker(self._config, self._make)
+        if self._worker is None and self._config.runtime.kind == "local":
+            with preserved_generators():  # the policy's constructor draws initial weights from the global generators
+                evaluator = self._make()
+            self._worker = ThreadWorker(lambda: evaluator, "trieye-evaluation")
+        elif self._worker is None:
+            from trieye.training.exploring.in_ray import start_evaluator
+
+            self._worker = start_evaluator(self._make)
         self._last = self._worker.begin("evaluate", str(checkpoint))
         return self._last
 
@@ -73,13 +79,3 @@ class Evaluator:
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._last = None
-
-
-def _start_worker(config: Any, make: Callable[[], CheckpointEvaluator]) -> WorkerHandle:
-    if config.runtime.kind == "local":
-        with preserved_generators():  # the policy's constructor draws initial weights from the global generators
-            evaluator = make()
-        return ThreadWorker(lambda: evaluator, "trieye-evaluation")
-    from trieye.training.exploring.in_ray import start_evaluator
-
-    return start_evaluator(make)

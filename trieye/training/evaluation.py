@@ -151,7 +151,8 @@ class Evaluation:
                     obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
                 num_started += 1
-            state = map_state(state, _join, policy.initial_state(num_started)) if num_started else state
+            if num_started:
+                state = map_state(state, lambda *parts: torch.cat(parts), policy.initial_state(num_started))
             columns = columns_of(_stack([obs[id(env)] for env, _ in active]))
             self._check()
             with torch.inference_mode():
@@ -235,10 +236,6 @@ def _stack(observations: list[Any]) -> Any:
     if isinstance(observations[0], dict):
         return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
     return np.stack(observations)
-
-
-def _join(item: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    return torch.cat((item, fresh))
 
 
 def _select(item: torch.Tensor, is_running: torch.Tensor) -> torch.Tensor:

@@ -182,14 +182,13 @@ def _is_same(action: torch.Tensor, expected_action: torch.Tensor) -> bool:
 
 def _observations(space: Any, n: int, draws: np.random.Generator) -> Any:
     """Return random observations `[n, ...]` of a space, in the form that a policy receives."""
-    parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
-    samples = (
-        _sample(space, n, draws) if parts is None else {key: _sample(part, n, draws) for key, part in parts.items()}
-    )
-    return nested({name: torch.from_numpy(column) for name, column in columns_of(samples).items()})
+    columns = columns_of(_sample(space, n, draws))
+    return nested({name: torch.from_numpy(column) for name, column in columns.items()})
 
 
 def _sample(space: Any, n: int, draws: np.random.Generator) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _sample(part, n, draws) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         # uniform values between bounds such as 3e38, as Gymnasium samples them, overflow in most networks
         low, high, shape = space.low.astype(np.float64), space.high.astype(np.float64), (n, *space.shape)
@@ -209,14 +208,10 @@ def _silence_torch() -> Iterator[None]:
 
     Output of other threads is lost, too, during the second or two of the export.
     """
-    handlers = logging.getLogger("torch").handlers
-    log_filter = logging.Filter("trieye: no logger has this name")
-    for handler in handlers:
-        handler.addFilter(log_filter)
+    logger = logging.getLogger("torch")
+    handlers, logger.handlers = logger.handlers, []
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(log_filter)
+        logger.handlers = handlers
