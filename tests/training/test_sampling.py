@@ -248,9 +248,12 @@ PAIRS = {"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 4))}
     [
         ({"state": np.zeros(2)}, r"no column obs; columns: .*state"),
         ({"obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 5))}, r"next_obs has the shape \[5\]"),
-        ({"obs": np.zeros((2, 5))}, r"obs has the shape \[5\], and in the environment \[4\]$"),
-        ({"obs": np.zeros((2, 1), int)}, r"obs has the shape \[1\], .*; discrete observations must be one-hot vectors"),
-        ({"obs": np.zeros((2, 4)), "action": np.zeros((2, 3))}, r"an action has 3 numbers, .* the shape \[\]"),
+        (PAIRS | {"obs": np.zeros((2, 5))}, r"obs has the shape \[5\], and in the environment \[4\]$"),
+        (
+            PAIRS | {"obs": np.zeros((2, 1), int)},
+            r"obs has the shape \[1\], .*; discrete observations must be one-hot vectors",
+        ),
+        (PAIRS | {"action": np.zeros((2, 3))}, r"an action has 3 numbers, .* the shape \[\]"),
         ({"obs": np.zeros((2, 4))}, r"no column next_obs; columns: "),
         (PAIRS | ENDS | {"discount": np.ones(2)}, r"a column discount would replace agent.gamma .*; rename the column"),
         (PAIRS, r"no column terminated, without which .*; columns: .*Rename the column, such as terminals"),

@@ -166,27 +166,24 @@ class _ExternalExperience(Experience):
                 if name not in columns and bare in columns:
                     columns[name] = columns.pop(bare)
         spaces = {f"obs/{key}": part for key, part in inner.items()} or {"obs": self.spaces.observation}
+        spaces |= {f"next_{name}": space for name, space in spaces.items()}
         if missing := [name for name in (*spaces, "action", "reward") if name not in columns]:
             raise ConfigurationError(f"no column {missing[0]}; columns: {', '.join(columns)}")
         for name, space in spaces.items():
-            for column in [column for column in (name, f"next_{name}") if column in columns]:
-                columns[column] = as_column(columns[column])
-                self._check_obs(column, columns[column].shape[1:], space.shape)
+            columns[name] = as_column(columns[name])
+            self._check_obs(name, columns[name].shape[1:], space.shape)
         if (size := math.prod(columns["action"].shape[1:])) != math.prod(action.shape):
             raise ConfigurationError(
                 f"an action has {size} numbers, and in the environment the shape {list(action.shape)}"
             )
-        self._check_transitions(columns, spaces)
+        self._check_transitions(columns)
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
         columns["action"] = columns["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
         reward = columns["reward"].reshape(-1).astype(np.float32, copy=False)
         columns["reward"] = np.sign(reward) if self.clip_rewards else reward
         return columns
 
-    def _check_transitions(self, rows: Mapping[str, Any], observations: Collection[str]) -> None:
-        for name in (f"next_{name}" for name in observations):
-            if name not in rows:
-                raise ConfigurationError(f"no column {name}; columns: {', '.join(rows)}")
+    def _check_transitions(self, rows: Mapping[str, Any]) -> None:
         if "discount" in rows:
             raise ConfigurationError("a column discount would replace agent.gamma and terminations; rename the column")
         if not rows.keys() & {"terminated", "done"}:
