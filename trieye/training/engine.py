@@ -43,7 +43,7 @@ from trieye.training.update_ratio import UpdateRatio
 PolicyT = TypeVar("PolicyT", bound=Policy[Any, Any], default=Policy[Any, Any])
 BatchT = TypeVar("BatchT", bound=Minibatch, default=Minibatch)
 _GENERATOR_SEED_OFFSET = 1 << 30  # exploration uses the seed itself
-_NO_STATE = {"config", "agent", "device", "envs", "policy", "replay"}
+_NO_STATE = {"config", "agent", "device", "envs", "generator", "policy", "replay"}
 """Attributes that are created from the config, or saved under other names."""
 
 
@@ -61,6 +61,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         agent: `config.agent`.
         device: Device of the policy and the updates.
         envs: The vector environment; None if explorers collect.
+        generator: Random generator on the device, saved in checkpoints; exploration uses another one.
         policy: The acting module, on `device`.
         replay: The replay buffer of an agent whose config is a `ReplayAgentConfig`, else None.
         updates: Completed updates; within `train_step` the current one is included.
@@ -109,7 +110,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
                 module.compile()
         replay = replay_config(config, spaces)
         self.replay: Any = None
-        self._generator = torch.Generator(self.device).manual_seed(config.seed + _GENERATOR_SEED_OFFSET)
+        self.generator = torch.Generator(self.device).manual_seed(config.seed + _GENERATOR_SEED_OFFSET)
         self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
         self._row_source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env, self._stop)
@@ -171,11 +172,6 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     def schedule_step(self) -> int:
         """Argument of schedules: environment steps, or updates with `mode=train`, which makes no environment steps."""
         return self.updates if self.config.schedule_axis == "updates" else self.env_steps
-
-    @property
-    def generator(self) -> torch.Generator:
-        """Random generator on the device, saved in checkpoints; exploration uses another one."""
-        return self._generator
 
     def collect(self, steps: int | None = None) -> Rows:
         """Make `steps` steps of each environment with the exploring policy; default `agent.rollout_steps`.
@@ -242,7 +238,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             columns: Additional columns `[t, n, ...]`, such as advantages.
         """
         size, limit = self.agent.batch_size, self.config.loop.limit_on("updates")
-        for data in rows.minibatches(size, epochs=epochs, generator=self._generator, **columns):
+        for data in rows.minibatches(size, epochs=epochs, generator=self.generator, **columns):
             if limit is not None and self.updates >= limit:
                 return
             yield self._counted_batch(kind(data))
@@ -300,8 +296,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         rates = {}
         for name, optimizer in vars(self).items():
             if isinstance(optimizer, torch.optim.Optimizer):
-                short = name.strip("_").removesuffix("optimizer").strip("_")
-                metric = f"train/lr_{short}" if short else "train/lr"
+                metric = f"train/lr_{name.strip('_').removesuffix('optimizer')}".rstrip("_")
                 groups = optimizer.param_groups
                 for index, group in enumerate(groups):
                     rates[metric if len(groups) == 1 else f"{metric}/{index}"] = float(group["lr"])
@@ -357,7 +352,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
             "collector": self._row_source,
-            "generator": self._generator,
+            "generator": self.generator,
             "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
             "update_ratio": self._update_ratio.state_dict(),
@@ -369,7 +364,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         """Restore the state that `save_checkpoint` returned."""
         self.policy.load_state_dict(checkpoint["policy"])
         self._state.load_state_dict(checkpoint["attributes"])
-        stateful(self._generator).load_state_dict(checkpoint["generator"])
+        stateful(self.generator).load_state_dict(checkpoint["generator"])
         source_state = {"version": checkpoint["version"], **checkpoint["collector"]}
         if isinstance(self._row_source, Collector):  # explorers count versions themselves
             self._version = source_state["version"]

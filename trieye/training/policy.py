@@ -83,7 +83,6 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         self.normalizer: nn.Module = (
             Normalizer(spaces.observation.shape) if config.env.normalize_observations else nn.Identity()
         )
-        self.register_load_state_dict_post_hook(_ignore_unsaved_buffers)  # type: ignore[no-untyped-call]  # of torch
 
     def act(self, obs: Obs, state: Any, ctx: Context) -> Act:
         """Choose actions; called in evaluation mode (no dropout, running statistics) and without gradients.
@@ -160,12 +159,6 @@ def episode_metrics(policy: Policy, info: Mapping[str, Any], group: str) -> dict
             f"{_name(policy)}.on_episode() returns {names}: trieye uses these names itself; choose other names"
         )
     return {name: number_of(f"{group}/{name}", value) for name, value in metrics.items()}
-
-
-def _ignore_unsaved_buffers(module: nn.Module, keys: Any) -> None:
-    """Accept a checkpoint with the values of buffers that are computed and no longer saved (`persistent=False`)."""
-    buffer_names = {name for name, _ in module.named_buffers()}
-    keys.unexpected_keys[:] = [name for name in keys.unexpected_keys if name not in buffer_names]
 
 
 class EvaluationMode:
