@@ -177,8 +177,6 @@ class MemoryHistory:
         """Return at most `limit` items from an index on, and the index after them."""
         with self._lock:
             after = max(start, min(start + limit, len(self._items)))
-            if not self._superseded:
-                return self._items[start:after], after
             items = enumerate(self._items[start:after], start)
             hidden = (Point, Medium)
             return [

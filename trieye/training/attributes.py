@@ -36,6 +36,7 @@ class Attributes:
 
     def __init__(self, holder: Any, ignored_names: Collection[str]) -> None:
         self._holder, self._ignored_names = holder, ignored_names
+        self._device = torch.device(getattr(holder, "device", "cpu"))
         self._initial_data = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
         for name, value in self._items():
             if isinstance(value, _CONTAINERS) and any(self._is_unsaved(item) for item in _items_of(value)):
@@ -73,10 +74,6 @@ class Attributes:
     def _is_off_device(self, value: Any) -> bool:
         types = {tensor.device.type for tensor in _tensors_of(value)}
         return bool(types) and self._device.type not in types
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device(getattr(self._holder, "device", "cpu"))
 
     def _is_state(self, name: str, value: Any) -> bool:
         if is_data(value):
@@ -118,8 +115,7 @@ class Attributes:
         """Load the moments; hyperparameters keep the values of the current config, unless a scheduler changes them."""
         current = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
-        schedulers = [value for _, value in self._items() if hasattr(value, "optimizer")]
-        if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
+        if not any(getattr(value, "optimizer", None) is optimizer for _, value in self._items()):
             for group, values in zip(optimizer.param_groups, current, strict=True):
                 group.update(values)
 

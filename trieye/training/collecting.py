@@ -382,10 +382,9 @@ class Collector:
         """Return `state_dict` as plain data, to be saved by another process."""
         state = self.state_dict()
         state["policy_state"] = map_state(self._state, torch.Tensor.cpu)
-        nested_states = {
-            name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None
-        }
-        return {**state, **nested_states}
+        for name in ("envs", "generator"):
+            state[name] = None if state[name] is None else stateful(state[name]).state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore a state; return False if the saved episodes were cut and new ones started.

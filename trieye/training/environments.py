@@ -163,8 +163,7 @@ def _class_of(name: str, wrapper: WrapperConfig) -> Callable[..., Any]:
         namespace: Any = import_module(module) if colon else gym.wrappers
         wrapper_class: Callable[..., Any] = getattr(namespace, attribute)
     except (ImportError, AttributeError) as error:
-        choices = [] if colon else gym.wrappers.__all__
-        hint = did_you_mean(attribute, choices)
+        hint = did_you_mean(attribute, [] if colon else gym.wrappers.__all__)
         raise ConfigurationError(
             f"env.wrappers.{name}.name={wrapper.name}: the class does not exist{hint} (expected a class of "
             f"gymnasium.wrappers, or module:Class): {error}"

@@ -56,9 +56,8 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         return name
 
     def _check_options(self) -> None:
-        option_names = [*self._envpool.make_spec(self._id).config._fields]
-        option_names = [name for name in option_names if name not in _RESERVED]
-        for name in self._options.keys() - set(option_names):
+        option_names = {*self._envpool.make_spec(self._id).config._fields} - _RESERVED
+        for name in self._options.keys() - option_names:
             raise ConfigurationError(
                 f"env.kwargs.{name}: EnvPool's {self._id} has no such option{did_you_mean(name, option_names)} "
                 f"(options: {', '.join(sorted(option_names))})"

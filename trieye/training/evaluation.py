@@ -1,7 +1,6 @@
 """Evaluation: plays whole episodes without exploration, in separate environments, from fixed seeds."""
 
 import os
-import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import closing, suppress
@@ -204,21 +203,15 @@ def _frame_of(env: Any) -> NDArray[np.uint8]:
     except (gym.error.Error, ImportError, NotImplementedError) as error:
         raise ConfigurationError(f"{env.spec.id if env.spec else env} cannot render a video: {error}") from error
     except Exception as error:
-        if not _was_raised_by_mujoco(error):
+        if not {"mujoco", "dm_control"} & {*type(env.unwrapped).__module__.split(".")}:
             raise
-        backend = os.environ.get("MUJOCO_GL", "not set")
         raise ConfigurationError(
             f"{env} cannot render a video: {error}; without a display set the environment variable "
-            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (now {backend})"
+            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (now {os.environ.get('MUJOCO_GL', 'not set')})"
         ) from error
     if not isinstance(picture, np.ndarray):
         raise ConfigurationError(f"{env} cannot render a video: render() returned {picture!r:.60}, not an array")
     return picture.copy()  # the environment may draw the next frame into the same array
-
-
-def _was_raised_by_mujoco(error: BaseException) -> bool:
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any({"mujoco", "dm_control"} & set(name.split(".")) for name in modules)
 
 
 def summary(episodes: list[Episode]) -> dict[str, float]:

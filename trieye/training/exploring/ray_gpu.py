@@ -36,7 +36,7 @@ def reserve_gpu(index: int, per_explorer: float) -> Any:
     Raises:
         ConfigurationError: No node has a GPU for an explorer besides the learner's.
     """
-    on_node = _gpus_of_nodes()
+    on_node = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
     here = on_node.pop(ray.get_runtime_context().get_node_id(), 0)
     is_actor = ray.get_runtime_context().get_actor_id() is not None
     if not here or (is_actor and ray.get_gpu_ids()):
@@ -48,10 +48,6 @@ def reserve_gpu(index: int, per_explorer: float) -> Any:
             "agent.device=cpu"
         )
     return _holder_of(_physical(index), here)
-
-
-def _gpus_of_nodes() -> dict[str, int]:
-    return {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
 
 
 def _physical(index: int) -> str:
