@@ -156,7 +156,7 @@ def test_each_resume_that_cuts_episodes_starts_different_ones(train_config):
 
 def test_an_engine_without_a_replay_has_no_due_batches(config):
     engine = PPO(config().model_copy(update={"agent": PPOConfig(rollout_steps=5)}))
-    with pytest.raises(trieye.ConfigurationError, match="PPOConfig is not a ReplayAgentConfig"):
+    with pytest.raises(trieye.ConfigurationError, match="needs a ReplayAgentConfig, not PPOConfig"):
         next(engine.due_batches())
     engine.cleanup()
 

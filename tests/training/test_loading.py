@@ -157,7 +157,7 @@ def test_the_environment_of_a_run_without_a_config_is_unavailable(tmp_path):
     with pytest.raises(ConfigurationError, match=r"configs.json: cannot read the config of the run"):
         trieye.make_env(tmp_path)
     (tmp_path / "configs.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match=r"has no key env, .*; use its code instead"):
+    with pytest.raises(ConfigurationError, match=r"has no key env; use the code of its program instead"):
         trieye.make_env(tmp_path)
 
 

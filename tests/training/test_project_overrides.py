@@ -238,7 +238,6 @@ def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
     engine, fork = (make_engine(compose(agent, env, f"+env.kwargs.scale={scale}")) for scale in (1, 10))
     saved = decode(encode(engine.save_checkpoint(None)))
     assert not {"low", "high"} & saved["policy"].keys()
-    saved["policy"] |= {"low": torch.zeros(2), "high": torch.ones(2)}  # as in early checkpoints
     fork.load_checkpoint(saved)
     for _ in range(10):
         fork.advance()

@@ -68,7 +68,7 @@ def test_an_invalid_minibatch_size_or_column_shape_is_rejected(make_rows):
     rows = make_rows()
     with pytest.raises(ConfigurationError, match=r"minibatches\(0\)"):
         next(rows.minibatches(0))
-    with pytest.raises(ConfigurationError, match=r"advantages has shape \[13\]; expected \[13, 3, ...\]"):
+    with pytest.raises(ConfigurationError, match=r"advantages has shape \[13\]; the rows have \[13, 3\]"):
         next(rows.minibatches(4, advantages=torch.zeros(13)))
 
 

@@ -192,7 +192,7 @@ def test_a_mixed_run_resumes_exactly(config, data):
         ({"data": "a.npz", "mode": "train"}, r"set loop.axis=updates, not env_steps"),
         (
             {"data": "a.npz", "sample": {"kind": "mix"}, "env": {"id": "CartPole-v1", "normalize_rewards": True}},
-            r"env.normalize_rewards=true .* not those of data=a.npz; set env.normalize_rewards=false",
+            r"env.normalize_rewards=true .* not apply to data=a.npz; set it to false",
         ),
         (
             {"data": "a.npz", "mode": "train", "agent": {"kind": "ppo"}, "loop": {"axis": "updates"}},

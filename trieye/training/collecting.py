@@ -242,9 +242,7 @@ class Collector:
             if not (faults := recorded_steps.obs_faults(t)):
                 return members
         n, fault = next(iter(faults.items()))
-        raise NonFiniteError(
-            f"{fault} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
-        )
+        raise NonFiniteError(f"{fault} of environment {n}{self._on_nonfinite.owner} after {MAX_IN_A_ROW} resets")
 
     def _record_cuts(self, recorded_steps: Steps) -> None:
         """Count cut episodes; after a cut in the first row, an environment gets a new stream id."""

@@ -80,18 +80,13 @@ class TrainingConfig(TrieyeConfig):
         use = "mode=train" if self.mode == "train" else samples
         may_have_data = use == samples and ":" in self.sample.kind  # for a class of the project data is optional
         if use is None and self.data is not None:
-            raise ValueError(
-                f"data={self.data} is not used; set mode=train, sample=mix or sample=warmup, or leave it out"
-            )
+            raise ValueError(f"data={self.data} is not used; set mode=train, sample=mix or sample=warmup")
         if use is not None and self.data is None and not may_have_data:
             raise ValueError(f"{use} needs recorded rows: set data=<file>")
         if use is not None and not isinstance(self.agent, ReplayAgentConfig):
             raise ValueError(f"{use} needs an agent with a replay; this agent learns from each rollout only")
         if self.data is not None and self.env.normalize_rewards:
-            raise ValueError(
-                f"env.normalize_rewards=true scales the rewards of collected rows only, not those of data={self.data}; "
-                "set env.normalize_rewards=false"
-            )
+            raise ValueError(f"env.normalize_rewards=true does not apply to data={self.data}; set it to false")
         if self.mode == "train" and self.loop.axis != "updates":
             raise ValueError(f"mode=train makes no environment steps; set loop.axis=updates, not {self.loop.axis}")
         return self
@@ -115,9 +110,7 @@ class TrainingConfig(TrieyeConfig):
         if replay.frame_stack:
             raise ValueError("replay.frame_stack: set env.frame_stack instead, so that the policy gets stacks, too")
         if replay.limiter != LimiterConfig():
-            raise ValueError(
-                "replay.limiter: not used; set agent.updates_per_env_step and agent.learning_starts instead"
-            )
+            raise ValueError("replay.limiter: not used; set agent.updates_per_env_step and agent.learning_starts")
         uses = self.agent.updates_per_env_step * self.agent.batch_size
         if replay.max_reuse is not None and replay.max_reuse < 2 * uses:
             raise ValueError(
@@ -131,9 +124,7 @@ class TrainingConfig(TrieyeConfig):
                 "(agent.rollout_steps x env.num): some rows would be overwritten before any is used"
             )
         if "gamma" in replay.model_fields_set and replay.gamma not in {self.agent.gamma, ReplayConfig().gamma}:
-            raise ValueError(
-                f"replay.gamma={replay.gamma} differs from agent.gamma={self.agent.gamma}; set agent.gamma only"
-            )
+            raise ValueError(f"replay.gamma={replay.gamma} differs from agent.gamma={self.agent.gamma}; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -159,10 +150,7 @@ class TrainingConfig(TrieyeConfig):
         if self.mode == "explore" and self.loop.steps is None and self.loop.env_steps is None:
             raise ValueError("mode=explore would never stop; set loop.env_steps, the number of steps to collect")
         if self.loop.background_evaluation and self.env.eval_video:
-            raise ValueError(
-                "env.eval_video is not supported by background evaluations; leave out env.eval_video or "
-                "loop.background_evaluation"
-            )
+            raise ValueError("env.eval_video is not supported by background evaluations; leave out one of them")
         return self
 
     @property
@@ -180,10 +168,7 @@ class TrainingConfig(TrieyeConfig):
         explorer, sync, runtime = self.explorer, self.sync, self.runtime.kind
         if self.mode == "explore":
             if sync not in (SyncConfig(), SyncConfig(transport="checkpoint")):
-                raise ValueError(
-                    "mode=explore has no learner; the only supported sync option is sync.transport=checkpoint, which "
-                    "follows the weights of the run while another process trains it"
-                )
+                raise ValueError("mode=explore has no learner; the only sync option is sync.transport=checkpoint")
             return self
         if not explorer.num:
             if sync != SyncConfig():
@@ -191,16 +176,9 @@ class TrainingConfig(TrieyeConfig):
             return self
         if self.mode == "train":
             raise ValueError(f"mode=train learns from data only; leave out explorer.num={explorer.num}")
-        if runtime == "local" and sync.transport in {"object_store", "collective"}:
-            raise ValueError(
-                f"sync.transport={sync.transport} needs explorer processes, and runtime=local uses threads; set "
-                "runtime=ray, or sync.transport=auto"
-            )
-        if runtime != "local" and sync.transport == "local":
-            raise ValueError(
-                f"sync.transport=local needs explorer threads, and runtime={runtime} uses processes; set "
-                "sync.transport=auto, or runtime=local"
-            )
+        of_one_runtime = sync.transport in {"local", "object_store", "collective"}
+        if of_one_runtime and (sync.transport == "local") != (runtime == "local"):
+            raise ValueError(f"sync.transport={sync.transport} does not fit runtime={runtime}; set sync.transport=auto")
         if sync.offset and sync.style != "fixed":
             raise ValueError(f"sync.offset={sync.offset} requires sync.style=fixed; set sync.max_staleness instead")
         return self

@@ -205,9 +205,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         """
         agent = self.agent
         if not isinstance(agent, ReplayAgentConfig):
-            raise ConfigurationError(
-                f"due_batches(): {type(agent).__name__} is not a ReplayAgentConfig, so the agent has no replay"
-            )
+            raise ConfigurationError(f"due_batches() needs a ReplayAgentConfig, not {type(agent).__name__}")
         due = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))

@@ -143,9 +143,7 @@ def _check_atari(config: EnvConfig) -> None:
     load("cv2", "env.atari=true")
     spec = gym.registry.get(config.id.rpartition(":")[2])
     if spec is not None and not str(spec.entry_point).startswith("ale_py"):
-        raise ConfigurationError(
-            f"env.atari=true: {config.id} is not an ale-py game such as ALE/Pong-v5; leave out env.atari"
-        )
+        raise ConfigurationError(f"env.atari=true: {config.id} is not an ale-py game; leave out env.atari")
 
 
 def _atari_spec(config: EnvConfig) -> gym.envs.registration.EnvSpec | None:
@@ -445,9 +443,7 @@ def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
     if fault is not None:
         raise ConfigurationError(f"env.id={config.id} violates the rules of Gymnasium: {fault}")
     if config.eval_video and not has_pictures:
-        raise ConfigurationError(
-            f"env.eval_video=true: {config.id} cannot render frames: its render_modes do not include `rgb_array`"
-        )
+        raise ConfigurationError(f"env.eval_video=true: {config.id} cannot render frames: it has no mode rgb_array")
     space = spaces.observation
     parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else (space,)
     if not all(isinstance(part, _SUPPORTED_PARTS) for part in parts):

@@ -98,9 +98,7 @@ def _check_free(export_dir: Path) -> None:
         own_names = set()
     for name in (WEIGHTS, PROGRAM, NOTE):
         if name not in own_names and os.path.lexists(export_dir / name):
-            raise ConfigurationError(
-                f"{export_dir / name} exists, and no export wrote it; move it away, or export to another directory"
-            )
+            raise ConfigurationError(f"{export_dir / name} exists, and no export wrote it; choose another directory")
 
 
 def _write_files(export_dir: Path, contents: Mapping[str, bytes], note: bytes) -> list[Path]:

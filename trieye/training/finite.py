@@ -262,9 +262,7 @@ class UpdateGuard:
         plan.num_in_a_row += 1
         message = f"{description} in update {update} at environment step {self._engine.env_steps}"
         if plan.num_in_a_row >= MAX_IN_A_ROW:
-            raise NonFiniteError(
-                f"{message}, in the last of {MAX_IN_A_ROW} consecutive refused updates: training has stalled"
-            )
+            raise NonFiniteError(f"{message}, in the last of {MAX_IN_A_ROW} consecutive refused updates")
         self._on_nonfinite.handle("updates", message, "the update was not made")
 
 

@@ -42,9 +42,7 @@ def train(config: TrieyeConfig) -> float | None:
     """
     agent: Any = getattr(config, "agent", None)
     if agent is None or not hasattr(agent, "engine"):
-        raise ConfigurationError(
-            f"train(): {type(config).__name__} has no agent.engine; derive it from trieye.TrainingConfig"
-        )
+        raise ConfigurationError(f"train(): {type(config).__name__} has no agent.engine; derive it from TrainingConfig")
     if isinstance(config, TrainingConfig) and config.mode == "bench":
         return bench(config)
     if isinstance(config, TrainingConfig) and config.mode == "explore":

@@ -56,10 +56,7 @@ def make_env(source: RunReference | EnvConfig, *, render_mode: str | None = None
     run_dir = directory_of(source)
     values = with_secrets(recorded_config(run_dir))
     if "env" not in values:
-        raise ConfigurationError(
-            f"{run_dir / 'configs.json'} has no key env, because the program creates its environments itself; "
-            "use its code instead of make_env()"
-        )
+        raise ConfigurationError(f"{run_dir / 'configs.json'} has no key env; use the code of its program instead")
     if evaluator_of(values) is None:
         _engine_of(run_dir, values)  # importing it may register the project's environments
     config = EnvConfig.model_validate_json(json.dumps(values["env"])).for_evaluation()

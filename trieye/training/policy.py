@@ -109,9 +109,7 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
             ConfigurationError: The keys or shapes of `obs` do not match the space, or the policy is recurrent.
         """
         if self.initial_state(1) is not None:
-            raise ConfigurationError(
-                f"{_name(self)} is recurrent, and predict() does not carry its state; call act() with a state"
-            )
+            raise ConfigurationError(f"{_name(self)} is recurrent, and predict() does not carry its state; call act()")
         batch, is_single = as_batch(obs, self.spaces.observation)
         columns = {name: torch.from_numpy(column).to(self.device) for name, column in columns_of(batch).items()}
         seed = 0 if deterministic else int(torch.randint(1 << 62, ()))
@@ -155,9 +153,7 @@ def episode_metrics(policy: Policy, info: Mapping[str, Any], group: str) -> dict
     """
     metrics = policy.on_episode(info)
     if names := ", ".join(sorted(_OWN_NAMES & metrics.keys())):
-        raise ConfigurationError(
-            f"{_name(policy)}.on_episode() returns {names}: trieye uses these names itself; choose other names"
-        )
+        raise ConfigurationError(f"{_name(policy)}.on_episode() returns {names}: names of trieye; choose others")
     return {name: number_of(f"{group}/{name}", value) for name, value in metrics.items()}
 
 
@@ -195,9 +191,7 @@ def chosen_actions(policy: Policy, act: object) -> NDArray[Any]:
     if isinstance(act, Act) and isinstance(act.action, torch.Tensor):
         return act.action.cpu().numpy()
     description = f"an Act with an action of type {_name(act.action)}" if isinstance(act, Act) else f"a {_name(act)}"
-    raise ConfigurationError(
-        f"{_name(policy)}.act() returned {description}; return trieye.Act(action) with a torch.Tensor"
-    )
+    raise ConfigurationError(f"{_name(policy)}.act() returned {description}; return trieye.Act(action) with a tensor")
 
 
 def _name(value: object) -> str:

@@ -159,9 +159,8 @@ class Rows:
         shape = self.valid.shape
         for name, column in columns.items():
             if tuple(column.shape[:2]) != shape:
-                actual, expected_shape = list(column.shape), ", ".join(map(str, shape))
                 raise ConfigurationError(
-                    f"minibatches(): column {name} has shape {actual}; expected [{expected_shape}, ...] as in the rows"
+                    f"minibatches(): column {name} has shape {[*column.shape]}; the rows have {[*shape]}"
                 )
         if not len(self):  # the reset of a single environment
             return

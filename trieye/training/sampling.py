@@ -173,9 +173,7 @@ class _ExternalExperience(Experience):
             columns[name] = as_column(columns[name])
             self._check_obs(name, columns[name].shape[1:], space.shape)
         if (size := math.prod(columns["action"].shape[1:])) != math.prod(action.shape):
-            raise ConfigurationError(
-                f"an action has {size} numbers, and in the environment the shape {list(action.shape)}"
-            )
+            raise ConfigurationError(f"an action has {size} numbers, and its space the shape {list(action.shape)}")
         self._check_transitions(columns)
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
         columns["action"] = columns["action"].reshape(-1, *action.shape).astype(dtype, copy=False)
@@ -252,9 +250,7 @@ def data_of(
     except (ConfigurationError, NonFiniteError) as error:
         raise ConfigurationError(f"data={name}: {error}") from error
     if count > len(buffer):
-        raise ConfigurationError(
-            f"data={name} has {count} rows, more than replay.capacity={replay.capacity}; raise replay.capacity"
-        )
+        raise ConfigurationError(f"data={name} has {count} rows, more than replay.capacity={replay.capacity}; raise it")
     if not count:
         raise ConfigurationError(f"data={name} has no rows")
     return buffer

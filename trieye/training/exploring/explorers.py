@@ -108,10 +108,7 @@ class Explorers:
             StepInterrupted: A stop was requested, and the fragments do not arrive.
         """
         if steps not in {None, self._steps}:
-            raise ConfigurationError(
-                f"collect({steps}): explorers collect fragments of {self._steps} steps; set "
-                f"explorer.fragment_steps={steps}"
-            )
+            raise ConfigurationError(f"collect({steps}): set explorer.fragment_steps={steps}; it is {self._steps}")
         self.begin()
         if self._published is None:
             self._announce(max(self.version, 0), self._weights or weights_of(self._policy))

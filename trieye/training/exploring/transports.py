@@ -89,11 +89,8 @@ class CheckpointTransport:
             ConfigurationError: The file format lacks a dtype.
         """
         arrays = as_arrays(weights)
-        for name, array in arrays.items():
-            if array.dtype not in FORMATS:
-                raise ConfigurationError(
-                    f"sync.transport=checkpoint cannot write the dtype {array.dtype} of {name}; set sync.transport=auto"
-                )
+        if wrong := [f"{array.dtype} of {name}" for name, array in arrays.items() if array.dtype not in FORMATS]:
+            raise ConfigurationError(f"sync.transport=checkpoint cannot write {wrong[0]}; set sync.transport=auto")
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"version_{version:012d}.safetensors"
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
