@@ -158,8 +158,7 @@ class Collector:
         except Exception:  # non-finite inputs may be the cause
             self._check_steps(recorded_steps, actions)
             raise
-        if not leaves_out:
-            self._check_steps(recorded_steps, actions)
+        self._check_steps(recorded_steps, actions)
         self.env_steps = ctx.env_steps
         rows = self._finish_rows(recorded_steps, np.array(actions), acts, initial_state)
         if self._normalizers and rows.valid.any():

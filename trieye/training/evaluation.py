@@ -200,15 +200,14 @@ class Evaluation:
 def _frame_of(env: Any) -> NDArray[np.uint8]:
     try:
         picture: Any = env.render()
-    except (gym.error.Error, ImportError, NotImplementedError) as error:
-        raise ConfigurationError(f"{env.spec.id if env.spec else env} cannot render a video: {error}") from error
     except Exception as error:
-        if not {"mujoco", "dm_control"} & {*type(env.unwrapped).__module__.split(".")}:
+        hint = ""
+        if {"mujoco", "dm_control"} & {*type(env.unwrapped).__module__.split(".")}:
+            backend = os.environ.get("MUJOCO_GL", "not set")
+            hint = f"; without a display set MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (now {backend})"
+        elif not isinstance(error, gym.error.Error | ImportError | NotImplementedError):
             raise
-        raise ConfigurationError(
-            f"{env} cannot render a video: {error}; without a display set the environment variable "
-            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (now {os.environ.get('MUJOCO_GL', 'not set')})"
-        ) from error
+        raise ConfigurationError(f"{env.spec.id if env.spec else env} cannot render a video: {error}{hint}") from error
     if not isinstance(picture, np.ndarray):
         raise ConfigurationError(f"{env} cannot render a video: render() returned {picture!r:.60}, not an array")
     return picture.copy()  # the environment may draw the next frame into the same array

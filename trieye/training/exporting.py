@@ -85,8 +85,7 @@ def example(spaces: Spaces) -> str:
 
 
 def _zeros(tensor: torch.Tensor) -> str:
-    sizes = ", ".join(map(str, tensor.shape))
-    return f"torch.zeros({sizes}" + (")" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype})")
+    return f"torch.zeros({', '.join(map(str, tensor.shape))}, dtype={tensor.dtype})"
 
 
 def _check_free(export_dir: Path) -> None:

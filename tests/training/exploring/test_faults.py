@@ -231,7 +231,6 @@ def test_a_collection_does_not_wait_for_an_explorer_without_a_node(train_config,
     assert "explored_1.npz: 20" in stderr
     assert "explorers: 1 on machine0, 1 on machine1, 1 still starting\n" in stderr
     assert "explorer 2" not in stderr
-    assert "sync.style" not in stderr
 
 
 def test_explorers_without_resource_requests_are_reported_as_starting(train_config, monkeypatch, capsys):

@@ -105,21 +105,17 @@ class _EpochGroup:
 
     def _wait(self, work: Any, deadline: float) -> str | None:
         """Wait for the end of a broadcast; return the error, or None."""
+        pause = threading.Event()
         try:
-            if self._backend == "nccl":
-                self._poll(work, deadline)
+            while self._backend == "nccl" and not work.is_completed():  # `wait` only makes the stream wait
+                if time.monotonic() > deadline:
+                    self._group.abort()
+                    return "the broadcast timed out"
+                pause.wait(0.0005)
             work.wait()
         except RuntimeError as error:
             return str(error)
         return None
-
-    def _poll(self, work: Any, deadline: float) -> None:
-        pause = threading.Event()
-        while not work.is_completed():  # `wait` only makes the stream wait
-            if time.monotonic() > deadline:
-                self._group.abort()
-                raise RuntimeError("the broadcast timed out")
-            pause.wait(0.0005)
 
 
 def _gloo_options(host: str) -> Any:

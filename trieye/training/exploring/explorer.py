@@ -220,9 +220,8 @@ class Explorer:
         )
 
     def _collect(self, assignment: Assignment) -> Rows:
-        newest = self._newest
         published = assignment.published
-        if newest is not None and newest.version > published.version:
+        if (newest := self._newest) is not None and newest.version > published.version:
             published = newest
         self._load(published)
         self._versions = [self._version]

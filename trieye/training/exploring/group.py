@@ -148,7 +148,8 @@ class ExplorerGroup:
         self._has_delivered = self._is_closed = False
         self._machines_changed, self._last_machines_report = True, ""
         run_config: Any = task.config
-        self._is_synchronous, self._env_id = run_config.sync.style == "fixed", run_config.env.id
+        self._env_id = run_config.env.id
+        self._time_limit = f"explorer.fragment_timeout_s={config.fragment_timeout_s:g} s"
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="trieye-explorers", daemon=True)
@@ -283,21 +284,14 @@ class ExplorerGroup:
                 slot.incarnation += 1
                 self._start(slot)
             if slot.is_awaited and slot.began_at + self._config.fragment_timeout_s <= now:
-                limit = f"explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
                 problem = "delivered no fragment" if slot.is_ready else "did not start"
-                self._fail(slot, TimeoutError(f"{self._env_id} {problem} within {limit}"))
+                self._fail(slot, TimeoutError(f"{self._env_id} {problem} within {self._time_limit}"))
             elif slot.is_awaited and not slot.is_overdue and slot.overdue_at <= now:
                 slot.is_overdue = True
-                self._report_overdue(slot, now)
+                activity = "has not returned from a fragment" if slot.is_ready else "has been starting"
+                duration = f"for {now - slot.began_at:.0f} s; it is restarted after {self._time_limit}"
+                say(f"explorer {slot.index}: {self._env_id} {activity} {duration}")
         self._report_machines(now)
-
-    def _report_overdue(self, slot: ExplorerSlot, now: float) -> None:
-        activity = "has not returned from a fragment" if slot.is_ready else "has been starting"
-        others = "the training waits for it (sync.style=fixed), and " if self._is_synchronous else ""
-        say(
-            f"explorer {slot.index}: {self._env_id} {activity} for {now - slot.began_at:.0f} s; {others}it is "
-            f"restarted after explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
-        )
 
     def _report_machines(self, now: float) -> None:
         """Report the machines of the explorers if they include others, or if some explorers wait for a node."""
@@ -316,7 +310,6 @@ class ExplorerGroup:
             reason = f"waiting for a node with free resources ({demand})" if demand else "still starting"
             parts.append(f"{len(waiting)} {reason}")
         message = f"explorers: {', '.join(parts)}"
-        message += "; the training waits for all of them: sync.style=fixed" if waiting and self._is_synchronous else ""
         if message != self._last_machines_report and (
             waiting or self._last_machines_report or set(machines) != {platform.node()}
         ):

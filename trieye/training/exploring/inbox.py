@@ -108,8 +108,7 @@ class Reports:
         metrics: dict[str, float] = {"replay/size": len(self._waiting)}
         metrics |= {f"replay/dropped/{reason}": count for reason, count in (+self._drops).items()}
         now = time.monotonic()
-        if now > self._reported_at:
-            metrics["replay/inserts_per_s"] = (self._num_put - self._num_reported) / (now - self._reported_at)
+        metrics["replay/inserts_per_s"] = (self._num_put - self._num_reported) / max(now - self._reported_at, 1e-6)
         self._num_reported, self._reported_at = self._num_put, now
         if self._num_put:
             metrics["replay/samples_per_insert"] = self._num_taken / self._num_put
