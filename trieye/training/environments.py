@@ -318,10 +318,8 @@ def action_kind(space: Any) -> ActionKind | None:
 def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
     """Return an environment's spaces, whether it can render, and its first rule violation; cached for sweeps."""
     config = EnvConfig.model_validate_json(config_json)
-    if config.vector in _VECTOR_FORMS:
-        _check_vector_form(config)
-    _check_evaluation_form(config)
     with contextlib.closing(make_env(config)) as env:
+        _check_forms(config, spaces_of(env))
         is_own = not config.atari and type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         _check_wrappers_of_project(config, env)
@@ -339,25 +337,17 @@ def _check_wrappers_of_project(config: EnvConfig, env: Any) -> None:
         )
 
 
-def _check_vector_form(config: EnvConfig) -> None:
-    """Reject a vector form whose spaces differ from the single form, which evaluations use."""
-    with contextlib.closing(_vector_form(config)) as envs:
-        vector_spaces = spaces_of(envs)
-    with contextlib.closing(make_env(config)) as env:
-        remedy = "which use its single form; make them equal, or set env.vector=sync"
-        _check_equal(vector_spaces, spaces_of(env), f"env.vector={config.vector}: {config.id}", remedy)
-
-
-def _check_evaluation_form(config: EnvConfig) -> None:
-    """Reject wrappers with `training_only` that change the spaces."""
+def _check_forms(config: EnvConfig, spaces: Spaces) -> None:
+    """Reject a vector form, and wrappers with `training_only`, whose spaces differ from those of evaluations."""
+    if config.vector in _VECTOR_FORMS:
+        with contextlib.closing(_vector_form(config)) as envs:
+            remedy = "which use its single form; make them equal, or set env.vector=sync"
+            _check_equal(spaces_of(envs), spaces, f"env.vector={config.vector}: {config.id}", remedy)
     training_only = [f"env.wrappers.{name}" for name, one in config.wrappers.items() if one and one.training_only]
     if training_only:
-        with (
-            contextlib.closing(make_env(config)) as env,
-            contextlib.closing(make_env(config.for_evaluation())) as other,
-        ):
+        with contextlib.closing(make_env(config.for_evaluation())) as env:
             remedy = "which omit wrappers with training_only=true; set training_only=false"
-            _check_equal(spaces_of(env), spaces_of(other), f"{', '.join(training_only)}: {config.id}", remedy)
+            _check_equal(spaces, spaces_of(env), f"{', '.join(training_only)}: {config.id}", remedy)
 
 
 def _check_equal(spaces: Spaces, eval_spaces: Spaces, subject: str, remedy: str) -> None:

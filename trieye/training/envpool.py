@@ -111,12 +111,10 @@ def _options_of(config: EnvConfig) -> dict[str, Any]:
     elif config.frame_stack is not None:
         raise ConfigurationError(f"{_KEY}: frame_stack={config.frame_stack} applies to Atari games only; leave it out")
     for name, wrapper in config.wrappers.items():
-        option = None if wrapper is None else _ATARI_WRAPPERS.get(wrapper.name)
-        if wrapper is not None and (option is None or not config.atari):
-            raise ConfigurationError(
-                f"{_KEY}: env.wrappers.{name}.name={wrapper.name} cannot wrap environments of EnvPool; set "
-                f"env.wrappers.{name}=null, or env.vector=sync"
-            )
-        if option is not None:
-            options[option] = True
+        if wrapper is None:
+            continue
+        if not config.atari or wrapper.name not in _ATARI_WRAPPERS:
+            key = f"env.wrappers.{name}"
+            raise ConfigurationError(f"{_KEY}: {key}.name={wrapper.name} cannot wrap environments; set {key}=null")
+        options[_ATARI_WRAPPERS[wrapper.name]] = True
     return options

@@ -36,8 +36,7 @@ def _columns(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, t
 
 
 def _cells(column: torch.Tensor) -> list[Any]:
-    rows = column[:NUM_ROWS].detach().cpu()
-    return [_cell(row) for row in rows]
+    return [_cell(row) for row in column[:NUM_ROWS].detach().cpu()]
 
 
 def _cell(row: torch.Tensor) -> Any:

@@ -411,7 +411,8 @@ class ExplorerGroup:
         is_permanent |= isinstance(error, NonFiniteError)  # a restart does not fix the numbers
         slot.is_abandoned = is_permanent or slot.failures > self._config.max_restarts
         slot.waits_until, slot.is_overdue, slot.usual_s = None, False, 0.0
-        message = f"explorer {slot.index}: {_last_line(error)}"
+        last_line = str(error).strip().rpartition("\n")[2]
+        message = f"explorer {slot.index}: {type(error).__name__}: {last_line}"
         if is_permanent or not self.alive:
             error.add_note(f"in explorer {slot.index}, after {slot.incarnation} restarts")
             self.fault = error
@@ -421,8 +422,3 @@ class ExplorerGroup:
             pause_s = 0.0 if slot.failures == 1 else self._config.restart_backoff_s * 2.0 ** (slot.failures - 2)
             slot.restarts_at = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
             say(f"{message}; restarting {'now' if not pause_s else f'in {min(pause_s, _MAX_PAUSE_S):g} s'}")
-
-
-def _last_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}".strip()
