@@ -173,10 +173,7 @@ class ExplorerGroup:
         slot.assignments.append(assignment)
         slot.state = None
         slot.granted = assignment.number + 1
-        incarnation, call = slot.incarnation, slot.worker.begin("rollout", assignment)
-        call.add_done_callback(
-            lambda done: self._events.put(lambda: self._on_fragment(slot, incarnation, assignment, done))
-        )
+        self._on_result(slot, slot.worker.begin("rollout", assignment), partial(self._on_fragment, slot, assignment))
 
     def poke(self) -> None:
         """Make the thread call `assignment`."""
@@ -341,7 +338,7 @@ class ExplorerGroup:
 
         def settle(done: "Future[Any]") -> None:
             if slot.incarnation != incarnation or slot.worker is None:
-                return
+                return  # the explorer failed in the meantime
             error = done.exception()
             if error is None:
                 take(done.result())
@@ -350,16 +347,7 @@ class ExplorerGroup:
 
         call.add_done_callback(lambda done: self._events.put(lambda: settle(done)))
 
-    def _on_fragment(
-        self, slot: ExplorerSlot, incarnation: int, assignment: Assignment, done: "Future[FragmentResult]"
-    ) -> None:
-        if slot.incarnation != incarnation or slot.worker is None or assignment not in slot.assignments:
-            return  # the explorer failed in the meantime
-        error = done.exception()
-        if error is not None:
-            self._fail(slot, error)
-            return
-        report = done.result()
+    def _on_fragment(self, slot: ExplorerSlot, assignment: Assignment, report: FragmentResult) -> None:
         if slot.is_overdue:
             say(f"explorer {slot.index}: {self._env_id} returned after {time.monotonic() - slot.began_at:.0f} s")
         slot.began_at, slot.is_overdue = time.monotonic(), False
