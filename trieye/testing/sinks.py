@@ -100,17 +100,15 @@ class FlakySink(MemorySink):
         self.num_calls = 0
         self._failures_left = num_failures
         self._error = error or ConnectionError("the server is unavailable")
-        self._broken_event = threading.Event()
-        self._broken_event.set()
+        self._is_broken = True
 
     def repair(self) -> None:
         """Make all later calls succeed."""
-        self._broken_event.clear()
+        self._is_broken = False
 
     def fail(self) -> None:
         """Make all later calls fail."""
-        self._failures_left = None
-        self._broken_event.set()
+        self._failures_left, self._is_broken = None, True
 
     def open(self, run: RunInfo) -> None:
         """Fail, or do nothing."""
@@ -134,13 +132,11 @@ class FlakySink(MemorySink):
 
     def _maybe_fail(self) -> None:
         self.num_calls += 1
-        if not self._broken_event.is_set():
+        if not self._is_broken or self._failures_left == 0:
             return
-        if self._failures_left is None:
-            raise self._error
-        if self._failures_left > 0:
+        if self._failures_left is not None:
             self._failures_left -= 1
-            raise self._error
+        raise self._error
 
 
 class MemoryHistory:

@@ -100,9 +100,7 @@ class TrainingConfig(TrieyeConfig):
     def _check_replay(self) -> Self:
         replay, kind = self.replay, getattr(self.agent, "kind", type(self.agent).__name__)
         if not isinstance(self.agent, ReplayAgentConfig):
-            if replay.kind == "fragment" and self.explorer.num:
-                return self
-            if replay != ReplayConfig():
+            if replay != ReplayConfig() and not (replay.kind == "fragment" and self.explorer.num):
                 raise ValueError(f"agent={kind} learns from each rollout and has no replay; leave out replay")
             return self
         if replay.kind not in {"uniform", "prioritized"}:

@@ -50,11 +50,10 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
     Raises:
         ConfigurationError: The environment or a wrapper does not exist, or cannot be created.
     """
-    if config.atari:
-        _check_atari(config)
+    atari_spec = _atari_spec(config) if config.atari else None
     arguments = _arguments(config) | ({"render_mode": render_mode} if render_mode else {})  # not accepted by all
     try:
-        env: Any = gym.make(_atari_spec(config) or config.id, disable_env_checker=True, **arguments)
+        env: Any = gym.make(atari_spec or config.id, disable_env_checker=True, **arguments)
     except _MAKE_ERRORS as error:
         raise _creation_error(config, error) from error
     _reject_running_statistics(env, f"env.id={config.id}")
@@ -138,17 +137,13 @@ def _one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def _check_atari(config: EnvConfig) -> None:
+def _atari_spec(config: EnvConfig) -> gym.envs.registration.EnvSpec | None:
+    """Return the spec of an Atari game with the class whose state can be saved; None if the state is incomplete."""
     load("ale_py", "env.atari=true")  # registers the Atari games
     load("cv2", "env.atari=true")
     spec = gym.registry.get(config.id.rpartition(":")[2])
     if spec is not None and not str(spec.entry_point).startswith("ale_py"):
         raise ConfigurationError(f"env.atari=true: {config.id} is not an ale-py game; leave out env.atari")
-
-
-def _atari_spec(config: EnvConfig) -> gym.envs.registration.EnvSpec | None:
-    """Return the spec of an Atari game with the class whose state can be saved; None for other environments."""
-    spec = gym.registry.get(config.id.rpartition(":")[2]) if config.atari else None
     # ale-py 0.12 does not save the action that a sticky one repeats
     if spec is None or (spec.kwargs | config.kwargs).get("repeat_action_probability") != 0:
         return None

@@ -80,8 +80,7 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
             self._seed = int(seed if isinstance(seed, int) else seed[0] or 0) % 2**31
             self._pool.close()
             self._pool = self._make()
-        obs, _ = self._pool.reset()
-        return obs, {}
+        return self._pool.reset()[0], {}
 
     def step(
         self, actions: NDArray[Any]

@@ -132,8 +132,7 @@ def refused_rows(rows: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]] | Non
 _ACTIVE: ContextVar["UpdateGuard | None"] = ContextVar("trieye_update_guard", default=None)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    del args, kwargs
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if (guard := _ACTIVE.get()) is not None:
         guard.check(optimizer)
         # the moments of weights without gradient decay to subnormal numbers, with which a CPU is many times slower

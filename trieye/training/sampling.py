@@ -257,11 +257,12 @@ def data_of(
 
 
 def _import(buffer: _ExternalExperience, name: str) -> int:
-    kind, colon, dataset_name = name.partition(":")
-    if colon and kind == "minari":
-        return import_minari(buffer, dataset_name, download=True)
-    if colon and kind == "sb3":
-        return import_sb3(buffer, dataset_name, allow_pickle=True)  # the import restricts the pickle to arrays
+    if name.startswith("minari:"):
+        return import_minari(buffer, name.removeprefix("minari:"), download=True)
+    if name.startswith("sb3:"):
+        return import_sb3(
+            buffer, name.removeprefix("sb3:"), allow_pickle=True
+        )  # the import restricts the pickle to arrays
     if name.endswith(".npz"):
         return import_npz(buffer, Path(name))
     if name.endswith(".parquet"):

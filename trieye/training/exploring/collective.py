@@ -181,8 +181,6 @@ class BroadcastSender:
     def close(self) -> None:
         """Disconnect the explorers, and accept no others."""
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
             self._end_epoch()
             for member in (*self._members, *self._joining):

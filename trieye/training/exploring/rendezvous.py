@@ -40,8 +40,6 @@ class ClientListener:
 
     def close(self) -> None:
         """Stop accepting; idempotent."""
-        if self._is_closed:
-            return
         self._is_closed = True
         with contextlib.suppress(OSError):  # closing the listener does not wake accept()
             socket.create_connection(self.address, timeout=1.0).close()
