@@ -127,16 +127,6 @@ def test_batches_become_torch_tensors_on_a_device():
     assert np.array_equal(batch["obs"][:, 0].numpy(), batch.ids.astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
-def test_complex_columns_are_aligned_for_torch(dtype):
-    buffer = ReplayBuffer(9)
-    buffer.extend({"obs": np.arange(8.0, dtype=np.float32), "z": np.arange(8) * dtype(1j), "done": np.zeros(8, bool)})
-    batch = buffer.sample(5)
-    assert batch.records is not None
-    assert (batch["z"].imag == batch["obs"]).all()
-    assert_fit_for_torch(batch)
-
-
 def test_the_schema_comes_from_the_first_row():
     buffer = ReplayBuffer(10)
     buffer.add(obs=np.zeros((2, 3), np.uint8), action=3, reward=0.5, done=True, q=np.float64(0.1))

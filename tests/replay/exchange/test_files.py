@@ -20,7 +20,6 @@ def filled(count=300, capacity=200, **options):
         "next_obs": obs[3:],
         "action": rng.integers(0, 9, count, np.uint8),
         "reward": rng.normal(size=count),
-        "z": rng.normal(size=(count, 2)) + 1j,
         "flags": rng.random((count, 3)) < 0.5,
         "empty": np.zeros((count, 2, 0), np.float32),
         "terminated": rng.random(count) < 0.1,

@@ -5,7 +5,7 @@ import pytest
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
-from trieye.replay.rows.ring import RowPacker, can_pack
+from trieye.replay.rows.ring import RowPacker
 from trieye.replay.rows.schema import Column
 
 SHAPES = {"packed": (3,), "columns": (30, 30)}
@@ -152,10 +152,3 @@ def test_non_contiguous_arrays_are_packed():
     obs = np.arange(6, dtype="i4").reshape(3, 2).T
     assert packer.write(0, {"obs": obs})
     assert np.array_equal(records["obs"][0], obs)
-
-
-def test_complex_rows_are_stored_unpacked():
-    assert not can_pack([column("wave", "c8")])
-    buffer = ReplayBuffer(4)
-    buffer.add(wave=np.complex64(1 + 2j), reward=1.0)
-    assert buffer.sample(1)["wave"][0] == 1 + 2j

@@ -16,7 +16,7 @@ from trieye.snapshot.parts import SavedParts
 
 def rows(first, count, width=3):
     numbers = np.arange(first, first + count)
-    return numbered(first, count, width, z=numbers * 1j, n=numbers, done=numbers % 9 == 8)
+    return numbered(first, count, width, n=numbers, done=numbers % 9 == 8)
 
 
 def filled(count, capacity=1000, width=3, **options):

@@ -164,8 +164,6 @@ def _as_arrow(array: NDArray[Any]) -> Any:
     import pyarrow as pa
 
     values = np.ascontiguousarray(array)
-    if values.dtype.kind == "c":
-        values = values.view(np.uint8).reshape(*array.shape, array.itemsize)
     if values.ndim == 1:
         return pa.array(values)
     length = int(np.prod(values.shape[1:]))
@@ -192,7 +190,7 @@ def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
     shape = () if length is None else (length,)
     if spec is not None:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
-        array = array.view(dtype) if dtype.kind == "c" else array.astype(dtype, copy=False)
+        array = array.astype(dtype, copy=False)
     return array.reshape(len(column), *shape)
 
 

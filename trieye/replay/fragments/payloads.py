@@ -16,8 +16,6 @@ Array = NDArray[Any]
 
 Key = TypeVar("Key")
 
-_WIDEST_BYTES = 8  # limit of the file format of saved parts
-
 
 class PayloadSchema:
     """The arrays of a fragment."""
@@ -26,18 +24,13 @@ class PayloadSchema:
         """Check the columns.
 
         Raises:
-            ConfigurationError: There are no columns, or one has a key or a dtype that cannot be saved.
+            ConfigurationError: There are no columns, or one has a key that cannot be saved.
         """
         self.columns = {column.name: column for column in columns}
         if not self.columns:
             raise ConfigurationError("fragment without arrays; expected at least one key")
         if "__metadata__" in self.columns:
             raise ConfigurationError("fragment key '__metadata__' is reserved by the file format of saves; rename it")
-        for name, column in self.columns.items():
-            if column.dtype.kind == "c" or column.dtype.itemsize > _WIDEST_BYTES:
-                raise ConfigurationError(
-                    f"fragment key {name!r}: {column.dtype} cannot be stored; split it into arrays of at most 64 bits"
-                )
         sizes = [prod(column.shape) * column.dtype.itemsize for column in self.columns.values()]
         self.size_bytes = max(sum(sizes), 1)
 

@@ -208,10 +208,10 @@ class RowReader:
         lengths = is_in_window.sum(axis=1)
         last_ids = windows[np.arange(len(ids)), lengths - 1]
         rewards = self.column("reward", np.where(is_in_window, windows, ids[:, None]).reshape(-1), low)
-        dtype = rewards.dtype if rewards.dtype.kind in "fc" else np.dtype(np.float32)
+        dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float32)
         shape = rewards.shape[1:]
         rewards = rewards.reshape(*windows.shape, -1)
-        terms = np.zeros(rewards.shape, np.result_type(rewards, np.float64))
+        terms = np.zeros(rewards.shape)
         # rewards beyond the window are skipped rather than multiplied by 0, since they may be infinite
         np.multiply(rewards, self._powers[:-1, None], where=is_in_window[:, :, None], out=terms)
         returns = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)

@@ -55,7 +55,7 @@ class Ring:
         self._block_rows = 0
         self.pack: Callable[[int, Mapping[str, Any]], bool] = _never
         """Copies a row into a slot if its values need no checks, and returns whether it did."""
-        if self.records is not None and self.records.flags.writeable and can_pack(order):
+        if self.records is not None and self.records.flags.writeable:
             self.pack = RowPacker(order, self.records).write
 
     def write_row(self, slot: int, row: Mapping[str, Any]) -> None:
@@ -215,10 +215,7 @@ class UnreadRows:
 
 
 def _record(columns: Sequence[Column]) -> np.dtype[Any]:
-    """Return the dtype of a packed row, with the field alignment that torch requires.
-
-    torch's strides are whole elements; NumPy aligns complex numbers to half their size only.
-    """
+    """Return the dtype of a packed row, aligned so that torch, whose strides are whole elements, accepts its fields."""
     offsets, end = [], 0
     for column in columns:
         start = -(-end // column.dtype.itemsize) * column.dtype.itemsize
@@ -304,11 +301,6 @@ class RowPacker:
         start = slot * self._record_bytes
         self._bytes[start : start + self._record_bytes] = record
         return True
-
-
-def can_pack(columns: Iterable[Column]) -> bool:
-    """Return whether `RowPacker` supports the dtypes of single values."""
-    return all(column.shape or column.dtype.str[1:] in _CODES for column in columns)
 
 
 def _fitting_types(dtype: np.dtype[Any]) -> frozenset[type]:

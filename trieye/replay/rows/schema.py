@@ -26,7 +26,7 @@ _PYTHON_SCALARS: dict[type, DTypeLike] = {bool: np.bool_, int: np.int64, float: 
 _CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
 """Errors of NumPy and of objects that convert themselves to arrays."""
 
-_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Column:
     Attributes:
         name: The key.
         shape: Shape of one value, without the row axis.
-        dtype: Type of its elements: boolean, integer, float or complex.
+        dtype: Type of its elements: boolean, integer or float, of at most 64 bits.
     """
 
     name: str
@@ -105,11 +105,6 @@ class Column:
             )
         return self._cast(array)
 
-    def restored(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the values `[n, ...]` from the output of `as_saved`."""
-        values = np.asarray(array)
-        return values if values.dtype == self.dtype else values.view(self.dtype).reshape(len(values), *self.shape)
-
     def _cast(self, array: NDArray[Any]) -> NDArray[Any]:
         with np.errstate(over="ignore"):  # a float beyond the range of float32 becomes inf, as in NumPy
             cast = array.astype(self.dtype)
@@ -130,13 +125,6 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         return np.asarray(value)
     except _CONVERSION_ERRORS as error:
         raise ConfigurationError(f"replay key {name!r}: cannot convert the value to an array: {error}") from error
-
-
-def as_saved(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of a dtype that safetensors supports: other numbers, such as complex ones, as bytes."""
-    if array.dtype in FORMATS:
-        return array
-    return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, array.itemsize)
 
 
 def check_keys(keys: Iterable[str], schema: Mapping[str, Any] | Iterable[str]) -> None:
@@ -190,11 +178,13 @@ def checked_integer(name: str, value: Any, least: int = 1) -> int:
 
 
 def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.kind not in _RANKS:
+    native = dtype.newbyteorder("=")
+    if native not in FORMATS:
         raise ConfigurationError(
-            f"replay key {name!r}: dtype {dtype} cannot be stored; encode it as numbers (bool, integer, float, complex)"
+            f"replay key {name!r}: dtype {dtype} cannot be stored; encode it as numbers (bool, integer, float) of at "
+            "most 64 bits"
         )
-    return np.dtype(dtype.newbyteorder("=").str)  # by name: returns the object that NumPy's own arrays use
+    return np.dtype(native.str)  # by name: returns the object that NumPy's own arrays use
 
 
 @dataclass(frozen=True)

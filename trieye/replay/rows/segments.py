@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import NO_ROW
 from trieye.replay.rows.ring import UnreadRows
-from trieye.replay.rows.schema import PREFIX, as_saved
+from trieye.replay.rows.schema import PREFIX
 from trieye.replay.rows.store import RowStore
 from trieye.snapshot.parts import SavedParts
 
@@ -362,10 +362,7 @@ def _store_cut_off(store: RowStore, ranges: list[RowRange], gaps: Gaps, rows_sta
         new_ids, following_ids = gaps.moved(previous_ids), gaps.moved(rows.part.first + indices)
         is_stored = np.isin(previous_ids, rows_state["next_rows"]["ids"])
         is_cut = (previous_ids >= rows.low) & (new_ids >= 0) & (following_ids < 0) & ~is_stored
-        values = {
-            name: column.restored(rows.arrays[_ROW + name.removeprefix(PREFIX)])[indices[is_cut]]
-            for name, column in next_rows.columns.items()
-        }
+        values = {name: rows.arrays[_ROW + name.removeprefix(PREFIX)][indices[is_cut]] for name in next_rows.columns}
         next_rows.restore(new_ids[is_cut], values)
 
 
@@ -389,19 +386,18 @@ def _uncovered(parts: list[StoredPart], low: int, total: int) -> list[Range]:
 def _arrays_of(store: RowStore, first: int, end: int) -> Arrays:
     """Return new copies of the immutable data of rows, by key."""
     count = end - first
-    arrays = {_ROW + name: as_saved(array) for name, array in store.ring.rows(first, count).items()}
+    arrays = {_ROW + name: array for name, array in store.ring.rows(first, count).items()}
     if store.links is not None:
         arrays |= {_LINK + name: array for name, array in store.links.rows(first, count).items()}
     if store.links is not None and store.next_rows is not None:
         next_values = store.next_rows.permanent(first, count, store.links.has_ended(np.arange(first, end)))
         arrays[_NEXT_ROWS] = next_values.pop("")
-        arrays |= {_NEXT + name: as_saved(array) for name, array in next_values.items()}
+        arrays |= {_NEXT + name: array for name, array in next_values.items()}
     return arrays
 
 
 def _rows_in(store: RowStore, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    columns = store.ring.columns
-    return {name: column.restored(arrays[_ROW + name]) for name, column in columns.items()}
+    return {name: arrays[_ROW + name] for name in store.ring.columns}
 
 
 def _copy_rows(store: RowStore, rows: RowRange, low: int) -> None:
@@ -423,8 +419,7 @@ def _restore_links(store: RowStore, rows: RowRange) -> None:
     if store.next_rows is not None:
         ids = part.first + arrays[_NEXT_ROWS]
         present_indices = np.flatnonzero(ids >= low)
-        columns = store.next_rows.columns
-        values = {name: column.restored(arrays[_NEXT + name])[present_indices] for name, column in columns.items()}
+        values = {name: arrays[_NEXT + name][present_indices] for name in store.next_rows.columns}
         store.next_rows.restore(ids[present_indices], values)
 
 
