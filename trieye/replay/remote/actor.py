@@ -14,36 +14,30 @@ from trieye.process.niceness import SERVICE_NICENESS, limit_niceness
 from trieye.process.progress import say
 from trieye.replay.remote.channel import Group, Operation, operations_of
 from trieye.replay.remote.replay_server import ReplayServer
-from trieye.replay.remote.server import FragmentServer
+from trieye.replay.remote.server import FragmentServer, Server, ServerType
 
 NAMESPACE = "trieye"
 
-Server = TypeVar("Server")
 Values = ParamSpec("Values")
 Result = TypeVar("Result")
 Actor = TypeVar("Actor", bound=type)
 
 
-def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callable[[Actor], Actor]:
+def _with_operations_of(server: type) -> Callable[[Actor], Actor]:
     """Give an actor class a method per operation of its server, on the threads of the operation's group.
 
     Each result comes with the identity of the actor, by which a channel recognizes a restarted one.
     """
 
-    def method_of(name: str) -> Any:
+    def method_of(name: str, group: Group | None) -> Any:
         def act(self: Any, *values: Any, **options: Any) -> Any:
             return self.identity, getattr(self.server, name)(*values, **options)
 
-        async def answer(self: Any, *values: Any, **options: Any) -> Any:
-            return self.identity, await self.server.answer(name, *values, **options)
-
-        return answer if in_event_loop else act
+        return ray.method(concurrency_group=group)(act) if group else act
 
     def add(actor: Actor) -> Actor:
         for name, group in operations_of(server).items():
-            has_threads = group and not (in_event_loop and group == "wait")
-            in_group = ray.method(concurrency_group=group) if has_threads else lambda method: method
-            setattr(actor, name, in_group(method_of(name)))
+            setattr(actor, name, method_of(name, group))
         return actor
 
     return add
@@ -54,29 +48,34 @@ def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callabl
 _NUM_THREADS: dict[Group, int] = {"ingest": 1, "draw": 8, "wait": 8, "save": 1, "update": 1}
 
 
+class _ServerActor:
+    """Hosts a server in a separate process."""
+
+    server_class: type[Server]
+
+    def __init__(self, **options: Any) -> None:
+        limit_niceness(at_most=SERVICE_NICENESS)
+        self.identity = uuid.uuid4().hex
+        self.server = self.server_class(**options)
+
+
 # Ray must not retry calls, which would reorder them: writers and readers retry themselves
 @ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={**_NUM_THREADS})
 @_with_operations_of(ReplayServer)
-class ReplayActor:
-    """Hosts a buffer in a separate process; takes the arguments of `ReplayServer`."""
+class ReplayActor(_ServerActor):
+    """Hosts a buffer; takes the arguments of `ReplayServer`."""
 
-    def __init__(self, buffer: Mapping[str, Any], **options: Any) -> None:
-        limit_niceness(at_most=SERVICE_NICENESS)
-        self.identity = uuid.uuid4().hex
-        self.server = ReplayServer(buffer, **options)
+    server_class = ReplayServer
 
 
-# Fetches wait in one event loop, and snapshots are written in another. Calls of workers may be repeated, since a
-# duplicate fragment is recognized.
-@ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"save": 1})
-@_with_operations_of(FragmentServer, in_event_loop=True)
-class FragmentActor:
-    """Hosts fragments in a separate process; takes the arguments of `FragmentServer`."""
+# A waiting fetch takes a thread, for a second at most. Calls of workers may be repeated, since a duplicate fragment is
+# recognized.
+@ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"wait": 64, "save": 1})
+@_with_operations_of(FragmentServer)
+class FragmentActor(_ServerActor):
+    """Hosts fragments; takes the arguments of `FragmentServer`."""
 
-    def __init__(self, rules: Mapping[str, Any], **options: Any) -> None:
-        limit_niceness(at_most=SERVICE_NICENESS)
-        self.identity = uuid.uuid4().hex
-        self.server = FragmentServer(rules, **options)
+    server_class = FragmentServer
 
 
 def ray_call(
@@ -110,7 +109,7 @@ def ray_call(
     return call
 
 
-class RayReplayChannel(Generic[Server]):
+class RayReplayChannel(Generic[ServerType]):
     """Connection to a replay actor, from any process that receives it through Ray.
 
     Args:
@@ -125,7 +124,7 @@ class RayReplayChannel(Generic[Server]):
         self._identity: str | None = None
 
     def begin(
-        self, operation: Operation[Server, Values, Result], /, *values: Values.args, **options: Values.kwargs
+        self, operation: Operation[ServerType, Values, Result], /, *values: Values.args, **options: Values.kwargs
     ) -> "Future[Result]":
         """Start a call; see `ReplayChannel.begin`."""
         method = getattr(self._actor, operation.__name__)

@@ -1,12 +1,11 @@
 """Server: the base class of replay servers, without Ray: snapshots and restarts; FragmentServer serves fragments."""
 
-import contextlib
 import functools
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -251,34 +250,17 @@ class FragmentServer(Server):
     @operation("wait")
     def fetch(self, request: FetchRequest) -> Lease | None:
         """Lease chunks; return None if the reader must call again, since one that died must take no chunks."""
-        with self._call(request) as options:
-            return self.buffer.fetch(request.num_chunks, request.wait_s, **options)
-        return None
-
-    async def afetch(self, request: FetchRequest) -> Lease | None:
-        """Implement `fetch` without blocking the event loop."""
-        with self._call(request) as options:
-            return await self.buffer.afetch(request.num_chunks, request.wait_s, **options)
-        return None
-
-    async def answer(self, operation: str, *values: Any, **options: Any) -> Any:
-        """Run an operation in an event loop, where any number of fetches may wait."""
-        if operation == "fetch":
-            return await self.afetch(*values, **options)
-        return getattr(self, operation)(*values, **options)
-
-    @contextlib.contextmanager
-    def _call(self, request: FetchRequest) -> Iterator[dict[str, Any]]:
-        """Repeat the announcement after a restart; suppress the timeout of all calls of a fetch except the last one."""
         announcement = request.announcement
         if announcement is not None and announcement.generation != self._generation:
             self.buffer.repeat_version(announcement.session, announcement.version)
+        is_strict = request.strict or not request.is_last
         try:
-            yield {"strict": request.strict or not request.is_last, "reader": request.reader}
+            return self.buffer.fetch(request.num_chunks, request.wait_s, is_strict, reader=request.reader)
         except ReplayTimeoutError:
             if request.is_last:
                 self.buffer.leave(request.reader)
                 raise
+            return None
 
     def _parts(self, known_parts: Collection[str]) -> StateParts:
         return self.buffer.state_parts(known_parts)

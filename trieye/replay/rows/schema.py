@@ -340,7 +340,7 @@ def saved_columns(rows_state: Mapping[str, Any], layout: Layout | None, options:
     Raises:
         ConfigurationError: The columns differ from `layout`, or the rows were saved without data that `options` need.
     """
-    columns = [Column(name, tuple(spec[1]), np.dtype(spec[0])) for name, spec in rows_state["columns"].items()]
+    columns = [Column.from_dtype(name, (spec[0], tuple(spec[1]))) for name, spec in rows_state["columns"].items()]
     if layout is not None and list(layout.columns.values()) != columns:
         saved_schema = describe({column.name: column for column in columns})
         raise ConfigurationError(
