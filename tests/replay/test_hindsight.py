@@ -93,7 +93,7 @@ def test_invalid_strategies_keys_and_rewards_are_rejected():
         HindsightRelabeler(reward_of, k=-1)
     data, links = rows([(0, False)] * 4)
     achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
-    with pytest.raises(ConfigurationError, match=r"needs the row key 'achieved_goal'; did you mean"):
+    with pytest.raises(ConfigurationError, match=r"row key 'achieved_goal' is unknown; did you mean"):
         HindsightRelabeler(reward_of, achieved_key="achieved_goal").relabel(data, np.arange(4), links, achieved, 0, rng)
     with pytest.raises(ConfigurationError, match=r"key 'reward': expected shape \(3,\), got \(3, 2\)"):
         HindsightRelabeler(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)

@@ -121,8 +121,8 @@ class ReplayBuffer:
         """
         if config.kind == "fragment":
             raise ConfigurationError(
-                "replay.kind=fragment does not describe a ReplayBuffer of rows; use "
-                "trieye.replay.fragments.FragmentBuffer.from_config(config)"
+                "replay.kind=fragment does not describe a ReplayBuffer; use FragmentBuffer.from_config(config), or "
+                "RemoteFragments.start(config.fragment_rules)"
             )
         return cls(limiter=RateLimiter.from_config(config.limiter), seed=seed, **config.buffer_arguments)
 
@@ -469,9 +469,8 @@ class ReplayBuffer:
             raise ConfigurationError("the replay buffer is empty; add rows before sampling (len(buffer) counts them)")
         return store
 
-    def _new_store(self, columns: Sequence[Column], *, is_full_soon: bool = False) -> RowStore:
-        memory = self._open_memory(is_full_soon=is_full_soon)
-        store = RowStore(Layout(self.capacity, columns, self._options), memory, self._make_sampler)
+    def _new_store(self, columns: Sequence[Column]) -> RowStore:
+        store = RowStore(Layout(self.capacity, columns, self._options), self._open_memory(), self._make_sampler)
         store.sampler.set_version(self._version)
         return store
 
@@ -493,8 +492,7 @@ class ReplayBuffer:
             store.close()
         if store is None or store.total:
             self._store = store = None  # releases its memory before allocating the new one
-            is_full_soon = not lazy and rows_state["total"] - rows_state["low"] >= self.capacity
-            store = self._new_store(columns, is_full_soon=is_full_soon)
+            store = self._new_store(columns)
         num_lost = self._parts.restore(store, saved_parts, rows_state, lazy=lazy and store.memory.handle is None)
         self._store = store
         return num_lost

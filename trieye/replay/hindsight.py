@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.rows.schema import PREFIX, Column, as_array, check_known
@@ -86,12 +85,8 @@ class HindsightRelabeler:
         Raises:
             ConfigurationError: A key is missing, or goals or rewards do not fit the shape or dtype in the buffer.
         """
-        required_keys = (self.achieved_key, *self.goal_keys, self.reward_key)
-        for key in required_keys:
-            if key not in data:
-                raise ConfigurationError(
-                    f"HER needs the row key {key!r}{did_you_mean(key, data)} (drawn: {', '.join(data)})"
-                )
+        for key in (self.achieved_key, *self.goal_keys, self.reward_key):
+            check_known(f"HER row key {key!r}", key, data)
         is_new = np.zeros(len(ids), np.bool_)
         is_new[rng.permutation(len(ids))[: round(len(ids) * self.k / (self.k + 1))]] = True
         indices = np.flatnonzero(is_new)

@@ -1,7 +1,6 @@
 """RateLimiter: bounds the ratio of samples to inserts."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Self
 
 from trieye.config.replay import LimiterConfig
@@ -58,12 +57,6 @@ class RateLimiter:
     def from_config(cls, config: LimiterConfig) -> Self | None:
         """Create the limiter that a config describes; None if it sets no ratio."""
         return None if config.samples_per_insert is None else cls(**config.model_dump())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings only; the counts belong to the buffer's state."""
-        return partial(RateLimiter, min_size_to_sample=self.min_size_to_sample, error_buffer=self.error_buffer), (
-            self.samples_per_insert,
-        )
 
     def can_insert(self) -> bool:
         """Return whether a row, or a whole batch, may be inserted now."""

@@ -225,7 +225,7 @@ class LateChannel(LocalChannel):
 
 
 class SilentChannel(LocalChannel):
-    def begin(self, operation, *values):
+    def begin(self, operation, *values, **options):
         return Future()
 
 

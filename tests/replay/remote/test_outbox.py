@@ -187,14 +187,6 @@ def test_rows_arrive_once_and_in_order_despite_losses(seed, keep_bytes, inflight
         assert missing == 0
 
 
-def test_the_least_recently_active_writer_is_forgotten_first(monkeypatch):
-    monkeypatch.setattr("trieye.replay.remote.replay_server.MAX_CLIENTS", 2)
-    counts = AcknowledgedCounts()
-    for client in ("a", "b", "a", "c"):
-        counts.record(client, counts.ack(client).end, 1)
-    assert [counts.ack(client).end for client in "abc"] == [2, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("first", "oldest", "verdict"), [(5, 0, "next"), (4, 0, "duplicate"), (7, 5, "early"), (7, 7, "next")]
 )

@@ -20,11 +20,11 @@ from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, Fra
 from trieye.replay.fragments.readers import ReaderQueue, Ticket
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
 from trieye.replay.limiter import RateLimiter
-from trieye.replay.samplers.base import paired
+from trieye.replay.samplers.base import checked_priorities
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
-_LEAST_PRIORITY, _MOST_PRIORITY = 1e-6, 1e30
+_LEAST_PRIORITY = 1e-6
 
 
 class FragmentBuffer:
@@ -249,14 +249,9 @@ class FragmentBuffer:
             The number of chunks that are still in the buffer.
 
         Raises:
-            ConfigurationError: The lengths differ, an id is not an integer, or a priority is negative, above 1e30 or
-                not a number.
+            ConfigurationError: The lengths differ, an id is not an integer, or a priority is negative or not finite.
         """
-        ids, values = paired(chunk_ids, priorities)
-        if ids.size and ids.dtype.kind not in "iu":
-            raise ConfigurationError(f"update_priorities: ids must be integers, as `Chunk.id`, got {ids.dtype}")
-        if not ((values >= 0) & (values <= _MOST_PRIORITY)).all():
-            raise ConfigurationError("update_priorities: priorities must be numbers from 0 to 1e30")
+        ids, values = checked_priorities(chunk_ids, priorities)
         with self._lock:
             state, pairs = self._swept(), zip(ids.tolist(), (values + _LEAST_PRIORITY).tolist(), strict=True)
             updates = [(chunk_id, priority) for chunk_id, priority in pairs if chunk_id in state.pool]
@@ -336,7 +331,7 @@ class FragmentBuffer:
             self._queue.wake_all()
 
     def _empty(self) -> FragmentState:
-        limiter = copy.copy(self._limiter)  # without its counts, which belong to the state
+        limiter = copy.copy(self._limiter)  # its counts belong to the state
         state = FragmentState(self.rules, seed=self._seed, now=self._clock(), limiter=limiter)
         state.next_chunk = self._first_id
         return state

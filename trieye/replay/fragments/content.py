@@ -145,7 +145,6 @@ class FragmentState:
 
     def set_version(self, session: str, version: int, now: float) -> None:
         """Change session and version, and remove unusable content; see `FragmentBuffer.set_version`."""
-        self.sessions.check(session, version)
         if self.sessions.change(session, version):
             for chunk in list(self.pool):
                 self._leave(chunk, "wrong_session")
@@ -241,8 +240,6 @@ class FragmentState:
             raise _RefusedError("rejected", f"meta must be a FragmentMeta, got {type(meta).__name__}")
         if not isinstance(payload, Mapping):
             raise _RefusedError("rejected", f"payload must be a dict of arrays, got {type(payload).__name__}")
-        if others := [name for name in payload if not isinstance(name, str)]:
-            raise _RefusedError("rejected", f"fragment key {others[0]!r}: keys must be strings")
         continuation = self.streams.classify(meta)
         if continuation == "old_incarnation":
             raise _RefusedError("old_incarnation")
@@ -344,8 +341,8 @@ class FragmentState:
                 self._leave(chunk, "evicted")
             elif fragments := self.streams.take_oldest(apart_from=meta.worker if num_pending else ""):
                 self._drop(fragments, "evicted")
-            elif row := self.early.take_oldest():
-                self._drop([row.fragment], "evicted")
+            elif rows := self.early.take_oldest():
+                self._drop([row.fragment for row in rows], "evicted")
             else:
                 return False
         return True
@@ -354,9 +351,7 @@ class FragmentState:
         return self.rules.max_bytes is not None and self.size_bytes > self.rules.max_bytes
 
     def _leave_oldest(self) -> None:
-        chunk = self.pool.oldest()
-        if chunk is not None:
-            self._leave(chunk, "evicted")
+        self._leave(next(iter(self.pool)), "evicted")
 
     def _leave(self, chunk: StoredChunk, reason: str) -> None:
         self.pool.remove(chunk)

@@ -107,7 +107,7 @@ class ChunkPool:
         # the last of equal slots wins
         self._tree.set(np.array([chunk.slot, end]), np.array([self._tree.weights[end], 0.0]))
 
-    def oldest(self, apart_from: Collection[int] = ()) -> StoredChunk | None:
+    def oldest(self, apart_from: Collection[int]) -> StoredChunk | None:
         """Return the oldest chunk whose id is not excluded."""
         return next((chunk for chunk in self if chunk.id not in apart_from), None)
 

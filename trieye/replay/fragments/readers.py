@@ -97,18 +97,12 @@ class ReaderQueue:
             ticket.wake()
 
 
-@dataclass(slots=True)
-class _OpenLease:
-    lease: Lease
-    expires: float
-
-
 class Leases:
     """Open leases, ordered by expiry, earliest first."""
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._rows: OrderedDict[str, _OpenLease] = OrderedDict()
+        self._rows: OrderedDict[str, tuple[Lease, float]] = OrderedDict()  # each with its expiry
         self.pinned: Counter[int] = Counter()  # number of leases on each chunk, by chunk id
         self._prefix = secrets.token_hex(4)  # makes lease ids of an earlier process invalid
         self._count = 0
@@ -120,7 +114,7 @@ class Leases:
         """Open a lease on chunks."""
         self._count += 1
         lease = Lease(f"{self._prefix}-{self._count}", chunks)
-        self._rows[lease.id] = _OpenLease(lease, now + self._ttl_s)
+        self._rows[lease.id] = lease, now + self._ttl_s
         self.pinned.update(chunk.id for chunk in chunks)
         return lease
 
@@ -130,25 +124,24 @@ class Leases:
         Raises:
             LeaseExpiredError: The lease was released, has expired, or never existed here.
         """
-        row = self._rows.get(lease_id)
-        if row is None:
+        lease, _ = self._rows.pop(lease_id, (None, 0.0))
+        if lease is None:
             raise LeaseExpiredError(
                 f"lease {lease_id!r} is not open: it was released, expired after lease_ttl_s={self._ttl_s:g}, or "
                 f"belongs to another buffer ({len(self._rows)} are open); fetch again"
             )
-        row.expires = now + self._ttl_s
-        self._rows.move_to_end(lease_id)
-        return row.lease
+        self._rows[lease_id] = lease, now + self._ttl_s
+        return lease
 
     def close(self, lease_id: str) -> tuple[Chunk, ...]:
         """Close a lease and return its chunks; none if it is not open."""
-        row = self._rows.pop(lease_id, None)
-        if row is None:
+        if lease_id not in self._rows:
             return ()
-        for chunk in row.lease.chunks:
+        lease, _ = self._rows.pop(lease_id)
+        for chunk in lease.chunks:
             uncount(self.pinned, chunk.id)
-        return row.lease.chunks
+        return lease.chunks
 
     def expired(self, now: float) -> list[str]:
         """Return the ids of expired leases."""
-        return [lease_id for lease_id, _ in takewhile(lambda item: item[1].expires <= now, self._rows.items())]
+        return [lease.id for lease, _ in takewhile(lambda row: row[1] <= now, self._rows.values())]

@@ -34,21 +34,24 @@ class SavedGroups:
 
     A group is rewritten with its remaining fragments when more than half of them are gone; many small groups are
     merged. A fragment is thus written about twice, and a checkpoint takes at most twice the size of the content.
+
+    Attributes:
+        ids: The fragments of each group by its name.
     """
 
     def __init__(self) -> None:
-        self._ids: dict[str, Ids] = {}
+        self.ids: dict[str, Ids] = {}
 
     def plan(
         self, live_ids: set[int], known_parts: Collection[str], fragment_bytes: int
     ) -> tuple[list[str], list[list[int]]]:
         """Return the names of the groups to reuse, and the ids of each group to write."""
-        remaining = {name: live_ids.intersection(ids.tolist()) for name, ids in self._ids.items()}
-        self._ids = {name: ids for name, ids in self._ids.items() if remaining[name]}
+        remaining = {name: live_ids.intersection(ids.tolist()) for name, ids in self.ids.items()}
+        self.ids = {name: ids for name, ids in self.ids.items() if remaining[name]}
         usable_names = [
-            name for name, ids in self._ids.items() if name in known_parts and 2 * len(remaining[name]) >= len(ids)
+            name for name, ids in self.ids.items() if name in known_parts and 2 * len(remaining[name]) >= len(ids)
         ]
-        small_names = {name for name in usable_names if len(self._ids[name]) * fragment_bytes < _SMALL_BYTES}
+        small_names = {name for name in usable_names if len(self.ids[name]) * fragment_bytes < _SMALL_BYTES}
         if len(small_names) > _MAX_SMALL:
             usable_names = [name for name in usable_names if name not in small_names]
         reused_names, covered_ids = [], set[int]()
@@ -63,23 +66,15 @@ class SavedGroups:
     def add(self, ids: Sequence[int]) -> str:
         """Name a group that is about to be written."""
         name = f"seg-{ids[0]}-{ids[-1] + 1}-{secrets.token_hex(4)}"
-        self._ids[name] = np.array(ids, np.int64)
+        self.ids[name] = np.array(ids, np.int64)
         return name
-
-    def restore(self, ids: Mapping[str, Ids]) -> None:
-        """Restore the result of `select`."""
-        self._ids = {name: np.asarray(array, np.int64) for name, array in ids.items()}
-
-    def select(self, names: Iterable[str]) -> dict[str, Ids]:
-        """Return the ids of some groups by name."""
-        return {name: self._ids[name] for name in names}
 
 
 def capture(
     content: FragmentState, groups: SavedGroups, known_parts: Collection[str], now: float
 ) -> tuple[dict[str, Any], tuple[str, ...], dict[str, list[Fragment]]]:
     """Return the state, the names of the groups to reuse, and the fragments of each new group by name."""
-    workers, streams = list(content.streams), list(content.streams.values())
+    workers, streams = [worker for worker, _ in content.streams.items()], [one for _, one in content.streams.items()]
     pending = [fragment for stream in streams for fragment in stream.pending]
     early, chunks, schema = list(content.early), content.pool.by_slot, content.schema
     in_chunks = [fragment for chunk in chunks for fragment in chunk.fragments]
@@ -117,7 +112,7 @@ def capture(
             **_table(chunks, "id", "num_uses", "priority"),
             "fragments": _ints(fragment.id for fragment in in_chunks),
         },
-        "groups": groups.select((*reused_names, *new_groups)),
+        "groups": {name: groups.ids[name] for name in (*reused_names, *new_groups)},
     }
     return state, tuple(reused_names), new_groups
 
@@ -156,7 +151,7 @@ def restore(
         content.sessions.load_state_dict(state["sessions"])
         content.figures.load_state_dict(state["figures"], now)
         fragments, intact = _read_fragments(content.schema, saved)
-        groups.restore({name: state["groups"][name] for name in intact})
+        groups.ids = {name: np.asarray(state["groups"][name], np.int64) for name in intact}
         _restore_streams(content, state, now, fragments)
         num_lost_chunks = _restore_chunks(content, state["chunks"], fragments)
         if num_lost := len(state["fragments"]["id"]) - len(fragments):

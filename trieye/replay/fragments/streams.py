@@ -4,6 +4,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any, Literal
 
 from trieye.exceptions import ConfigurationError
@@ -12,11 +13,7 @@ from trieye.replay.fragments.payloads import uncount
 
 Continuation = Literal["next", "gap", "restarted", "duplicate", "old_incarnation"]
 
-_MAX_STREAMS = 1 << 16
-
-
 Verdict = Literal["fits", "early", "stale", "wrong_session"]
-_MAX_PAST = 1000
 _Key = tuple[str, int, int]
 
 
@@ -38,10 +35,7 @@ class Stream:
 
 
 class Streams:
-    """The newest fragment and the incomplete chunk of each worker.
-
-    Of the workers without an incomplete chunk, only the most recent 65 536 are remembered.
-    """
+    """The newest fragment and the incomplete chunk of each worker."""
 
     def __init__(self) -> None:
         self._streams: OrderedDict[str, Stream] = OrderedDict()  # in arrival order of their newest fragments
@@ -52,13 +46,9 @@ class Streams:
         """The number of incomplete chunks."""
         return len(self._partial)
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the workers, the longest silent one first."""
-        return iter(self._streams)
-
-    def values(self) -> Iterable[Stream]:
-        """Return the streams, that of the longest silent worker first."""
-        return self._streams.values()
+    def items(self) -> Iterable[tuple[str, Stream]]:
+        """Return the workers and their streams, the longest silent one first."""
+        return self._streams.items()
 
     def classify(self, meta: FragmentMeta) -> Continuation:
         """Return how a fragment continues its stream; the first fragment of a new worker is `next`."""
@@ -89,8 +79,6 @@ class Streams:
         self._streams.move_to_end(meta.worker)
         if meta.worker in self._partial:
             self._partial.move_to_end(meta.worker)
-        if len(self._streams) > _MAX_STREAMS:
-            self._forget_one()
         return dropped
 
     def append(self, worker: str, fragment: Fragment) -> list[Fragment]:
@@ -113,13 +101,8 @@ class Streams:
 
     def take_silent(self, before: float) -> list[Fragment]:
         """Remove and return the pending fragments of workers whose newest fragment arrived before `before`."""
-        fragments: list[Fragment] = []
-        while self._partial:
-            worker, stream = next(iter(self._partial.items()))
-            if stream.arrived >= before:
-                break
-            fragments += self.take(worker)
-        return fragments
+        silent = list(takewhile(lambda worker: self._partial[worker].arrived < before, self._partial))
+        return [fragment for worker in silent for fragment in self.take(worker)]
 
     def take_oldest(self, apart_from: str) -> list[Fragment]:
         """Remove and return the pending fragments of the longest silent worker, excluding one."""
@@ -134,10 +117,9 @@ class Streams:
                 (index + 1 for index, fragment in enumerate(stream.pending) if not is_usable(fragment)), default=0
             )
             pending = stream.pending
-            if start == len(pending):
-                removed += self.take(worker)
-            elif start:
-                removed, stream.pending = removed + pending[:start], pending[start:]
+            removed, stream.pending = removed + pending[:start], pending[start:]
+            if not stream.pending:
+                del self._partial[worker]
         return removed
 
     def restore(self, worker: str, stream: Stream) -> None:
@@ -145,11 +127,6 @@ class Streams:
         self._streams[worker] = stream
         if stream.pending:
             self._partial[worker] = stream
-
-    def _forget_one(self) -> None:
-        worker = next((worker for worker, stream in self._streams.items() if not stream.pending), None)
-        if worker is not None:
-            del self._streams[worker]
 
 
 class Sessions:
@@ -181,18 +158,6 @@ class Sessions:
             return "early" if is_current else "wrong_session"
         return "fits" if self.is_fresh(meta.model_version) else "stale"
 
-    def check(self, session: str, version: int) -> None:
-        """Check an announcement.
-
-        Raises:
-            ConfigurationError: The session already had a higher version.
-        """
-        if session == self.session and version < self.version:
-            raise ConfigurationError(
-                f"set_version({session!r}, {version}): the session already has version {self.version}, and versions "
-                "never decrease; a run that resumes from an older state needs a new session name"
-            )
-
     def is_ahead(self, session: str, version: int) -> bool:
         """Return True if the session is unknown, or the current one with a higher version."""
         if session == self.session:
@@ -200,15 +165,22 @@ class Sessions:
         return session not in self._past and session not in self._continued_sessions
 
     def change(self, session: str, version: int) -> bool:
-        """Change session and version, and return whether the current content must be discarded."""
+        """Change session and version, and return whether the current content must be discarded.
+
+        Raises:
+            ConfigurationError: The session already had a higher version.
+        """
         is_other = session != self.session
+        if version < self.version and not is_other:
+            raise ConfigurationError(
+                f"set_version({session!r}, {version}): the session already has version {self.version}, and versions "
+                "never decrease; a run that resumes from an older state needs a new session name"
+            )
         if is_other:
             self._continued_sessions[self.session] = None
             if self.policy == "discard":
                 self._past |= self._continued_sessions
                 self._continued_sessions = {}
-            while len(self._past) > _MAX_PAST:
-                del self._past[next(iter(self._past))]
         self.session, self.version = session, version
         return is_other and self.policy == "discard"
 
@@ -272,45 +244,32 @@ class EarlyFragments:
 
     def take_all(self) -> list[EarlyFragment]:
         """Remove and return all waiting fragments."""
-        rows = list(self._rows.values())
-        self._rows.clear()
-        self._workers.clear()
-        return rows
+        return self._take(self)
 
-    def take_oldest(self) -> EarlyFragment | None:
+    def take_oldest(self) -> list[EarlyFragment]:
         """Remove and return the fragment that has waited longest, if any."""
-        if not self._rows:
-            return None
-        row = next(iter(self))
-        self._forget(row)
-        return row
+        return self._take(islice(self, 1))
 
     def take_left(self, meta: FragmentMeta, session: str) -> list[EarlyFragment]:
         """Remove and return the worker's earlier fragments that belong to other sessions."""
         if not self.has_worker(meta.worker):
             return []
-        order_of_meta = (meta.incarnation, meta.fid)
-        fragments = [
+        return self._take(
             row
-            for (worker, *order), row in self._rows.items()
-            if worker == meta.worker and tuple(order) < order_of_meta and row.meta.session != session
-        ]
-        for row in fragments:
-            self._forget(row)
-        return fragments
+            for key, row in self._rows.items()
+            if key[0] == meta.worker and key < _key(meta) and row.meta.session != session
+        )
 
     def take_before(self, time: float) -> list[EarlyFragment]:
         """Remove and return the fragments that arrived before `time`."""
-        fragments: list[EarlyFragment] = []
-        while self._rows and next(iter(self)).arrived < time:
-            row = self.take_oldest()
-            if row is not None:
-                fragments.append(row)
-        return fragments
+        return self._take(takewhile(lambda row: row.arrived < time, self))
 
-    def _forget(self, row: EarlyFragment) -> None:
-        del self._rows[_key(row.meta)]
-        uncount(self._workers, row.meta.worker)
+    def _take(self, rows: Iterable[EarlyFragment]) -> list[EarlyFragment]:
+        taken = list(rows)
+        for row in taken:
+            del self._rows[_key(row.meta)]
+            uncount(self._workers, row.meta.worker)
+        return taken
 
 
 def _key(meta: FragmentMeta) -> _Key:

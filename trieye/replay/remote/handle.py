@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,10 +14,10 @@ from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
+from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Client, Deadline
-from trieye.replay.remote.messages import Announcement, FetchRequest
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.remote.server import FragmentServer, Server, ServerType
@@ -122,12 +121,12 @@ class RemoteReplay(Remote[ReplayServer]):
         Raises:
             ConfigurationError: The server is on another machine, or the replay has no rows or no shared memory.
         """
-        memory = self.ask(ReplayServer.memory)
-        if memory.handle is None:
+        _, handle = self.ask(ReplayServer.memory)
+        if handle is None:
             raise ConfigurationError(
                 f"cannot attach to replay {self.channel.name!r}: it has no rows yet, or is not in shared memory"
             )
-        return AttachedReplay(memory.handle)
+        return AttachedReplay(handle)
 
     def stats(self) -> dict[str, float]:
         """Return counts as plain numbers."""
@@ -152,10 +151,7 @@ def shared_arguments(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
     Raises:
         ConfigurationError: It describes fragments.
     """
-    if config.kind == "fragment":
-        raise ConfigurationError(
-            "replay.kind=fragment does not describe rows; use RemoteFragments.start(config.fragment_rules)"
-        )
+    ReplayBuffer.from_config(config)  # checks the config here rather than in the actor
     storage = "shm" if config.storage == "ram" else config.storage
     limiter = None if config.limiter.samples_per_insert is None else config.limiter.model_dump()
     return {**config.buffer_arguments, "storage": storage, "seed": seed, "limiter": limiter}
@@ -170,7 +166,7 @@ class RemoteFragments(Remote[FragmentServer]):
     `set_version`.
     """
 
-    _announcement: Announcement | None = None  # the last `set_version` of this handle
+    _announced: tuple[str, int] | None = None  # by the last `set_version` of this handle
 
     @classmethod
     def start(cls, rules: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any) -> Self:
@@ -197,22 +193,23 @@ class RemoteFragments(Remote[FragmentServer]):
     def restore(self, directory: str | Path) -> None:
         """Restore a snapshot with its version; see `Remote.restore`."""
         super().restore(directory)
-        self._announcement = None
+        self._announced = None
 
     def load_state_dict(self, saved_parts: SavedParts) -> None:
         """Restore a snapshot with its version; see `Remote.load_state_dict`."""
         super().load_state_dict(saved_parts)
-        self._announcement = None
+        self._announced = None
 
     def set_version(self, session: str, version: int) -> None:
         """Announce the weights that workers use from now on; see `FragmentBuffer.set_version`."""
-        self._announcement = self.ask(FragmentServer.set_version, session, version)
+        self.ask(FragmentServer.set_version, session, version)
+        self._announced = session, version
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Lease `n` chunks and copy them to this process; see `FragmentBuffer.fetch`."""
         with _Fetch(self, n, timeout_s, strict=strict) as calls:
             while True:
-                calls.begin(self._announcement)
+                calls.begin(self._announced)
                 outcome = calls.outcome()
                 if isinstance(outcome, Lease):
                     return outcome
@@ -222,9 +219,9 @@ class RemoteFragments(Remote[FragmentServer]):
         """Implement `fetch` without blocking the event loop; a cancelled task holds no lease."""
         with _Fetch(self, n, timeout_s, strict=strict) as calls:
             while True:
-                call = asyncio.gather(asyncio.wrap_future(calls.begin(self._announcement)), return_exceptions=True)
+                call = asyncio.gather(asyncio.wrap_future(calls.begin(self._announced)), return_exceptions=True)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(calls.response_left_s):
+                    async with asyncio.timeout(calls.response_deadline.left_s):
                         await call
                 outcome = calls.outcome()
                 if isinstance(outcome, Lease):
@@ -249,31 +246,29 @@ class RemoteFragments(Remote[FragmentServer]):
 
 
 class _Fetch:
-    """The calls of one `RemoteFragments.fetch`; each waits on the server for a second at most."""
+    """The calls of one `RemoteFragments.fetch`; each waits on the server for a second at most.
+
+    Attributes:
+        response_deadline: Time until which the server must respond.
+    """
 
     def __init__(self, fragments: RemoteFragments, n: int, timeout_s: float | None, *, strict: bool) -> None:
         name, wait_s = fragments.channel.name, NO_TIMEOUT_S if timeout_s is None else timeout_s
         self._channel, self._call = fragments.channel, Future[Lease | None]()
-        self._request = FetchRequest(uuid.uuid4().hex, n, timeout_s, strict, None)
+        self._reader, self._num_chunks, self._is_strict = uuid.uuid4().hex, n, strict
         self._deadline = Deadline(wait_s, lambda: f"fetch({n}) from {name!r} failed")
-        self._response_deadline = Deadline(wait_s + fragments.timeout_s, lambda: f"fetch({n}): {name!r} did not answer")
+        self.response_deadline = Deadline(wait_s + fragments.timeout_s, lambda: f"fetch({n}): {name!r} did not answer")
 
-    def begin(self, announcement: Announcement | None) -> "Future[Lease | None]":
+    def begin(self, announced: tuple[str, int] | None) -> "Future[Lease | None]":
         """Start the next call."""
-        left_s = None if self._request.left_s is None else self._deadline.left_s
-        request = replace(self._request, left_s=left_s, announcement=announcement)
-        self._call = self._channel.begin(FragmentServer.fetch, request)
+        request = self._reader, self._num_chunks, self._deadline.left_s
+        self._call = self._channel.begin(FragmentServer.fetch, *request, strict=self._is_strict, announced=announced)
         return self._call
-
-    @property
-    def response_left_s(self) -> float:
-        """Seconds left for a response."""
-        return self._response_deadline.left_s
 
     def outcome(self) -> Lease | float:
         """Return the lease, or the seconds until the next call; raises what `RemoteFragments.fetch` raises."""
         try:
-            return self._response_deadline.result(self._call) or 0.0
+            return self.response_deadline.result(self._call) or 0.0
         except ConnectionError as error:
             return self._deadline.next_pause_s(str(error))
 
@@ -282,7 +277,7 @@ class _Fetch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._channel.begin(FragmentServer.leave, self._request.reader)
+            self._channel.begin(FragmentServer.leave, self._reader)
             self._call.add_done_callback(self._release)
 
     def _release(self, call: "Future[Lease | None]") -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from trieye.replay.remote.channel import LONGEST_POLL_S
 from trieye.replay.rows.memory import RamMemory
 from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
@@ -49,50 +48,6 @@ class RowBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """A `set_version`, which readers repeat in case a crash of the server lost it.
-
-    Attributes:
-        session: The session.
-        version: The version.
-        generation: Generation of the server that received it.
-    """
-
-    session: str
-    version: int
-    generation: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
-    """One of the calls in which a reader of fragments waits for chunks.
-
-    Attributes:
-        reader: Name of the reader during this fetch.
-        num_chunks: Number of chunks.
-        left_s: Seconds left of the fetch; None without a timeout.
-        strict: If False, the last call returns fewer chunks rather than none.
-        announcement: The last announcement of the reader's handle, if any.
-    """
-
-    reader: str
-    num_chunks: int
-    left_s: float | None
-    strict: bool
-    announcement: Announcement | None
-
-    @property
-    def is_last(self) -> bool:
-        """True if the fetch ends with this call."""
-        return self.left_s is not None and self.left_s <= LONGEST_POLL_S
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds for which this call waits."""
-        return LONGEST_POLL_S if self.left_s is None else min(self.left_s, LONGEST_POLL_S)
-
-
-@dataclass(frozen=True, slots=True)
 class Ack:
     """A server's progress with the rows of one writer.
 
@@ -114,19 +69,6 @@ Drawn: TypeAlias = tuple[str, list[Item]]
 """The generation of the memory that row ids refer to, and several draws or batches of these rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLocation:
-    """Location of a server's rows.
-
-    Attributes:
-        generation: Changes when the server gets new memory, as after its process died.
-        handle: The argument of `ReplayBuffer.attach`; None if other processes cannot read the rows.
-    """
-
-    generation: str
-    handle: Any = None
-
-
 _OPTIONAL_ARRAYS: Mapping[str, tuple[DTypeLike, float]] = {
     "env_ids": (np.int64, 0), "priorities": (np.float64, np.nan), "versions": (np.int64, -1)
 }  # fmt: skip
@@ -144,7 +86,8 @@ class Block:
     def __init__(self, capacity: int, columns: Iterable[Column]) -> None:
         self.capacity = capacity
         self.count = 0
-        self._ring = Ring(capacity, columns, RamMemory(prefault=False))
+        self._memory = RamMemory(prefault=False)
+        self._ring = Ring(capacity, columns, self._memory)
         self._optional: dict[str, NDArray[Any]] = {}  # arrays of `_OPTIONAL_ARRAYS` with at least one explicit value
 
     @property
@@ -196,8 +139,7 @@ class Block:
     @property
     def size_bytes(self) -> int:
         """Size of the memory in bytes."""
-        ring = self._ring
-        return ring.records.nbytes if ring.records is not None else sum(cells.nbytes for cells in ring.cells.values())
+        return self._memory.size_bytes
 
     def _write_optional(self, name: str, count: int, values: Any) -> None:
         """Write explicit values of the next rows."""

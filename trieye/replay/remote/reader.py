@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -243,14 +243,13 @@ class Updates:
     def _finish_oldest(self) -> None:
         deadline = Deadline(self._timeout_s, lambda: f"{self._channel.name!r} accepted no priorities")
         count, call = self._calls[0]
-        wait([call], deadline.left_s)
-        if not call.done():
-            deadline.check()
-        self._calls.popleft()
         try:
-            call.result()
+            deadline.result(call)
         except ConnectionError:
             self.num_lost += count
+        finally:
+            if call.done():
+                self._calls.popleft()
 
 
 class ReadAheadQueue(Generic[Item]):
@@ -364,13 +363,13 @@ class NearRows(RowSource):
     def _attach(self, generation: str, deadline: Deadline) -> bool | None:
         """Attach the memory of a generation; return False if it is gone, and None if it is not accessible from here."""
         for _ in range(2):  # the second attempt distinguishes a server that just died from one on another machine
-            memory = deadline.answer(self._channel, ReplayServer.memory)
-            if memory.generation != generation:
+            current_generation, handle = deadline.answer(self._channel, ReplayServer.memory)
+            if current_generation != generation:
                 return False
-            if memory.handle is None:
+            if handle is None:
                 return None
             try:
-                self._view = AttachedReplay(memory.handle)
+                self._view = AttachedReplay(handle)
             except ConfigurationError:
                 continue
             self.generation = generation

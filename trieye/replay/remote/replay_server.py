@@ -18,8 +18,9 @@ from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.channel import operation
-from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Ack, Drawn, MemoryLocation, RowBatch
+from trieye.replay.remote.messages import INTERRUPTION, LOST_ROWS, Ack, Drawn, RowBatch
 from trieye.replay.remote.server import Server
+from trieye.replay.rows.store import ReplayHandle
 from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -28,10 +29,7 @@ NUM_CALLS = 4
 """Number of calls after which the draws of a call have been copied: two readers with two calls each."""
 
 MAX_SHARE = 10
-"""At most one row in `MAX_SHARE` is saved back."""
-
-MAX_CLIENTS = 10_000
-"""Maximum number of remembered writers; the longest silent ones are forgotten first."""
+"""At most one row in `MAX_SHARE` is held back."""
 
 SERVER = "server"
 """Key of the server's own state, beside the keys of the buffer's state."""
@@ -64,7 +62,7 @@ class ReplayServer(Server):
         # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
         self._is_shared = buffer.get("her") is None
         self.generation = uuid.uuid4().hex
-        self._overwrites = OverwriteEstimate(self._buffer.capacity)
+        self._recent_ends: deque[int] = deque(maxlen=NUM_CALLS)  # `_end` at the last calls that drew rows
         self._changed = threading.Condition()  # guards all fields, the buffer and the limiter included
         self._counts = AcknowledgedCounts()
         self._env_codes: dict[str, dict[int, int]] = {}
@@ -94,9 +92,7 @@ class ReplayServer(Server):
                     if has_gap:
                         self._interrupt(client)  # the rows in between are lost
                     self._add(client, rows, lost_rows=has_gap or self._counts.ack(client).lost > 0)
-                    forgotten = self._counts.record(client, first_number, len(rows))
-                    if forgotten is not None:
-                        self._interrupt(forgotten)
+                    self._counts.record(client, first_number, len(rows))
                     self._changed.notify_all()
             return self._counts.ack(client, reason)
 
@@ -132,7 +128,7 @@ class ReplayServer(Server):
             while True:
                 draws, hindrance = self._draws(k, n, again=again)
                 if draws:
-                    self._overwrites.called(self._end)
+                    self._recent_ends.append(self._end)
                     self._changed.notify_all()
                     return self.generation, draws
                 left_s = deadline - time.monotonic()
@@ -171,13 +167,16 @@ class ReplayServer(Server):
             self._buffer.set_version(version)
 
     @operation()
-    def memory(self) -> MemoryLocation:
-        """Return the location of the rows."""
+    def memory(self) -> tuple[str, ReplayHandle | None]:
+        """Return the generation of the rows and their handle, or None if other processes cannot read them.
+
+        The generation changes when the server gets new memory, as after its process died.
+        """
         with self._changed:
             try:
-                return MemoryLocation(self.generation, self._buffer.handle if self._is_shared else None)
+                return self.generation, self._buffer.handle if self._is_shared else None
             except ConfigurationError:  # not in shared memory
-                return MemoryLocation(self.generation)
+                return self.generation, None
 
     @operation()
     def stats(self) -> dict[str, float]:
@@ -210,7 +209,7 @@ class ReplayServer(Server):
                 "receipts": self._counts.state_dict(),
                 "envs": envs,
                 "num_envs": self._num_envs,
-                "edge": self._overwrites.state_dict(),
+                "edge": list(self._recent_ends),
             }
             return replace(parts, state={**parts.state, SERVER: state})
 
@@ -223,7 +222,7 @@ class ReplayServer(Server):
                 self._buffer.interrupt()
                 state = {"receipts": AcknowledgedCounts().state_dict(), "envs": [], "num_envs": 0, "edge": []}
             self._counts.load_state_dict(state["receipts"])
-            self._overwrites.load_state_dict(state["edge"])
+            self._recent_ends = deque(state["edge"], maxlen=NUM_CALLS)
             self._num_envs, self._env_codes = int(state["num_envs"]), {}
             for client, env, code in state["envs"]:
                 self._env_codes.setdefault(client, {})[int(env)] = int(code)
@@ -303,48 +302,15 @@ class ReplayServer(Server):
         return draws, ""
 
     def _draw(self, n: int, *, again: bool) -> SampledIds:
-        """Draw rows, avoiding rows that may be overwritten before they are copied."""
-        size, end = len(self._buffer), self._end
-        above = end - size + self._overwrites.rows(end, size)
-        return self._buffer.draw(n, above=above, again=again)
+        """Draw rows, avoiding rows that may be overwritten before they are copied.
 
-
-class OverwriteEstimate:
-    """Estimates from recent calls how many rows will be overwritten before drawn rows are copied.
-
-    It uses no clock, so that a restored server makes the same draws.
-
-    Args:
-        capacity: Capacity of the buffer in rows.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._ends: deque[int] = deque(maxlen=NUM_CALLS)
-
-    def rows(self, end: int, size: int) -> int:
-        """Return how many of the oldest rows to hold back.
-
-        Args:
-            end: Id of the next row.
-            size: Number of rows in the buffer.
+        As many rows as recent calls saw overwritten are held back. It uses no clock, so that a restored server makes
+        the same draws.
         """
-        if not self._ends:
-            return 0
-        num_overwritten = end - self._ends[0] - (self._capacity - size)
-        return min(max(num_overwritten, 0), size // MAX_SHARE)
-
-    def called(self, end: int) -> None:
-        """Record a call that draws rows; `end` as in `rows`."""
-        self._ends.append(end)
-
-    def state_dict(self) -> list[int]:
-        """Return the state for an exact resume."""
-        return list(self._ends)
-
-    def load_state_dict(self, state: list[int]) -> None:
-        """Restore a state."""
-        self._ends = deque(state, maxlen=NUM_CALLS)
+        size, end = len(self._buffer), self._end
+        num_overwritten = end - next(iter(self._recent_ends), end) - (self._buffer.capacity - size)
+        num_held_back = min(max(num_overwritten, 0), size // MAX_SHARE)
+        return self._buffer.draw(n, above=end - size + num_held_back, again=again)
 
 
 class AcknowledgedCounts:
@@ -355,7 +321,7 @@ class AcknowledgedCounts:
     """
 
     def __init__(self) -> None:
-        self._acks: dict[str, Ack] = {}  # the most recently active writer last
+        self._acks: dict[str, Ack] = {}
         self.num_lost = 0
         """Acknowledged rows that are lost: after the server died, no writer had them any more."""
 
@@ -379,17 +345,12 @@ class AcknowledgedCounts:
             return "duplicate"
         return "next" if first_number in {end, oldest} else "early"
 
-    def record(self, client: str, first: int, count: int) -> str | None:
-        """Record an added batch, and return the writer that was forgotten to limit their number, if any."""
-        ack = self._acks.pop(client, Ack(0))
+    def record(self, client: str, first: int, count: int) -> None:
+        """Record an added batch."""
+        ack = self.ack(client)
         gap = first - ack.end
         self.num_lost += gap
         self._acks[client] = replace(ack, end=first + count, lost=ack.lost + gap)
-        if len(self._acks) <= MAX_CLIENTS:
-            return None
-        forgotten = next(iter(self._acks))
-        self.forget(forgotten)
-        return forgotten
 
     def forget(self, client: str) -> None:
         """Forget a writer that sends nothing more."""

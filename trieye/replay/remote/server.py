@@ -3,7 +3,6 @@
 import functools
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -15,8 +14,7 @@ from trieye.exceptions import ConfigurationError, ReplayTimeoutError, TrieyeErro
 from trieye.process.progress import say
 from trieye.replay.fragments import FragmentBuffer, FragmentRules, Lease
 from trieye.replay.limiter import RateLimiter
-from trieye.replay.remote.channel import Operation, operation
-from trieye.replay.remote.messages import Announcement, FetchRequest
+from trieye.replay.remote.channel import LONGEST_POLL_S, Operation, operation
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -231,7 +229,6 @@ class FragmentServer(Server):
             limiter=None if limiter is None else RateLimiter(**limiter),
             first_id=time.time_ns() // 1000,
         )
-        self._generation = uuid.uuid4().hex  # of this process; a restarted one differs
         super().__init__(name, directory, snapshot_every_s)
 
     add_batch = _buffer_operation(FragmentBuffer.add_batch)
@@ -240,25 +237,33 @@ class FragmentServer(Server):
     update_priorities = _buffer_operation(FragmentBuffer.update_priorities)
     metrics = _buffer_operation(FragmentBuffer.metrics)
     leave = _buffer_operation(FragmentBuffer.leave)
-
-    @operation()
-    def set_version(self, session: str, version: int) -> Announcement:
-        """Announce weights; see `FragmentBuffer.set_version`. Return what readers must repeat."""
-        self.buffer.set_version(session, version)
-        return Announcement(session, version, self._generation)
+    set_version = _buffer_operation(FragmentBuffer.set_version)
 
     @operation("wait")
-    def fetch(self, request: FetchRequest) -> Lease | None:
-        """Lease chunks; return None if the reader must call again, since one that died must take no chunks."""
-        announcement = request.announcement
-        if announcement is not None and announcement.generation != self._generation:
-            self.buffer.repeat_version(announcement.session, announcement.version)
-        is_strict = request.strict or not request.is_last
+    def fetch(
+        self, reader: str, n: int, left_s: float, *, strict: bool, announced: tuple[str, int] | None
+    ) -> Lease | None:
+        """Lease chunks, in one of several calls: a reader that dies between two of them takes no chunks.
+
+        Args:
+            reader: Name of the reader during this fetch.
+            n: Number of chunks.
+            left_s: Seconds left of the fetch.
+            strict: If False, the last call returns fewer chunks rather than none.
+            announced: Session and version of the last `set_version` of the reader's handle, which the server may have
+                lost in a crash; None before the first.
+
+        Returns:
+            The lease, or None if the reader must call again.
+        """
+        if announced is not None:
+            self.buffer.repeat_version(*announced)
+        is_last = left_s <= LONGEST_POLL_S
         try:
-            return self.buffer.fetch(request.num_chunks, request.wait_s, is_strict, reader=request.reader)
+            return self.buffer.fetch(n, min(left_s, LONGEST_POLL_S), strict or not is_last, reader=reader)
         except ReplayTimeoutError:
-            if request.is_last:
-                self.buffer.leave(request.reader)
+            if is_last:
+                self.buffer.leave(reader)
                 raise
             return None
 

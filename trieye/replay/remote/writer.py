@@ -18,6 +18,7 @@ from trieye.replay.remote.replay_server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
 from trieye.replay.rows.store import row_integers
+from trieye.replay.samplers.base import checked_priorities
 
 MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept in memory."""
@@ -135,11 +136,7 @@ class Writer(ReplayUser[ReplayServer]):
         arrays: Mapping[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         count, is_valid = row_count(arrays), False
         envs = None if env_ids is None and not self._first_env else self._first_env + _env_ids(env_ids, count)
-        weights = None if priorities is None else np.asarray(priorities, np.float64)
-        if weights is not None and weights.shape != (count,):
-            raise ConfigurationError(f"extend: priorities must be [{count}], got {list(weights.shape)}")
-        if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ConfigurationError("extend: priorities must be finite and at least 0")
+        weights = None if priorities is None else checked_priorities(np.arange(count), priorities)[1]
         start = 0
         self._check_process()
         while start < count:

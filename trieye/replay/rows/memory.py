@@ -39,18 +39,18 @@ class MemoryHandle:
 
     Attributes:
         pid: The process that owns the memory.
-        arrays: File descriptor, identity (device and inode), dtype and shape of each array, by name.
+        arrays: File descriptor and identity (device and inode) of each array, by name.
     """
 
     pid: int
-    arrays: Mapping[str, tuple[int, tuple[int, int], str, tuple[int, ...]]]
+    arrays: Mapping[str, tuple[int, tuple[int, int]]]
 
 
 class Memory(ABC):
     """Allocates arrays of zeros, each name once.
 
     Attributes:
-        size_bytes: Total size in bytes of the allocated arrays.
+        size_bytes: Total size in bytes of the arrays that were allocated with `prefault`.
     """
 
     size_bytes = 0
@@ -68,16 +68,13 @@ class Memory(ABC):
         """Release the memory; the system reclaims it when no array uses it."""
 
 
-def open_memory(
-    storage: str, directory: str | Path | None = None, *, prefault: bool = True, is_full_soon: bool = False
-) -> Memory:
+def open_memory(storage: str, directory: str | Path | None = None, *, prefault: bool = True) -> Memory:
     """Create an allocator.
 
     Args:
         storage: `ram`, `shm` or `mmap`.
         directory: Directory of the `mmap` files.
         prefault: Allocate memory or disk space immediately.
-        is_full_soon: All of it is about to be written, so `ram` need not be touched first.
 
     Raises:
         ConfigurationError: The storage is unknown or unsupported by this system, or the directory is missing.
@@ -89,7 +86,7 @@ def open_memory(
             "storage_dir, and other storages do not accept it"
         )
     if storage == "ram":
-        return RamMemory(prefault=prefault, is_full_soon=is_full_soon)
+        return RamMemory(prefault=prefault)
     if storage == "shm" and not hasattr(os, "memfd_create"):
         raise ConfigurationError("replay storage 'shm' needs Linux; use storage='mmap'")
     if directory is not None and not Path(directory).is_dir():
@@ -103,8 +100,8 @@ class RamMemory(Memory):
     From 4 MB on, NumPy requests huge pages itself.
     """
 
-    def __init__(self, *, prefault: bool = True, is_full_soon: bool = False) -> None:
-        self._prefault, self._is_full_soon = prefault, is_full_soon
+    def __init__(self, *, prefault: bool = True) -> None:
+        self._prefault = prefault
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
         """Allocate an array of zeros.
@@ -112,19 +109,18 @@ class RamMemory(Memory):
         Raises:
             ConfigurationError: There is not enough memory.
         """
-        size_bytes = _size(shape, dtype)
-        if prefault and self._prefault and size_bytes > (available := available_bytes()):
+        size_bytes, fill = _size(shape, dtype), prefault and self._prefault
+        if fill and size_bytes > (available := available_bytes()):
             raise ConfigurationError(
                 _too_large(name, size_bytes, f"only {available / _GIB:.1f} GiB of memory are free")
             )
-        fill = prefault and self._prefault and not self._is_full_soon
         try:
             array: NDArray[Any] = np.empty(shape, dtype) if fill else np.zeros(shape, dtype)
         except (MemoryError, ValueError) as error:  # ValueError: beyond the address space
             raise ConfigurationError(_too_large(name, size_bytes, "the system has less")) from error
         if fill:  # not np.zeros, which requests no huge pages
             array.reshape(-1).view(np.uint8).fill(0)
-        self.size_bytes += size_bytes
+        self.size_bytes += size_bytes * prefault
         return array
 
 
@@ -137,7 +133,7 @@ class FileMemory(Memory):
 
     def __init__(self, directory: Path | None, *, prefault: bool = True) -> None:
         self._directory, self._prefault = directory, prefault
-        self._arrays: dict[str, tuple[int, tuple[int, int], str, tuple[int, ...]]] = {}
+        self._arrays: dict[str, tuple[int, tuple[int, int]]] = {}
         self._close = contextlib.ExitStack()
         self._finalizer = weakref.finalize(self, self._close.close)
 
@@ -168,8 +164,8 @@ class FileMemory(Memory):
             with contextlib.suppress(OSError, ValueError):  # older kernels map each page on its first use
                 memory.madvise(_MADV_POPULATE_WRITE)
         status = os.fstat(descriptor)
-        self._arrays[name] = (descriptor, (status.st_dev, status.st_ino), np.dtype(dtype).str, shape)
-        self.size_bytes += size_bytes
+        self._arrays[name] = descriptor, (status.st_dev, status.st_ino)
+        self.size_bytes += size_bytes * prefault
         return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
     def close(self) -> None:
@@ -218,7 +214,7 @@ class AttachedMemory(Memory):
         Raises:
             ConfigurationError: The owner has exited or is on another machine, or the array does not match the handle.
         """
-        index, identity, own_dtype, own_shape = self._handle.arrays.get(name, (-1, (0, 0), "", ()))
+        index, identity = self._handle.arrays[name]
         path = Path(f"/proc/{self._handle.pid}/fd/{index}")
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -229,8 +225,7 @@ class AttachedMemory(Memory):
             ) from error
         try:
             status = os.fstat(descriptor)
-            actual = ((status.st_dev, status.st_ino), own_dtype, own_shape)
-            if actual != (identity, np.dtype(dtype).str, shape):
+            if (status.st_dev, status.st_ino) != identity:
                 raise ConfigurationError(
                     f"replay array {name!r} of process {self._handle.pid} does not match this handle; get a new handle "
                     "from the owner"

@@ -126,14 +126,9 @@ class NextRows:
         self._end = 0
 
     @property
-    def reserved_bytes(self) -> int:
-        """Size in bytes if every row had a value here."""
-        return self._value_slots.nbytes + sum(values.nbytes for values in self._values.values())
-
-    @property
     def size_bytes(self) -> int:
-        """Size of the memory in use, in bytes."""
-        return self._value_slots.nbytes + self._end * sum(values[:1].nbytes for values in self._values.values())
+        """Size of the values in use, in bytes."""
+        return self._end * sum(values[:1].nbytes for values in self._values.values())
 
     def permanent(self, first_id: int, count: int, ended: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
         """Return by name the values of rows that ended their episode, and under `""` these rows, counted from 0."""

@@ -111,14 +111,12 @@ class RowReader:
         slots, layout = self._slots(ids, low), self._layout
         if not layout.derived or "discount" not in keys:
             return self._ring.gather(slots, keys, block, out)
-        if keys is layout.keys:
-            data, block = self._ring.gather(slots, self._stored_keys, block, out)
-            data["discount"] = self._discount(ids, low, data, out)
-            return data, block
-        data, block = self._ring.gather(slots, [key for key in keys if key != "discount"], block, out)
-        columns = data if block is None else {key: block[key] for key in self._terminal}
+        has_all = keys is layout.keys
+        stored_keys = self._stored_keys if has_all else [key for key in keys if key != "discount"]
+        data, block = self._ring.gather(slots, stored_keys, block, out)
+        columns = data if has_all or block is None else {key: block[key] for key in self._terminal}
         data["discount"] = self._discount(ids, low, columns, out)
-        return {key: data[key] for key in keys}, block
+        return data if has_all else {key: data[key] for key in keys}, block
 
     def column(self, key: str, ids: Ids, low: int) -> NDArray[Any]:
         """Return the values `[n, ...]` of one key in their original form."""

@@ -74,7 +74,7 @@ class Ring:
                     # identity instead of equality: half the cost, and other arrays go through `conform`
                     fits = value.dtype is dtype and value.shape == shape
                 else:
-                    fits = kind in scalars or (kind is int and low <= value <= high)
+                    fits = kind in scalars and (kind is not int or low <= value <= high)
                 values.append(value if fits else self.columns[name].conform(value))
         except KeyError:
             check_keys(row, self.columns)
@@ -248,15 +248,11 @@ def _never(slot: int, row: Mapping[str, Any]) -> bool:  # noqa: ARG001 - same si
     return False
 
 
-def _fast_lane(column: Column) -> tuple[str, np.dtype[Any], tuple[int, ...], frozenset[type], int, int]:
+def _fast_lane(column: Column) -> tuple[str, np.dtype[Any], tuple[int, ...], frozenset[type], float, float]:
     """Return which values need no check: those with this dtype and shape, of some types, or in a range of int."""
-    dtype, scalars, low, high = column.dtype, frozenset[type](), 1, 0
-    if not column.shape:
-        scalars = FLOAT_SCALARS if dtype.kind == "f" else frozenset({dtype.type})
-        if dtype.kind == "b":
-            scalars |= {bool}
-        if dtype.kind in "iu":
-            low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    dtype = column.dtype
+    scalars = frozenset[type]() if column.shape else _fitting_types(dtype)
+    low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-math.inf, math.inf)
     return column.name, dtype, column.shape, scalars, low, high
 
 

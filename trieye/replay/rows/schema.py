@@ -44,8 +44,8 @@ class Column:
     dtype: np.dtype[Any]
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigurationError("a replay key must not be empty")
+        if not self.name or not isinstance(self.name, str):
+            raise ConfigurationError(f"replay key {self.name!r}: a key must be a string that is not empty")
 
     @classmethod
     def from_dtype(cls, name: str, spec: DTypeLike) -> Self:
@@ -136,7 +136,7 @@ def check_keys(keys: Iterable[str], schema: Mapping[str, Any] | Iterable[str]) -
     row_keys, schema_keys = set(keys), list(schema)
     if row_keys == set(schema_keys):
         return
-    for name in sorted(row_keys - set(schema_keys)):
+    for name in sorted(row_keys - set(schema_keys), key=str):
         check_known(f"replay key {name!r}", name, schema_keys)
     if missing_keys := [name for name in schema_keys if name not in row_keys]:
         raise ConfigurationError(

@@ -28,9 +28,6 @@ SMALL_PART_BYTES = 8 << 20
 MAX_SMALL_PARTS = 32
 """More small parts than this are merged into few large ones; each row is thus written less than twice."""
 
-MAX_REMEMBERED = 4096
-"""Parts of earlier saves to remember, since another save target may contain them."""
-
 FORMAT = 2
 """Format of a buffer's saved state."""
 
@@ -192,7 +189,7 @@ class StoredParts:
 
     def __init__(self) -> None:
         self._parts: list[StoredPart] = []  # of the latest save or restore
-        self._part_by_name: dict[str, StoredPart] = {}  # all that may still contain rows, the most recently used last
+        self._part_by_name: dict[str, StoredPart] = {}  # all that may still contain rows
         self._new: dict[str, dict[str, weakref.ref[NDArray[Any]]]] = {}
 
     def save(self, store: RowStore, known_names: Collection[str]) -> tuple[tuple[str, ...], dict[str, Arrays]]:
@@ -233,11 +230,7 @@ class StoredParts:
 
     def _remember(self, parts: list[StoredPart]) -> None:
         self._parts = parts
-        for part in parts:
-            self._part_by_name.pop(part.name, None)
-            self._part_by_name[part.name] = part
-        for name in list(self._part_by_name)[: -max(MAX_REMEMBERED, len(parts))]:
-            del self._part_by_name[name]
+        self._part_by_name |= {part.name: part for part in parts}
 
     def _unfinished_arrays(self, name: str) -> Arrays | None:
         references = self._new[name]

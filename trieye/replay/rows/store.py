@@ -264,10 +264,7 @@ class RowStore:
     @property
     def size_bytes(self) -> int:
         """Size of the rows and their links in bytes; of stored next observations, only the memory in use."""
-        next_rows = self.next_rows
-        if next_rows is None:
-            return self.memory.size_bytes
-        return self.memory.size_bytes - next_rows.reserved_bytes + next_rows.size_bytes
+        return self.memory.size_bytes + (self.next_rows.size_bytes if self.next_rows else 0)
 
     def _split(self, row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         paired = self.layout.paired

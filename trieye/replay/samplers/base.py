@@ -168,7 +168,7 @@ def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray
 
 
 def checked_priorities(
-    ids: ArrayLike, priorities: ArrayLike, total: int
+    ids: ArrayLike, priorities: ArrayLike, total: int = 1 << 63
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return ids `[n]` below `total` and their priorities `[n]`.
 
@@ -179,7 +179,7 @@ def checked_priorities(
     if values.size and not (values.min() >= 0 and values.max() < np.inf):  # NaN is neither
         raise ConfigurationError("update_priorities: priorities must be finite and at least 0")
     if row_ids.size and (row_ids.dtype.kind not in "iu" or row_ids.min() < 0 or row_ids.max() >= total):
-        raise ConfigurationError(f"update_priorities: ids must be integers in [0, {total}), as add() returned")
+        raise ConfigurationError(f"update_priorities: ids must be integers in [0, {total}), as the buffer returned")
     return row_ids.astype(np.int64, copy=False), values
 
 

@@ -1,6 +1,6 @@
 """EligibleSampler: limits how often each row is drawn and how old its model version may be."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,16 @@ class EligibleSampler(Sampler):
             self._versions[ids % self.capacity] = versions
             self._retire(ids[self._versions[ids % self.capacity] < self.version - self.max_staleness])
 
-    def eligible(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return which rows of the buffer are within the bounds."""
+    def eligible(self, ids: Ids, bounds: Sequence[int | None] | None = None) -> NDArray[np.bool_]:
+        """Return which rows are within bounds of uses and staleness, by default those of this sampler."""
         self._settle()
-        return self._eligible(ids, *self._bounds)
+        max_reuse, max_staleness = bounds or self._bounds
+        slots, is_within = ids % self.capacity, np.ones(len(ids), np.bool_)
+        if max_reuse is not None:
+            is_within &= self._uses[slots] < max_reuse
+        if max_staleness is not None:
+            is_within &= self._versions[slots] >= self.version - max_staleness
+        return is_within
 
     def staleness(self, ids: Ids) -> Ids:
         """Return how many versions rows lag behind, int64 `[n]`; requires `max_staleness`."""
@@ -143,20 +149,12 @@ class EligibleSampler(Sampler):
                 array[ids % self.capacity] = np.asarray(saved_array)[len(saved_array) - len(ids) :]
         is_eligible = self.eligible(ids)
         self._retire(ids[~is_eligible])
-        revived_ids = ids[is_eligible & ~self._eligible(ids, *state.get("bounds", self._bounds))]  # by higher bounds
+        revived_ids = ids[is_eligible & ~self.eligible(ids, state.get("bounds"))]  # by higher bounds
         self._rows.update(revived_ids, np.full(len(revived_ids), self._rows.max_priority))
 
     @property
     def _bounds(self) -> list[int | None]:
         return [self.max_reuse, self.max_staleness]
-
-    def _eligible(self, ids: Ids, max_reuse: int | None, max_staleness: int | None) -> NDArray[np.bool_]:
-        slots, is_within = ids % self.capacity, np.ones(len(ids), np.bool_)
-        if max_reuse is not None:
-            is_within &= self._uses[slots] < max_reuse
-        if max_staleness is not None:
-            is_within &= self._versions[slots] >= self.version - max_staleness
-        return is_within
 
     def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)
