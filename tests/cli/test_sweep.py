@@ -518,7 +518,7 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
         (["plan", "lr=1,2", "--exclude", "lr=[1"], "--exclude lr=[1: not a valid key=value override"),
         (["plan", "lr=1,2", "--when", "clip:agent=ppo,lr"], "--when lr: expected KEY=VALUE"),
         (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan does not accept this key"),
-        (["plan", "missing.json"], "missing.json does not exist"),
+        (["plan", "missing.json"], "missing.json cannot be read: No such file or directory"),
         (["relaunch", "first", "hydra.launcher.only=2"], "only=2: not accepted here; `trieye sweep run -i` selects"),
         (["relaunch", "hydra.sweeper.mode=min"], "hydra.sweeper.mode=min: expected one sweep directory"),
     ],

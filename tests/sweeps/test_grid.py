@@ -3,6 +3,7 @@
 import json
 import timeit
 
+import msgspec
 import pytest
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -17,15 +18,20 @@ from trieye.config.hydra.loader import VERSION_BASE
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.command import command_of
-from trieye.sweeps.grid import Axis, Grid, shown
+from trieye.sweeps.grid import Axis, Grid, PlainGrid, shown
 from trieye.sweeps.record import SWEEP, SweepRecord
-from trieye.sweeps.spec import grid_of, with_seeds, zipped
+from trieye.sweeps.spec import grid_of, zipped
 
 PLAIN = SweeperConfig()
 
 
 def grid(*words, **options):
     return grid_of(words, SweeperConfig(**options))
+
+
+def stored(ours):
+    """Return a grid after a round trip through its JSON."""
+    return Grid.of_plain(msgspec.json.decode(msgspec.json.encode(ours.plain()), type=PlainGrid))
 
 
 def hydras(words, loader=None):
@@ -76,7 +82,7 @@ def test_jobs_have_the_same_numbers_as_in_hydra(spec):
     ours = grid(*spec)
     assert [ours[index] for index in ours] == jobs
     assert (ours.size, list(ours)) == (len(jobs), list(range(len(jobs))))
-    assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
+    assert stored(ours) == ours
     for index in {0, len(jobs) // 2, len(jobs) - 1}:
         wanted = ours.values(index)
         alike = [other for other in ours if all(same_value(ours.values(other)[key], wanted[key]) for key in wanted)]
@@ -162,8 +168,6 @@ def test_seeds_are_the_slowest_axis():
     assert ours.values(5) == {"seed": "2", "lr": "2"}
     with pytest.raises(ConfigurationError, match="seed is already an axis of the sweep"):
         grid("++seed=1", seeds=3)
-    with pytest.raises(ConfigurationError, match="seeds=0"):
-        with_seeds([], 0)
 
 
 def test_zipped_keys_vary_together_at_the_position_of_the_first():
@@ -222,7 +226,7 @@ def test_the_number_of_an_excluded_job_stays_unused():
 def test_exclusions_and_conditions_compare_values_with_their_types(word, value):
     ours = grid(word, "lr=1,2", exclude=[{"x": value, "lr": 1}], when={"lr": {"x": [value]}})
     assert [ours.values(index).get("lr") for index in ours] == ["2", None]
-    assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
+    assert stored(ours) == ours
 
 
 def test_excluded_values_may_be_yaml_values():
@@ -295,7 +299,7 @@ def test_growth_keeps_all_indices_and_adds_each_combination_once(lengths, steps)
         assert sorted(now[index] for index in now) == sorted(plain[index] for index in plain)
     for index in now:
         assert list(now.find(now.values(index))) == [index] or not now.varying
-        assert Grid.of_plain(json.loads(json.dumps(now.plain())))[index] == now[index]
+        assert stored(now)[index] == now[index]
 
 
 PPO = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2"]
@@ -315,7 +319,7 @@ def test_jobs_without_a_conditional_key_are_not_repeated():
     assert ours.values(1) == {"agent": "dqn", "lr": "2"}
     assert list(ours.find({"clip": "0.1"})) == [4, 5]
     assert list(ours.find({"lr": "2"})) == [1, 5, 7]
-    assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
+    assert stored(ours) == ours
 
 
 def test_conditions_may_list_values_nest_and_apply_to_zipped_keys():

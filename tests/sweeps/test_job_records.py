@@ -14,7 +14,7 @@ from trieye.cli import main
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.working import portable
+from trieye.sweeps.working import pickled, unpickled
 
 
 @pytest.fixture
@@ -159,10 +159,10 @@ def test_another_program_in_the_directory_of_a_sweep_is_rejected(tmp_path):
         now.check_program(before, tmp_path)
 
 
-def test_an_error_that_cannot_be_pickled_shows_its_type_once():
+def test_an_error_that_cannot_be_pickled_shows_its_type_once(tmp_path):
     class TwoPartError(Exception):
         def __init__(self, first, second):
             super().__init__(f"{first} {second}")
 
-    done = portable(Done(0, error=TwoPartError("no", "number")))
+    done = unpickled(pickled(Done(0, error=TwoPartError("no", "number")), tmp_path))
     assert (done.error_text, done.is_raised) == ("TwoPartError: no number", True)

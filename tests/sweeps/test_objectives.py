@@ -52,7 +52,7 @@ def test_the_objective_is_the_return_value_or_derived_from_points(sweep, logging
         scope: Objectives(SweeperConfig(objective=scope)).applied(Done(0, 7.0), run_dir).value for scope in scopes
     }
     assert values == scopes
-    assert Objectives(SweeperConfig(objective="best", mode="min")).applied(Done(0, 7.0), run_dir).value == 1.0
+    assert Objectives(SweeperConfig(objective="best", mode="min"), "min").applied(Done(0, 7.0), run_dir).value == 1.0
 
 
 def test_a_search_that_would_maximize_the_loss_of_its_runs_ends_at_the_first_job(sweep, logging_task):
@@ -239,7 +239,9 @@ def test_a_search_with_several_objectives_resumes_with_its_proposals(sweep):
 
 
 def test_a_wrong_number_of_objectives_fails_at_the_first_job(sweep):
-    with pytest.raises(ConfigurationError, match=r"mode=\[max,min\] expects 2 numbers, but the job returned 1;"):
+    with pytest.raises(
+        ConfigurationError, match=r"mode=\[max,min\] expects 2 numbers, but the job returned a value of type int;"
+    ):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
@@ -286,7 +288,9 @@ def test_objectives_of_an_earlier_start_with_other_names_are_reported_and_stay_r
 
 @pytest.mark.long
 def test_an_item_without_a_number_shifts_no_objectives(sweep):
-    with pytest.raises(ConfigurationError, match="expects 2 numbers, but the job returned 2 in a list of 3;"):
+    with pytest.raises(
+        ConfigurationError, match="expects 2 numbers, but the job returned 2 numbers: objective_0, objective_2;"
+    ):
         sweep.search(lambda cfg: [cfg.x, None, 3], "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
@@ -316,11 +320,11 @@ def test_a_job_without_a_number_is_a_failed_trial_unless_no_job_has_one(sweep):
 @pytest.mark.long
 def test_a_grid_job_without_objectives_fails_alone_unless_no_job_has_any(sweep):
     words = ["+x=1,2,3", "hydra.sweeper.mode=[max,min]"]
-    with pytest.raises(ConfigurationError, match=r"job 0: .* but the job returned none"):
+    with pytest.raises(ConfigurationError, match=r"job 0: .* but the job returned None"):
         sweep.search(lambda _: None, *words)
     assert sweep.states(2) == ["failed", None]
     for _ in range(2):
-        with pytest.raises(SweepError, match=r"1 of 3 jobs failed; .* but the job returned none"):
+        with pytest.raises(SweepError, match=r"1 of 3 jobs failed; .* but the job returned None"):
             sweep.search(lambda cfg: None if cfg.x == 2 else [cfg.x, 1], *words)
         assert sweep.states(3) == ["completed", "failed", "completed"]
 

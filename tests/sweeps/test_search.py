@@ -513,7 +513,7 @@ def test_a_larger_budget_runs_completed_jobs_further(sweep, capfd):
     assert ran == [(0, 1), (1, 1)]
     capfd.readouterr()
     raised = sweep.search(task, *words, "+epochs=2", "hydra.sweeper.num_trials=3")
-    assert "2 completed jobs run further with +epochs=2" in capfd.readouterr().err
+    assert "running 2 completed jobs further with +epochs=2" in capfd.readouterr().err
     assert ran[2:] == [(0, 2), (1, 2), (2, 2)]
     assert [job[0] for job in raised[:2]] == [job[0] for job in first]
     with pytest.raises(ConfigurationError, match="epochs=1: the sweep has jobs with epochs=2, and can only raise its"):

@@ -7,6 +7,7 @@ from trieye.config.hydra.override_text import values_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
+from trieye.process.text import counted
 from trieye.renames import current_override
 from trieye.sweeps.jobs import Job, JobRecord
 from trieye.sweeps.record import OTHER_SWEEP
@@ -47,16 +48,17 @@ def with_raised_budget(
 
 def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[str]) -> None:
     """Write the records from `with_raised_budget`, and print how many completed jobs run further."""
-    num = 0
-    budget: dict[str, None] = {}
+    completed = [record for record in records if record.state == "completed"]
+    for record in completed:
+        record.state = "interrupted"
     for record in records:
-        if record.state == "completed":
-            record.state, num = "interrupted", num + 1
-            budget |= dict.fromkeys(word for word in record.overrides if values_of([word]).keys() <= {*keys})
         record.write(directory / str(record.index))
-    if num:
-        jobs = "1 completed job runs" if num == 1 else f"{num} completed jobs run"
-        say(f"sweep: {jobs} further with {' '.join(budget)}, from checkpoints where available")
+    if completed:
+        words = dict.fromkeys(
+            word for record in completed for word in record.overrides if {*values_of([word])} <= {*keys}
+        )
+        jobs = counted(len(completed), "completed job")
+        say(f"sweep: running {jobs} further with {' '.join(words)}, from checkpoints where available")
 
 
 def _check_raised(key: str, old_value: str | None, value: str | None) -> None:

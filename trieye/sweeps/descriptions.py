@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -103,15 +104,10 @@ class Description:
         """The `name` field, else the path of its directory below the experiment directory, else `unnamed`."""
         if isinstance(self.fields.get("name"), str):
             return str(self.fields["name"])
-        root = Path(self._settings.get("experiment_directory", "experiments"))
-        directory, experiments_dir = self.path.resolve().parent, root.resolve()
-        if directory.is_relative_to(experiments_dir):
-            directory = directory.relative_to(experiments_dir)
-        elif directory.is_relative_to(Path.cwd()):
-            directory = directory.relative_to(Path.cwd())
-        else:
-            directory = Path(directory.name)
-        return directory.as_posix() if directory.parts else "unnamed"
+        directory = self.path.resolve().parent
+        roots = (Path(self._settings.get("experiment_directory", "experiments")).resolve(), Path.cwd())
+        root = next((root for root in roots if directory.is_relative_to(root)), directory.parent)
+        return directory.relative_to(root).as_posix() if directory != root else "unnamed"
 
     @property
     def save_pattern(self) -> str | None:
@@ -261,19 +257,15 @@ def _fields(path: Path) -> dict[str, Any]:
         items: dict[str, Any] = {}
         for key, value in pairs:
             if key in items:
-                raise ConfigurationError(f"{path}: duplicate key {key}")
+                raise ValueError(f"duplicate key {key}")
             items[key] = value
         return items
 
     try:
         fields = json.loads(path.read_bytes(), object_pairs_hook=unique)
-    except FileNotFoundError as error:
-        hint = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json")])
-        raise ConfigurationError(f"{path} does not exist{hint}") from error
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except ConfigurationError:
-        raise
+        hint = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json")])
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}{hint}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -298,8 +290,7 @@ def _leaves(path: Path, value: Any, parts: tuple[str, ...], key: tuple[str, ...]
         raise ConfigurationError(f"{path}: {full_key} mixes objects and values; a list may contain only one kind")
     if not _KEY.fullmatch(".".join(key)):
         raise ConfigurationError(f"{path}: {full_key} is not a valid config key; use letters, digits, _, - and dots")
-    texts = [str(item) for item in values]
-    duplicate_value = next((item for at, item in enumerate(texts) if item in texts[:at]), None)
-    if duplicate_value is not None:
-        raise ConfigurationError(f"{path}: {full_key} contains {duplicate_value} twice")
+    text, count = Counter(map(str, values)).most_common(1)[0]
+    if count > 1:
+        raise ConfigurationError(f"{path}: {full_key} contains {text} twice")
     yield ".".join(key), values

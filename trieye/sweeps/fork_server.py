@@ -33,7 +33,7 @@ from trieye.process.output import printing_to
 from trieye.process.signals import FROM_OUTSIDE
 from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done, ReportedError
 from trieye.sweeps.main_module import loaded
-from trieye.sweeps.working import SweepContext, pickled, portable, work
+from trieye.sweeps.working import SweepContext, pickled, work
 
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -213,8 +213,8 @@ def run_jobs(driver: Connection, context_fd: int, environment: Mapping[str, str]
             except KeyboardInterrupt:
                 done = Done(index, error=ReportedError("it was interrupted; a relaunch continues it"))
             except Exception as error:  # noqa: BLE001 - outside of the job, such as in its directory or its modules
-                done = portable(Done(index, error=error))
-            driver.send_bytes(pickled(done))
+                done = Done(index, error=error)
+            driver.send_bytes(pickled(done, directory))
 
 
 def _exit() -> NoReturn:

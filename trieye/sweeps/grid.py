@@ -5,9 +5,8 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import NotRequired, Self, TypedDict
 
@@ -22,22 +21,6 @@ from trieye.sweeps.numbering import Numbering
 _MOST_SHOWN = 10
 _LONGEST_NUMBER = 8
 _FRACTION = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
-
-
-class PlainAxis(TypedDict):
-    """An `Axis` in JSON."""
-
-    keys: Sequence[str]
-    places: Sequence[Sequence[str]]
-
-
-class PlainGrid(TypedDict):
-    """A `Grid` in JSON."""
-
-    axes: Sequence[PlainAxis]
-    without: Sequence[dict[str, str]]
-    when: NotRequired[dict[str, dict[str, Sequence[str]]]]
-    growth: NotRequired[Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +40,18 @@ class Axis:
         return tuple(f"{key}={value}" for key, value in zip(self.keys, self.places[position], strict=True))
 
     def in_the_order_of(self, other: Self) -> Self:
-        """Return this axis in the order of another axis with the same or fewer values, followed by its other values.
+        """Return another axis with the same keys if it has the same values of each key, else this axis."""
+        mine, theirs = ([sorted(values) for values in zip(*axis.places, strict=True)] for axis in (self, other))
+        return other if mine == theirs else self
 
-        Both have the same keys. An axis that lacks a value of the other axis is returned unchanged.
-        """
-        mine, theirs = (tuple(zip(*axis.places, strict=True)) for axis in (self, other))
-        if len(self.places) == len(other.places):  # each key has its own order
-            is_same = all(sorted(now) == sorted(before) for now, before in zip(mine, theirs, strict=True))
-            return other if is_same else self
-        if len(self.keys) > 1 or Counter(other.places) - Counter(self.places):
-            return self
-        remaining_places = Counter(self.places) - Counter(other.places)
-        return replace(self, places=(*other.places, *remaining_places.elements()))
 
-    def begins_with(self, other: Self) -> bool:
-        """Return whether this axis equals another axis, possibly extended at its end."""
-        return self.keys == other.keys and self.places[: len(other.places)] == other.places
+class PlainGrid(TypedDict):
+    """A `Grid` in JSON."""
+
+    axes: tuple[Axis, ...]
+    without: tuple[dict[str, str], ...]
+    when: NotRequired[dict[str, dict[str, tuple[str, ...]]]]
+    growth: NotRequired[tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -136,33 +115,30 @@ class Grid:
         Raises:
             IndexError: The index is out of range.
         """
-        self._check(index)
-        if self.conditions:
-            values = self.conditions.active(self.all_values(index))
-            return tuple(word for word in self._words(index) if bare(word.partition("=")[0]) in values)
-        return self._words(index)
-
-    def _words(self, index: int) -> tuple[str, ...]:
-        positions = enumerate(self._numbering.positions(index))
-        return sum((self._overrides[axis][position] for axis, position in positions), ())
+        words: tuple[str, ...] = sum((self._overrides[axis][at] for axis, at in enumerate(self._place(index))), ())
+        if not self.conditions:
+            return words
+        values = self.conditions.active(self.all_values(index))
+        return tuple(word for word in words if bare(word.partition("=")[0]) in values)
 
     @cached_property
     def _overrides(self) -> list[list[tuple[str, ...]]]:
         """Overrides at each position along each axis."""
         return [[axis.overrides(position) for position in range(len(axis.places))] for axis in self.axes]
 
-    def _check(self, index: int) -> None:
+    def _place(self, index: int) -> tuple[int, ...]:
+        """Return the position of a job along each axis."""
         if not 0 <= index < self.size:
             raise IndexError(f"job {index} does not exist: the sweep has jobs 0 to {self.size - 1}")
+        return self._numbering.positions(index)
 
     def all_values(self, index: int) -> dict[str, str]:
         """Return the values of a job by key without Hydra's prefixes, including constant and inactive keys."""
-        positions = self._numbering.positions(index)
+        positions = self._place(index)
         return {key: self.axes[axis].places[positions[axis]][at] for key, (axis, at) in self._columns.items()}
 
     def values(self, index: int) -> dict[str, str]:
         """Return the varying values of a job, by key without Hydra's prefixes."""
-        self._check(index)
         varying_keys = {bare(key) for key in self.varying}
         active_values = self.conditions.active(self.all_values(index))
         return {key: value for key, value in active_values.items() if key in varying_keys}
@@ -171,7 +147,6 @@ class Grid:
         """Return whether `without` excludes a job, or whether it equals an earlier job because of inactive keys."""
         if not (self.without or self.conditions):
             return False
-        self._check(index)
         active_values = self.conditions.active(self.all_values(index))
         return self._is_excluded(active_values) or self._is_repetition(index, active_values)
 
@@ -190,7 +165,7 @@ class Grid:
         return [at for at, axis in enumerate(self.axes) if not conditional_keys.isdisjoint(map(bare, axis.keys))]
 
     def _is_repetition(self, index: int, active_values: Mapping[str, str]) -> bool:
-        positions = self._numbering.positions(index)
+        positions = self._place(index)
         for axis, position in ((self.axes[at], positions[at]) for at in self._conditional_axes):
             columns = [at for at, key in enumerate(axis.keys) if bare(key) in active_values]
             if position and len(columns) < len(axis.keys):
@@ -255,7 +230,7 @@ class Grid:
     @property
     def fingerprint(self) -> str:
         """A short hash of everything that determines the indices of jobs."""
-        text = json.dumps(self.plain(), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.plain(), default=asdict, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def without_secrets(self) -> Self:
@@ -268,11 +243,8 @@ class Grid:
         return replace(self, axes=tuple(axes), without=without)
 
     def plain(self) -> PlainGrid:
-        """Return a JSON-compatible dict, which `of_plain` converts back."""
-        plain: PlainGrid = {
-            "axes": [{"keys": axis.keys, "places": axis.places} for axis in self.axes],
-            "without": [dict(combination) for combination in self.without],
-        }
+        """Return a dict that msgspec stores as JSON, and that `of_plain` converts back."""
+        plain: PlainGrid = {"axes": self.axes, "without": tuple(map(dict, self.without))}
         if self.conditions:
             plain["when"] = {key: dict(condition) for key, condition in self.conditions.when.items()}
         if self.growth:
@@ -282,13 +254,7 @@ class Grid:
     @classmethod
     def of_plain(cls, plain: PlainGrid) -> Self:
         """Return the grid of a dict from `plain`."""
-        axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in plain["axes"])
-        growth = tuple(map(tuple, plain.get("growth", ())))
-        when = {
-            key: {other: tuple(texts) for other, texts in condition.items()}
-            for key, condition in plain.get("when", {}).items()
-        }
-        return cls(tuple(axes), tuple(plain["without"]), Conditions(when), growth)
+        return cls(plain["axes"], plain["without"], Conditions(plain.get("when", {})), plain.get("growth", ()))
 
     def renamed_like(self, other: Self) -> Self:
         """Return a stored grid with the current names of its keys, where another grid of the sweep uses these."""
@@ -325,9 +291,9 @@ class Grid:
         """Return this grid with the indices of an earlier, smaller grid; None if a job of that grid differs."""
         if [axis.keys for axis in self.axes] != [axis.keys for axis in old_grid.axes]:
             return None
-        if not all(now.begins_with(before) for now, before in zip(self.axes, old_grid.axes, strict=True)):
-            return None
         lengths = tuple(len(axis.places) for axis in old_grid.axes)
+        if any(now.places[: len(old.places)] != old.places for now, old in zip(self.axes, old_grid.axes, strict=True)):
+            return None
         stages = Numbering.of([*old_grid.growth, lengths, tuple(len(axis.places) for axis in self.axes)]).stages
         result = replace(self, growth=stages[:-1])
         is_same = self.conditions == old_grid.conditions or all(result[index] == old_grid[index] for index in old_grid)
@@ -339,7 +305,7 @@ class Grid:
         return next((index for index in range(common_size) if self[index] != old_grid[index]), common_size)
 
     def in_the_order_of(self, old_grid: Self, keys: set[str]) -> Self:
-        """Return the grid with the value order of an earlier grid along axes that still have all of its values.
+        """Return the grid with the value order of an earlier grid along axes that have the same values.
 
         Args:
             old_grid: The earlier grid.

@@ -16,7 +16,7 @@ from trieye.process.progress import say
 from trieye.sweeps.jobs import Done, ReportedError
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import shortage
-from trieye.sweeps.working import Composed, SweepContext, pickled, unpickled, work
+from trieye.sweeps.working import SweepContext, pickled, unpickled, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
@@ -47,12 +47,12 @@ class Starts:
         return submissions & self._cancelled
 
 
-def _work(starts: Any, submission: int, *arguments: Any) -> bytes:
+def _work(starts: Any, submission: int, context: SweepContext, index: int, *arguments: Any) -> bytes:
     with contextlib.suppress(ray.exceptions.RayActorError):
         # `ray.get` would release the resources of this job while it waits
         if starts is not None and not starts.start.remote(submission).future().result():
             raise KeyboardInterrupt
-    return pickled(work(*arguments))
+    return pickled(work(context, index, *arguments), context.directory / str(index))
 
 
 class RayPool(WorkerPool):
@@ -63,14 +63,8 @@ class RayPool(WorkerPool):
         if options.address is None:
             join_ray(RuntimeConfig(kind="ray"), log_to_driver=False)  # jobs print to their files
         else:
-            cluster = {
-                "address": options.address,
-                "working_dir": options.working_dir,
-                "runtime_env": options.runtime_env,
-            }
-            nodes = join_ray(
-                RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher", log_to_driver=False
-            )
+            cluster = options.model_dump(include={"address", "working_dir", "runtime_env"})
+            nodes = join_ray(RuntimeConfig(kind="cluster", **cluster), "hydra.launcher", log_to_driver=False)
             _warn_about_remote_runs(context, [node for node in nodes if not node.sees_root])
             self._starts = ray.remote(num_cpus=0, scheduling_strategy=on_this_node())(Starts).remote()
         self._options, self._context, self._context_reference = options, context, ray.put(context)
@@ -105,23 +99,21 @@ class RayPool(WorkerPool):
                 return shortage(keys.get(name, f"resources.{name}"), amount, self._total(name))
         return None
 
-    def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
-    ) -> None:
+    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)
         if (refusal := self.refusal(resources)) is not None:
             self._outcomes.append(Done(index, error=ConfigurationError(refusal)))
             return
-        # on another machine, this directory may be missing or contain other configs
-        if config is None and self._options.address is not None:
+        config = None
+        if self._options.address is not None:  # on another machine, this directory may be missing or differ
             try:
                 config = self._context.composed_here(index, overrides)
             except TrieyeError as error:
                 self._outcomes.append(Done(index, error=error))
                 return
         request = ", ".join(f"{name}={amount}" for name, amount in resources.items() if amount)
-        if request not in self._reported_requests and not _fits(self._allocated[index], _nodes()):
+        if request not in self._reported_requests and not _fits_on_a_node(self._allocated[index]):
             self._reported_requests.add(request)
             say(f"sweep: job {index} waits: no node of the cluster has {request}")
         self._num_submissions += 1
@@ -160,15 +152,12 @@ class RayPool(WorkerPool):
             self._cluster, self._cluster_until = ray.cluster_resources(), time.monotonic() + _LOOK_S
         return self._cluster.get(name, 0.0)
 
-    def cancel(self, index: int) -> None:
-        """Interrupt a job like Ctrl-C."""
-        self._cancel(index, force=False)
-
     def kill(self, index: int) -> None:
         """Kill the process of a job."""
-        self._cancel(index, force=True)
+        self.cancel(index, force=True)
 
-    def _cancel(self, index: int, *, force: bool) -> None:
+    def cancel(self, index: int, *, force: bool = False) -> None:
+        """Interrupt a job like Ctrl-C, or kill its process."""
         for reference, running_index in self._running.items():
             if running_index == index:
                 ray.cancel(reference, force=force)
@@ -221,13 +210,9 @@ def _warn_about_remote_runs(context: SweepContext, remote_nodes: Sequence[Node])
     )
 
 
-def _nodes() -> list[dict[str, float]]:
-    """Return the resources of each living node, free or not."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _fits(requested: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether some node has the requested resources."""
+def _fits_on_a_node(requested: Mapping[str, float]) -> bool:
+    """Return whether a living node has the requested resources, free or not."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return any(all(node.get(name, 0.0) + _ROUNDING >= amount for name, amount in requested.items()) for node in nodes)
 
 

@@ -133,6 +133,11 @@ class Done:
         return next(iter(self.numbers.values())) if single_number is None and len(self.numbers) == 1 else single_number
 
     @property
+    def objectives(self) -> list[float]:
+        """The numbers of the return value, of which a search has one or several; empty if there is none."""
+        return list(self.numbers.values()) or ([] if self.number is None else [self.number])
+
+    @property
     def numbers(self) -> dict[str, float]:
         """The numbers in a return value that is a dict, a list or a tuple, named `objective_0`, ... without a dict.
 
@@ -255,12 +260,14 @@ class JobRecord(JsonRecord, kw_only=True):
         """
         if self.state != "running":
             return "dead"
-        liveness, is_locked = self.process.liveness, _is_locked(directory)
-        if is_locked is None:  # a study's trial (its driver writes the record), or an earlier version
-            return liveness
-        if is_locked:
+        try:
+            RunLock.check(directory / LOCK)
+        except RunLockedError:
             return "alive"
-        return "dead" if liveness == "alive" else liveness  # in a copied directory: the live process runs the original
+        liveness = self.process.liveness
+        # only the driver of a study writes the records of trials, which have no lock
+        is_copy = liveness == "alive" and (directory / LOCK).exists()  # the live process runs the original
+        return "dead" if is_copy else liveness
 
     def bring_to(self, directory: Path) -> bool:
         """Write the record to a local job directory, unless its record is from the same process; return whether it did.
@@ -312,17 +319,6 @@ def append_output(directory: Path, text: str) -> None:
     """Append a line of trieye to the output file of a job."""
     with suppress(OSError), (directory / OUTPUT).open("a", encoding="utf-8") as output:
         output.write(f"trieye: {text}\n")
-
-
-def _is_locked(directory: Path) -> bool | None:
-    """Return whether a process holds the lock of a job; None if the job was never locked."""
-    if not (directory / LOCK).exists():
-        return None
-    try:
-        RunLock.check(directory / LOCK)
-    except RunLockedError:
-        return True
-    return False
 
 
 class RunningJob:

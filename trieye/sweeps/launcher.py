@@ -48,35 +48,19 @@ class SweepExecution:
 
     Args:
         options: The options of the launcher.
-        context: Hydra's context, which composes configs.
-        task: The task function of a job.
-        config: The config that Hydra composed for the sweep.
-        varying: The keys that differ between jobs.
-        objectives: How the objectives of a job follow from its outcome.
+        context: Data that all jobs share.
     """
 
-    def __init__(
-        self,
-        options: LauncherConfig,
-        context: HydraContext,
-        task: TaskFunction,
-        config: DictConfig,
-        varying: Sequence[str],
-        objectives: Objectives,
-    ) -> None:
-        self.options, self.config = options, config
-        self.directory = Path(str(config.hydra.sweep.dir)).resolve()
-        base = shared_base(context.config_loader, config)
-        self._context = SweepContext(
-            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base, objectives
-        )
-        raw_options: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
+    def __init__(self, options: LauncherConfig, context: SweepContext) -> None:
+        self.options, self._context, self.config, self.directory = options, context, context.config, context.directory
+        raw_options: Any = OmegaConf.to_container(self.config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(raw_options.get(name)) for name in _RESOURCES)
         self._running: dict[int, Job] = {}
         self._ended: dict[int, Done] = {}
         self._requeued: deque[Job] = deque()
         self._pruned: dict[int, Done] = {}
-        self._composed: dict[int, DictConfig] = {}  # configs of waiting jobs, which contain their resources
+        # resources of each job, by index and overrides, where the config determines them
+        self._needs: dict[tuple[int, tuple[str, ...]], dict[str, Any]] = {}
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
@@ -117,8 +101,6 @@ class SweepExecution:
             return self._resources_of(job)
         except ConfigurationError as error:
             raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {error}") from error
-        finally:
-            self._composed.pop(job.index, None)  # a search may choose other values for it
 
     def _check_output_directories(self, samples: Sequence[Job]) -> None:
         pattern: Any = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)
@@ -174,21 +156,20 @@ class SweepExecution:
         interrupt.tell(say)
         raise interrupt
 
-    def _progress(self, size: int | None) -> SweepProgress:
+    def _progress(self, size: int) -> SweepProgress:
         location, is_live = location_of(self.options, self._context), not self.options.is_sequential
         return SweepProgress(self.directory, size, self._context.varying, location=location, is_live=is_live)
 
-    def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
+    def _run_on_slurm(self, queue: JobQueue, size: int) -> list[Done]:
         with self._progress(size) as progress:
             jobs = list(iter(lambda: self._next(queue, progress), None))
             options = self.options
             if self._varies and jobs:  # a task of the array may run any of the jobs
                 needs = [need for job in jobs if (need := self._resources_or_failure(job, queue, progress)) is not None]
                 jobs = [job for job in jobs if job.index not in self._ended]
-                names = ("num_cpus", "num_gpus")
+                names = ("num_cpus", "num_gpus", "memory")
                 largest_needs = {name: max((need.get(name) or 0 for need in needs), default=0) for name in names}
-                memory = max((need.get("memory") or 0 for need in needs), default=0) or None
-                options = options.model_copy(update={**largest_needs, "memory": memory})
+                options = options.model_copy(update=largest_needs)
             self._skip(self._orphans.skipped(), queue, progress)
             words: Any = OmegaConf.to_container(self.config.hydra.overrides.hydra, resolve=False)
             outcomes = run_on_slurm(self.directory, jobs, options, progress, words=words)
@@ -294,7 +275,7 @@ class SweepExecution:
                 return
             progress.began(job)
             self._timeouts.began(job.index)
-            pool.begin(job.index, job.overrides, resources, self._composed.pop(job.index, None))
+            pool.begin(job.index, job.overrides, resources)
             self._running[job.index] = job
 
     def _next(self, queue: JobQueue, progress: SweepProgress) -> Job | None:
@@ -311,8 +292,8 @@ class SweepExecution:
             if record is None or not self._has_ended(job, record):
                 return job
             done = Done(job.index, record.objective, is_pruned=record.state == "pruned")
-            self._ended[job.index] = done = queue.ended(job, done)
-            progress.skipped(job, done)
+            self._ended[job.index] = queue.ended(job, done)
+            progress.skipped()
 
     def record_before(self, job: Job) -> JobRecord | None:
         """Return the record of a job from an earlier start of the sweep; None if the job never started.
@@ -342,7 +323,6 @@ class SweepExecution:
         try:
             return self._resources_of(job)
         except ConfigurationError as error:
-            self._composed.pop(job.index, None)
             progress.began(job)
             self._end(job, Done(job.index, error=error), queue, progress)
             return None
@@ -350,13 +330,16 @@ class SweepExecution:
     def _resources_of(self, job: Job) -> dict[str, Any]:
         if not self._varies:
             return self._resources(self.options)
-        if job.index not in self._composed:
-            self._composed[job.index] = self._context.composed_here(job.index, job.overrides)
-        try:
-            options: Any = OmegaConf.to_container(self._composed[job.index].hydra.launcher, resolve=True)
-        except OmegaConfBaseException as error:
-            raise ConfigurationError(f"hydra.launcher: {message_of(error)}") from error
-        return self._resources(plugin_options("hydra.launcher", LauncherConfig, options, job.overrides))
+        key = job.index, tuple(job.overrides)
+        if key not in self._needs:
+            config = self._context.composed_here(job.index, job.overrides)
+            try:
+                options: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+            except OmegaConfBaseException as error:
+                raise ConfigurationError(f"hydra.launcher: {message_of(error)}") from error
+            options = plugin_options("hydra.launcher", LauncherConfig, options, job.overrides)
+            self._needs[key] = self._resources(options)
+        return self._needs[key]
 
     @staticmethod
     def _resources(options: LauncherConfig) -> dict[str, Any]:
@@ -435,11 +418,11 @@ class LauncherBody:
 
     def __init__(self, **options: Any) -> None:
         self.options = plugin_options("hydra.launcher", LauncherConfig, options)
-        self._hydra_setup: tuple[HydraContext, TaskFunction, DictConfig] | None = None
+        self._hydra_setup: tuple[HydraContext, DictConfig, TaskFunction] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receive the task and config from Hydra."""
-        self._hydra_setup = (hydra_context, RedactingTask.of(task_function), config)
+        self._hydra_setup = (hydra_context, config, RedactingTask.of(task_function))
         directory, selected_jobs = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
         self.is_part = self.options.is_part and bool(selected_jobs)
         self.lock = lock_in(directory / str(min(selected_jobs or [0])) if self.is_part else directory)
@@ -447,7 +430,13 @@ class LauncherBody:
     def execution(self, varying: Sequence[str], objectives: Objectives) -> SweepExecution:
         """Return the execution of this sweep, whose jobs differ in the keys `varying`."""
         assert self._hydra_setup is not None  # noqa: S101 - Hydra calls `setup` first
-        return SweepExecution(self.options, *self._hydra_setup, varying, objectives)
+        hydra_context, config, task = self._hydra_setup
+        directory, base = Path(str(config.hydra.sweep.dir)).resolve(), shared_base(hydra_context.config_loader, config)
+        singletons, working_dir = Singleton.get_state(), Path.cwd()
+        context = SweepContext(
+            hydra_context, config, task, singletons, directory, working_dir, tuple(varying), base, objectives
+        )
+        return SweepExecution(self.options, context)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return their outcomes in order."""

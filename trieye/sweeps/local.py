@@ -15,7 +15,7 @@ from trieye.sweeps.jobs import Done, JobLimitError
 from trieye.sweeps.main_module import dumped
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.slots import Slots, gibibytes, num_cores, used_bytes
-from trieye.sweeps.working import Composed, SweepContext, unpickled
+from trieye.sweeps.working import SweepContext, unpickled
 
 _POLL_S = 0.05
 _CHECK_MEMORY_S = 0.5
@@ -59,11 +59,8 @@ class LocalPool(WorkerPool):
         """Return an error message if a job requests more than this machine has, else None."""
         return self._slots.refusal(resources)
 
-    def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
-    ) -> None:
-        """Start a job, which composes its config itself."""
-        del config
+    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
+        """Start a job."""
         if (refusal := self._slots.refusal(resources)) is not None:
             self._outcomes.append(Done(index, error=ConfigurationError(refusal)))
             return

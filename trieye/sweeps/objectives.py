@@ -27,16 +27,11 @@ class Objectives:
 
     Attributes:
         options: Options of the sweeper.
-        default_mode: The mode of the sweep if the options have none.
+        mode: Whether a higher or lower value is better: `max` or `min`, or one for each of several objectives.
     """
 
     options: SweeperConfig = field(default_factory=SweeperConfig)
-    default_mode: str | Sequence[str] = "max"
-
-    @property
-    def mode(self) -> str | Sequence[str]:
-        """Whether a higher or lower value is better: `max` or `min`, or one for each of several objectives."""
-        return self.options.mode or self.default_mode
+    mode: str | Sequence[str] = "max"
 
     @property
     def modes(self) -> list[str]:
@@ -71,10 +66,9 @@ class Objectives:
         num = len(done.numbers) or int(done.number is not None)
         size = len(done.value) if isinstance(done.value, list | tuple) else num
         if not num == size == len(self.modes):
-            shown = f"{num or 'none'} in a list of {size}" if num != size else num or "none"
             raise ObjectiveError(
                 f"{_MODE}=[{','.join(self.modes)}] expects {len(self.modes)} numbers, but the job returned "
-                f"{shown}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
+                f"{_shown(done)}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
             )
 
     def _of_points(self, run_dir: Path | None) -> float:
@@ -131,8 +125,8 @@ class ObjectiveNames:
             first_record = min(filter(self._has_all, records_in(self._directory)), key=lambda one: one.index)
             self._names = list(first_record.objectives)
         names, numbers = self._names, record.objectives
-        if list(numbers) == names:
-            return done
+        if list(numbers) == names:  # the job may have been killed before it returned them
+            return done if done.numbers else replace(done, value=numbers)
         if numbers.keys() == set(names):
             done = replace(done, value={name: numbers[name] for name in names})
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trieye.process.identity import Liveness
 from trieye.process.progress import say
+from trieye.process.text import counted
 from trieye.sweeps.jobs import ORPHAN_WAIT_S, Job, JobElsewhereError, JobRecord
 
 SILENT_AFTER_S = 90.0
@@ -64,11 +65,8 @@ class Orphans:
         """Start the timeout, since no other jobs are left; the first call reports the awaited jobs."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-            is_one = len(self._orphans) == 1
-            say(
-                f"sweep: waiting for {'a job' if is_one else f'{len(self._orphans)} jobs'} that another process still "
-                f"runs: {', '.join(f'{index} ({_process(orphan)})' for index, orphan in sorted(self._orphans.items()))}"
-            )
+            jobs = ", ".join(f"{index} ({_process(orphan)})" for index, orphan in sorted(self._orphans.items()))
+            say(f"sweep: waiting for {counted(len(self._orphans), 'job')} of other processes: {jobs}")
 
     def timed_out(self) -> list[tuple[Job, JobElsewhereError]]:
         """Remove and return the jobs that another process still runs after `ORPHAN_WAIT_S`."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.working import Composed, SweepContext, work
+from trieye.sweeps.working import SweepContext, work
 
 STOP_S = 30.0
 """Seconds that interrupted jobs get for saving."""
@@ -32,10 +32,8 @@ class WorkerPool:
     def refusal(self, resources: Mapping[str, Any]) -> str | None:
         """Return an error message if a job requests more than there is, else None."""
 
-    def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
-    ) -> None:
-        """Start a job, with its config if that is already composed."""
+    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
+        """Start a job, which composes its config."""
         raise NotImplementedError
 
     def wait(self, timeout_s: float) -> list[Outcome]:
@@ -75,13 +73,11 @@ class ThisProcess(WorkerPool):
         del resources
         return not self._outcomes
 
-    def begin(
-        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
-    ) -> None:
+    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
         """Run a job to completion."""
         del resources
         try:
-            self._outcomes.append(work(self._context, index, overrides, config, is_own_process=False))
+            self._outcomes.append(work(self._context, index, overrides, is_own_process=False))
         except Exception as error:  # noqa: BLE001 - an error outside of the job, such as in its directory or config
             self._outcomes.append(Done(index, error=error))
 

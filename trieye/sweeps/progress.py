@@ -27,7 +27,7 @@ class SweepProgress:
 
     Args:
         directory: Directory of the sweep.
-        size: Number of jobs; None: unknown.
+        size: Number of jobs.
         varying: The keys that differ between jobs.
         of: `sweep` or `study`; the jobs of a study are called trials.
         location: Where the jobs run.
@@ -37,7 +37,7 @@ class SweepProgress:
     def __init__(
         self,
         directory: Path,
-        size: int | None,
+        size: int,
         varying: Sequence[str],
         *,
         of: Literal["sweep", "study"] = "sweep",
@@ -57,8 +57,7 @@ class SweepProgress:
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        jobs = "" if self._size is None else f"{counted(self._size, self._noun)} "
-        say(f"{self._of}: {jobs}in {_short(self._directory)}{self._location}")
+        say(f"{self._of}: {counted(self._size, self._noun)} in {_short(self._directory)}{self._location}")
         if self._is_live:
             from rich.live import Live
 
@@ -71,7 +70,9 @@ class SweepProgress:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-        parts = [_part(name, number) for name, number in self._counts() if number]
+        num_stopped = len(self._running)
+        counts = {**self._num_by_state, "stopped": num_stopped, "left": self._size - self._num_ended - num_stopped}
+        parts = [_part(name, number) for name, number in counts.items() if number]
         say(f"{self._of}: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
 
     def began(self, job: Job) -> None:
@@ -106,9 +107,8 @@ class SweepProgress:
         self._say(f"{self._count()} {self._named(job)}: {redacted_text(outcome)} ({_clock(took)})")
         self._shown_at = 0.0  # redraw at once
 
-    def skipped(self, job: Job, done: Done) -> None:
+    def skipped(self) -> None:
         """Record that a job had ended in an earlier start."""
-        del job, done
         self._num_by_state["completed before"] += 1
 
     def died(self, job: Job, reason: str) -> None:
@@ -157,19 +157,16 @@ class SweepProgress:
 
     def _left_s(self) -> float | None:
         """Return the estimated remaining seconds, if a job has finished."""
-        if self._size is None or not self._durations_s or not self._running:
+        if not self._durations_s or not self._running:
             return None
-        num_left = self._size - sum(self._num_by_state.values()) + self._num_by_state[_RESTARTS]
-        return statistics.fmean(self._durations_s) * num_left / len(self._running)
+        return statistics.fmean(self._durations_s) * (self._size - self._num_ended) / len(self._running)
 
-    def _counts(self) -> list[tuple[str, int]]:
-        counts = [*self._num_by_state.items(), ("stopped", len(self._running))]
-        num_begun = sum(number for name, number in counts if name != _RESTARTS)
-        return [*counts, ("left", 0 if self._size is None else self._size - num_begun)]
+    @property
+    def _num_ended(self) -> int:
+        return sum(self._num_by_state.values()) - self._num_by_state[_RESTARTS]
 
     def _count(self) -> str:
-        num_ended = sum(self._num_by_state.values()) - self._num_by_state[_RESTARTS]
-        return f"[{num_ended}/{self._size}]" if self._size is not None else f"[{num_ended}]"
+        return f"[{self._num_ended}/{self._size}]"
 
     def _named(self, job: Job) -> str:
         return f"{self._noun} {job.index} {self._words(job)}".rstrip()

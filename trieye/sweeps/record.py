@@ -137,14 +137,9 @@ class SweepRecord(JsonRecord, kw_only=True):
             raise ConfigurationError(f"{directory} does not exist{suggestion}")
         if record is None:
             subdirs = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))
-            hint = "; a sweep that was killed before its first job has none: repeat its command"
-            if subdirs:
-                hint = f"; there is one in {', '.join(subdirs[:_SHOWN])}{', ...' if len(subdirs) > _SHOWN else ''}"
-            elif (directory / CONFIG).exists():
-                hint = (
-                    f"; another launcher ran this sweep, whose results are shown by: trieye results table {directory}"
-                )
-            raise ConfigurationError(f"{directory} contains no sweep (no {SWEEP}){hint}")
+            hint = f"there is one in {', '.join(subdirs[:_SHOWN])}{', ...' if len(subdirs) > _SHOWN else ''}"
+            other = "repeat its command, or for a sweep of another launcher: trieye results table"
+            raise ConfigurationError(f"{directory} contains no sweep (no {SWEEP}); {hint if subdirs else other}")
         return record
 
     @property
@@ -302,9 +297,13 @@ def _is_outside(program: Sequence[str], project: Path) -> bool:
     """Return whether the file or module of a program is outside of a project."""
     script_index = _first_of(program)
     if program[script_index : script_index + 1] == ["-m"]:
-        root = project / program[script_index + 1].partition(".")[0]
-        return not (root.is_dir() or root.with_suffix(".py").exists())
+        return not _has_module(project, program[script_index + 1])
     return bool(program) and not Path(project, program[script_index]).resolve().is_relative_to(project)
+
+
+def _has_module(root: Path, name: str) -> bool:
+    path = root / name.partition(".")[0]
+    return path.is_dir() or path.with_suffix(".py").exists()
 
 
 def _first_of(program: Sequence[str]) -> int:
@@ -317,21 +316,14 @@ def moved_program(program: Sequence[str], old_root: Path, project: Path) -> list
     """Return the words of a program with the paths of another project; None if its file or module does not exist."""
     if not program:
         return []
-    script_index = _first_of(program)
-    is_module = program[script_index : script_index + 1] == ["-m"]
-    if script_index + is_module >= len(program):  # an interactive interpreter
-        return None
-    interpreter, *arguments = program
-    module = program[script_index + 1].partition(".")[0] if is_module else None
-    script = f"{module}.py" if module is not None else program[script_index]
-    exists = [(root / script).exists() or bool(module and (root / module).is_dir()) for root in (project, old_root)]
-    words = [_below(word, old_root, project) for word in arguments]
-    if module is None and not Path(project, words[script_index - 1]).exists():
-        return None
-    if module is not None and exists == [False, True]:
-        return None
-    moved_interpreter = _below(interpreter, old_root, project)
-    return [moved_interpreter if Path(moved_interpreter).exists() else interpreter, *words]
+    words = [_below(word, old_root, project) for word in program]
+    words[0] = words[0] if Path(words[0]).exists() else program[0]
+    script, *names = program[_first_of(program) :] or [""]
+    if script == "-m" and names:
+        exists = _has_module(project, names[0]) or not _has_module(old_root, names[0])  # else it is installed
+    else:
+        exists = bool(script) and (project / _below(script, old_root, project)).exists()  # "": an interactive session
+    return words if exists else None
 
 
 def _below(word: str, old_root: Path, project: Path) -> str:

@@ -12,7 +12,7 @@ from trieye.sweeps.grid import Grid, short
 from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
 from trieye.sweeps.record import KEEP_GOING, SweepRecord
-from trieye.sweeps.status import JobStatus, pareto_optimal_jobs, status_of
+from trieye.sweeps.status import JobStatus, best_first, status_of
 
 _MOST = 10
 _LONGEST = 120
@@ -39,15 +39,10 @@ def plan_table(grid: Grid) -> None:
         console.print(f"same in all jobs: {' '.join(constant_words)}")
     for sentence in grid.conditions.sentences():
         console.print(sentence)
-    for index in _few(grid) if table.rows else []:
+    last_indices = (index for index in reversed(range(grid.size)) if not grid.is_left_out(index))
+    for index in dict.fromkeys((*islice(grid, 3), *islice(last_indices, 1))) if table.rows else ():
         values_text = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
         console.print(f"  job {index}: {values_text}")
-
-
-def _few(grid: Grid) -> list[int]:
-    indices = list(islice(grid, 3))
-    last_index = next((index for index in range(grid.size - 1, -1, -1) if not grid.is_left_out(index)), None)
-    return indices if last_index is None or last_index in indices else [*indices, last_index]
 
 
 def final_table(all_jobs: Sequence[JobStatus], record: SweepRecord, directory: Path) -> None:
@@ -55,13 +50,17 @@ def final_table(all_jobs: Sequence[JobStatus], record: SweepRecord, directory: P
     if record.modes:
         _pareto_table(all_jobs, record)
         return
-    jobs = [job for job in all_jobs if job.objective is not None or job.how == "completed"]
-    if all(job.objective is None for job in jobs):
+    jobs = best_first(all_jobs, record)
+    if not jobs:
         return
-    sign = -1.0 if record.mode == "max" else 1.0
-    jobs.sort(key=lambda job: (job.objective is None, sign * (job.objective or 0.0)))  # None: not finite, or nothing
+    jobs += [job for job in all_jobs if job.how == "completed" and job.objective is None]  # not finite, or nothing
     console = Terminal()
-    console.print(ranked(jobs[:_MOST], record, len(all_jobs)))
+    noun, best, num = "trial" if record.is_study else "job", jobs[:_MOST], len(all_jobs)
+    columns = {"objective": [job.objective_text or "-" for job in best]}
+    if any(job.how != "completed" for job in best):
+        columns["state"] = [job.how for job in best]
+    title = f"best of {num} {noun}s ({record.mode})" if num > 1 else ""
+    console.print(_jobs_table(best, title, columns, noun=noun))
     if len(jobs) > _MOST:
         console.print(f"{len(jobs) - _MOST} more: {command_text('sweep', 'status', directory)}")
 
@@ -80,8 +79,7 @@ def _jobs_table(
 
 
 def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
-    optimal_indices = pareto_optimal_jobs(jobs, record.modes)
-    optimal_jobs = [job for job in jobs if job.index in optimal_indices]
+    optimal_jobs = best_first(jobs, record)
     if not optimal_jobs:
         return
     names = list(optimal_jobs[0].objectives)
@@ -166,11 +164,3 @@ def headings(keys: Sequence[str]) -> list[str]:
     """Return column headings of keys: their last part, or the full key where that is ambiguous."""
     lasts = [key.rpartition(".")[2] for key in keys]
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
-
-
-def ranked(jobs: Sequence[JobStatus], record: SweepRecord, num: int) -> TextTable:
-    """Return a table of the best of `num` jobs with their varying values and objectives."""
-    noun, columns = "trial" if record.is_study else "job", {"objective": [job.objective_text or "-" for job in jobs]}
-    if any(job.how != "completed" for job in jobs):
-        columns["state"] = [job.how for job in jobs]
-    return _jobs_table(jobs, f"best of {num} {noun}s ({record.mode})" if num > 1 else "", columns, noun=noun)

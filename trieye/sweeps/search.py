@@ -162,7 +162,8 @@ class OptunaSearch(Search):
         values = self._space.constants()
         for name in self._space.order:
             if name in self._varying and self._space.conditions.is_active(name, values):
-                values[name] = _typed(_suggest(trial, name, self._varying[name]))
+                value = _suggest(trial, name, self._varying[name])
+                values[name] = repr(value) if isinstance(value, float) else str(value)
         return values
 
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
@@ -324,9 +325,8 @@ class SearchQueue(JobQueue):
             self._begun[index] = search.resume(index, record.overrides)
             if index in self._reported:
                 self._report_curve(index)
-                done = self._names.applied(Done(index))  # an interrupted sweep may not have ordered them
-                values = list(done.numbers.values()) or (_objectives(record) if done.error is None else [])
-                search.tell(index, self._begun[index], values, is_pruned=record.state == "pruned")
+                done = self._names.applied(Done(index, record.objective))  # orders several objectives
+                search.tell(index, self._begun[index], done.objectives, is_pruned=record.state == "pruned")
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
 
@@ -335,12 +335,8 @@ class SearchQueue(JobQueue):
         done = super().ended(job, done)
         if job.index in self._reported:
             return done
-        values = list(done.numbers.values()) or ([] if done.number is None else [done.number])
-        record = None if values or done.error is not None else JobRecord.read(self._directory / str(job.index))
-        if record is not None and record.state == "completed":  # killed after the job, before it returned the result
-            values = _objectives(record)
         self._report_curve(job.index)
-        self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
+        self._search.tell(job.index, job.overrides, done.objectives, is_pruned=done.is_pruned)
         return done
 
     def to_prune(self, running: Sequence[Job]) -> Mapping[int, Done]:
@@ -385,14 +381,6 @@ class SearchQueue(JobQueue):
         return None
 
 
-def _objectives(record: JobRecord) -> list[float]:
-    return list(record.objectives.values()) or ([] if record.objective is None else [record.objective])
-
-
-def _typed(value: object) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
-
-
 def _read(text: str, dimension: Dimension) -> Any:
     if dimension.choices:
         return next((choice for choice in dimension.choices if same_value(choice, text)), text)
@@ -425,23 +413,16 @@ def print_remarks(jobs: Sequence[JobStatus]) -> None:
     """
     if (table := importance_table(jobs)) is not None:
         Terminal().print(table)
-    for remark in _remarks(jobs):
-        say(remark)
-
-
-def _remarks(jobs: Sequence[JobStatus]) -> list[str]:
     job_by_values = {tuple(job.values.items()): job for job in reversed(jobs) if job.record is not None}
     num = sum(job.record is not None for job in jobs)
-    notes = []
     if num > len(job_by_values):
-        notes.append(f"{num - len(job_by_values)} of {num} trials repeat the values of an earlier one")
+        say(f"{num - len(job_by_values)} of {num} trials repeat the values of an earlier one")
     values = [job.objective for job in job_by_values.values() if job.how == "completed" and job.objective is not None]
     value, num_tied = max(Counter(values).items(), key=lambda pair: pair[1], default=(0.0, 0))
     if num_tied >= max(_FEWEST_TIED, _TIED_SHARE * len(values)):
-        notes.append(
+        say(
             f"warning: {num_tied} of {len(values)} trials with different values have the objective {value:g}, so the "
             "search cannot rank them. An early evaluation, such as of the untrained policy, may have reached this "
             "value already: train longer (loop.steps), evaluate later (loop.evaluate_every_steps) and on more "
             "episodes, or choose another loop.objective"
         )
-    return notes

@@ -249,27 +249,26 @@ exit "$code"
 
 
 def _options(directory: Path, num_tasks: int, options: LauncherConfig) -> Iterator[str]:
-    slurm = options.slurm
-    yield f"job-name={shlex.quote(directory.name)}"
-    limit = "" if options.num_jobs is None else f"%{max(options.num_jobs // slurm.max_concurrent, 1)}"
-    yield f"array=0-{num_tasks - 1}{limit}"
-    if slurm.hours is not None:
-        yield f"time={time_text(slurm.hours)}"
-    yield "nodes=1"
-    yield "ntasks=1"
-    yield f"cpus-per-task={_num_cpus(options) * slurm.max_concurrent}"
-    if options.memory is not None:
-        yield f"mem={memory_text(options.memory * slurm.max_concurrent)}"
-    if options.num_gpus:
-        yield f"gres=gpu:{math.ceil(options.num_gpus * slurm.max_concurrent)}"
-    if slurm.signal_s:
-        yield f"signal=B:USR1@{slurm.signal_s}"
-    yield "requeue"
-    yield "open-mode=append"
+    slurm, num_parallel = options.slurm, options.slurm.max_concurrent
+    limit = "" if options.num_jobs is None else f"%{max(options.num_jobs // num_parallel, 1)}"
     logs = str(directory / LOGS).replace("%", "%%")  # sbatch expands %j and similar patterns in file names
-    yield f"output={shlex.quote(f'{logs}/%A_%a.log')}"
-    named_options = {"account": slurm.account, "partition": slurm.partition}
-    for key, value in ({key: value for key, value in named_options.items() if value} | slurm.options).items():
+    values = {
+        "job-name": directory.name,
+        "array": f"0-{num_tasks - 1}{limit}",
+        "time": slurm.hours and time_text(slurm.hours),
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus-per-task": _num_cpus(options) * num_parallel,
+        "mem": options.memory and memory_text(options.memory * num_parallel),
+        "gres": options.num_gpus and f"gpu:{math.ceil(options.num_gpus * num_parallel)}",
+        "signal": slurm.signal_s and f"B:USR1@{slurm.signal_s}",
+        "open-mode": "append",
+        "output": f"{logs}/%A_%a.log",
+        "account": slurm.account,
+        "partition": slurm.partition,
+    }
+    yield "requeue"
+    for key, value in ({key: value for key, value in values.items() if value} | slurm.options).items():
         if not re.fullmatch(r"[a-z][a-z-]*", key):
             raise ConfigurationError(
                 f"hydra.launcher.slurm.options: {key!r} is not an sbatch option; expected a name without dashes in "

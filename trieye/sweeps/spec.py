@@ -25,28 +25,12 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     """
     axes = tuple(Axis((key,), tuple((value,) for value in values)) for key, values in axes_of(overrides, config_loader))
     axes = zipped(axes, options.zip)
-    if options.seeds is not None:
-        axes = with_seeds(axes, options.seeds)
+    if options.seeds is not None:  # the slowest axis, so that seeds added later renumber nothing
+        if any("seed" in map(bare, axis.keys) for axis in axes):
+            raise ConfigurationError("seed is already an axis of the sweep; remove the axis or the number of seeds")
+        axes = (Axis(("seed",), tuple((str(seed),) for seed in range(options.seeds))), *axes)
     without = tuple({key: typed(value) for key, value in combination.items()} for combination in options.exclude)
     return Grid(axes, without, Conditions.of(options.when or {}))
-
-
-def with_seeds(axes: Iterable[Axis], num: int) -> tuple[Axis, ...]:
-    """Prepend a seed axis, the slowest axis, so that adding seeds later renumbers nothing.
-
-    Args:
-        axes: The other axes.
-        num: Number of seeds, from 0.
-
-    Raises:
-        ConfigurationError: The number is not positive, or `seed` has an axis already.
-    """
-    axes = tuple(axes)
-    if num < 1:
-        raise ConfigurationError(f"seeds={num}: expected 1 or more")
-    if any("seed" in map(bare, axis.keys) for axis in axes):
-        raise ConfigurationError("seed is already an axis of the sweep; remove either the axis or the number of seeds")
-    return (Axis(("seed",), tuple((str(seed),) for seed in range(num))), *axes)
 
 
 def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis, ...]:
@@ -77,10 +61,7 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
             )
         places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
         merged_axis = Axis(sum((axis.keys for axis in members), ()), places)
-        position = min(merged_axes.index(axis) for axis in members)
-        merged_axes = [
-            merged_axis if index == position else axis
-            for index, axis in enumerate(merged_axes)
-            if index == position or axis not in members
-        ]
+        position = min(map(merged_axes.index, members))
+        merged_axes = [axis for axis in merged_axes if axis not in members]
+        merged_axes.insert(position, merged_axis)
     return tuple(merged_axes)

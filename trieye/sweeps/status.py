@@ -1,6 +1,5 @@
 """JobStatus: the states of the jobs of a sweep, from their files."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -110,14 +109,20 @@ def sum_up(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     """
     limit = {key: value for key, value in record.summary.items() if key == ENDED_BY}
     record.summary = {**limit, **Counter(job.how for job in jobs)}
+    ranked = best_first([job for job in jobs if job.how == "completed" or job.reason in STUDY_LIMITS], record)
     if record.modes:
-        record.summary["pareto_optimal"] = pareto_optimal_jobs(jobs, record.modes)
-        return
-    ranked = [job for job in jobs if job.how == "completed" or job.reason in STUDY_LIMITS]
-    numbers = {job.index: job.objective for job in ranked if job.objective is not None and math.isfinite(job.objective)}
-    if numbers:
-        best_index = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
-        record.summary |= {"best": best_index, "objective": numbers[best_index]}
+        record.summary["pareto_optimal"] = [job.index for job in ranked]
+    elif ranked:
+        record.summary |= {"best": ranked[0].index, "objective": ranked[0].objective}
+
+
+def best_first(jobs: Sequence[JobStatus], record: SweepRecord) -> list[JobStatus]:
+    """Return the jobs with an objective, the best first; with several objectives, the Pareto-optimal jobs in order."""
+    if record.modes:
+        optimal_indices = pareto_optimal_jobs(jobs, record.modes)
+        return [job for job in jobs if job.index in optimal_indices]
+    sign = -1.0 if record.mode == "max" else 1.0
+    return sorted((job for job in jobs if job.objective is not None), key=lambda job: sign * (job.objective or 0.0))
 
 
 def pareto_optimal_jobs(jobs: Sequence[JobStatus], modes: Sequence[str]) -> list[int]:

@@ -104,9 +104,7 @@ class SweeperBody:
         if self.options.kind == "grid":
             for name in ("num_trials", "sampler"):
                 if (value := getattr(self.options, name)) != SweeperConfig.model_fields[name].default:
-                    say(
-                        f"sweep: hydra.sweeper.{name}={value} has no effect without hydra.sweeper.kind=random or optuna"
-                    )
+                    say(f"sweep: hydra.sweeper.{name}={value} has no effect without hydra.sweeper.kind=random, optuna")
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
             record.search = {"kind": self.options.kind, "space": values_of(map(redacted_text, words))}
@@ -225,13 +223,8 @@ class SweeperBody:
         sampler = options.sampler if options.kind == "optuna" else None
         record.search |= {"sampler": sampler, "seed": options.seed, "when": space.conditions.sentences()}
         if before is not None:
-            check_search(
-                before.search,
-                record.search,
-                self._directory,
-                budget=options.budget,
-                config_loader=self._context.config_loader,
-            )
+            loader = self._context.config_loader
+            check_search(before.search, record.search, self._directory, budget=options.budget, config_loader=loader)
         if self.options.dry_run:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
@@ -248,13 +241,12 @@ class SweeperBody:
         metric = self._pruning_metric()
         random_search = RandomSearch(space, 0)
         samples = [Job(index, random_search.ask(index)) for index in range(min(num, 2))]
-        with self._execution(record, samples) as execution:
-            assert execution is not None  # noqa: S101 - see `_space`
+        with self._ours.execution(record.varying, self._objectives).opened(samples) as execution:
             jobs = (Job(index, space.resumed(index, records[index].overrides)) for index in records)
             self._begin(record, jobs, execution if before is None else None)
             metric_key = record.mode if self.options.objective in ("return", "best") else "last"
-            pruning, num_objectives = (metric, record.mode, metric_key), len(record.modes)
-            queue = SearchQueue(search, num, self._begun(num), self._directory, *pruning, num_objectives)
+            pruning = (metric, record.mode, metric_key)
+            queue = SearchQueue(search, num, self._begun(num), self._directory, *pruning, len(record.modes))
             return execution.run(queue, num)
 
     def _pruning_metric(self) -> str | None:
@@ -270,8 +262,7 @@ class SweeperBody:
 
     def _begun(self, num: int) -> dict[int, JobRecord]:
         """Return the records of jobs that have started, by index."""
-        records = (JobRecord.read(self._directory / str(index)) for index in range(num))
-        return {record.index: record for record in records if record is not None}
+        return {record.index: record for record in records_in(self._directory) if record.index < num}
 
     def _begin(self, record: SweepRecord, jobs: Iterable[Job], checker: SweepExecution | None) -> None:
         """Record the sweep, and let completed jobs run further with a larger budget.
@@ -375,16 +366,13 @@ class SweeperBody:
             return execution.run(queue, num_jobs)
         outcomes: list[Done] = []
         names = ObjectiveNames(self._directory, num_objectives)
-        indices = (index for index in grid if not self._is_completed(index))
+        completed = {record.index for record in records_in(self._directory) if record.state == "completed"}
+        indices = (index for index in grid if index not in completed)
         for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
             batch = [Job(index, grid[index]) for _, index in run]
             job_returns = self._launcher.launch([job.overrides for job in batch], initial_job_idx=batch[0].index)
             outcomes += map(names.applied, map(self._recorded, batch, job_returns))
         return outcomes
-
-    def _is_completed(self, index: int) -> bool:
-        record = JobRecord.read(self._directory / str(index))
-        return record is not None and record.state == "completed"
 
     def _recorded(self, job: Job, returned: JobReturn) -> Done:
         """Record the outcome of a job of another launcher."""
@@ -394,9 +382,6 @@ class SweeperBody:
             done = Done(job.index, returned.return_value, returned=returned)
         except Exception as error:  # noqa: BLE001 - the error of the job
             done = Done(job.index, error=error, returned=returned)
-            record.fail(f"{type(error).__name__}: {error}")
-            record.write(directory)
-            return done
         done = self._objectives.applied(done, (directory / RUN).resolve() if (directory / RUN).exists() else None)
         if done.error is not None:
             record.fail(f"{type(done.error).__name__}: {done.error}")

@@ -13,7 +13,7 @@ from trieye.process.progress import say
 from trieye.run.table import table
 from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.status import JobStatus, pareto_optimal_jobs
+from trieye.sweeps.status import JobStatus, best_first
 
 _MOST_NOTED = 30
 
@@ -88,14 +88,7 @@ def _columns(jobs: Sequence[JobStatus], members: dict[int, str | None]) -> dict[
 
 def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    ranked_jobs = sorted(
-        (job for job in jobs if job.objective is not None),
-        key=lambda job: job.objective or 0.0,
-        reverse=record.mode == "max",
-    )
-    if record.modes:
-        optimal_indices = pareto_optimal_jobs(jobs, record.modes)
-        ranked_jobs = [job for job in jobs if job.index in optimal_indices]
+    ranked_jobs = best_first(jobs, record)
     counts = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
     lines = [
         f"{len(jobs)} jobs: {counts}",

@@ -46,11 +46,9 @@ from trieye.sweeps.jobs import (
     Done,
     RunningJob,
     UnpicklableError,
+    append_output,
 )
 from trieye.sweeps.objectives import Objectives
-
-Composed = DictConfig
-"""The config of a job, with the node `hydra`."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,11 @@ def work(
     context: SweepContext,
     index: int,
     overrides: Sequence[str],
-    config: Composed | None = None,
+    config: DictConfig | None = None,
     *,
     is_own_process: bool = True,
 ) -> Done:
-    """Run a job and return its outcome, which can be pickled.
+    """Run a job and return its outcome.
 
     Args:
         context: Data that all jobs share.
@@ -154,8 +152,7 @@ def work(
         with printing_to(directory / OUTPUT), stop_reason_in(directory / STOP_REASON):
             if job.record.attempt > 1:
                 print(f"trieye: attempt {job.record.attempt}")  # noqa: T201 - its file
-            done = _result(context, index, overrides, config, is_own_process=True)
-            return portable(_ended(context, done, job))
+            return _ended(context, _result(context, index, overrides, config, is_own_process=True), job)
 
 
 def _ended(context: SweepContext, done: Done, job: RunningJob) -> Done:
@@ -168,7 +165,7 @@ def _ended(context: SweepContext, done: Done, job: RunningJob) -> Done:
 
 
 def _result(
-    context: SweepContext, index: int, overrides: Sequence[str], config: Composed | None, *, is_own_process: bool
+    context: SweepContext, index: int, overrides: Sequence[str], config: DictConfig | None, *, is_own_process: bool
 ) -> Done:
     returned: JobReturn | None = None
     try:
@@ -271,18 +268,6 @@ def _run(context: SweepContext, overrides: Sequence[str], config: DictConfig) ->
     )
 
 
-def portable(done: Done) -> Done:
-    """Return an outcome that another process can unpickle; an error that cannot be pickled is replaced by its text."""
-    try:
-        pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - pickled here
-    except Exception as problem:  # noqa: BLE001 - pickling runs code of the user's classes
-        plain = _without_objects(done)
-        if plain.error is None and plain.value is None and done.value is not None:
-            print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
-        return plain
-    return done
-
-
 def _without_objects(done: Done) -> Done:
     """Return an outcome with the numbers of its value and the text of its error, which any process can unpickle."""
     error = None if done.error is None else UnpicklableError(f"{type(done.error).__name__}: {done.error}")
@@ -290,14 +275,23 @@ def _without_objects(done: Done) -> Done:
     return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
 
 
-def pickled(done: Done) -> bytes:
-    """Return an outcome for `unpickled` in another process, from `portable` or without user objects."""
-    pickled_done: bytes = cloudpickle.dumps((cloudpickle.dumps(done), _without_objects(done)))
-    return pickled_done
+def pickled(done: Done, directory: Path) -> bytes:
+    """Return an outcome for `unpickled` in another process, with and without the objects of the user.
+
+    Args:
+        done: The outcome.
+        directory: Directory of the job.
+    """
+    content = b""
+    try:
+        content = cloudpickle.dumps(done)
+    except Exception as problem:  # noqa: BLE001 - pickling runs code of the user's classes
+        append_output(directory, f"the outcome of the job cannot be pickled: {problem}")
+    return bytes(cloudpickle.dumps((content, _without_objects(done))))
 
 
 def unpickled(content: bytes) -> Done:
-    """Return the outcome of `pickled`, without objects whose classes this process cannot import."""
+    """Return the outcome of `pickled`, without objects that this process cannot unpickle."""
     content, plain = pickle.loads(content)  # noqa: S301 - written by the worker
     try:
         done: Done = pickle.loads(content)  # noqa: S301 - written by the worker

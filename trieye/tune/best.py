@@ -13,9 +13,8 @@ from trieye.config.hydra.axes import value_of
 from trieye.config.hydra.launch import Launch
 from trieye.config.hydra.override_text import values_of
 from trieye.config.redaction import with_references
-from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
-from trieye.sweeps.jobs import STATUS, JobRecord
+from trieye.sweeps.jobs import JobRecord
 from trieye.tune.ended import overrides_of, with_secrets_of
 from trieye.tune.space import Space
 from trieye.tune.values import with_values
@@ -35,16 +34,9 @@ def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[Trie
         config: The config of the study.
         directory: Directory of the study.
         index: Index of the trial.
-
-    Raises:
-        SerializationError: The record of the trial is missing.
     """
     record = JobRecord.read(directory / str(index))
-    if record is None:
-        raise SerializationError(
-            f"{directory / str(index) / STATUS} is missing or empty, and only it has the values of trial {index}; "
-            "restore the file, and start the study again"
-        )
+    assert record is not None  # noqa: S101 - its objective was read from it
     texts = values_of(with_secrets_of(Space(config).dimensions, record.overrides))
     values = {key: value_of(text) for key, text in texts.items()}
     return with_values(config, values), values

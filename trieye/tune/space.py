@@ -1,7 +1,5 @@
 """Space: the search space of a study."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from ray import tune
@@ -73,15 +71,10 @@ class Space:
         varying = [dimension for dimension in self.dimensions if len(dimension.choices) != 1]
         return {axis.key: [value_of(text) for text in axis.choices] or _domain(axis) for axis in varying}
 
-    @property
-    def clamp(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        """Function that clamps values to their intervals, which factors of population-based training may leave."""
-        return partial(_clamped, {axis.key: axis for axis in self.dimensions if not axis.choices})
-
-
-def _clamped(intervals: Mapping[str, Dimension], values: dict[str, Any]) -> dict[str, Any]:
-    bounds = {key: interval for key, interval in intervals.items() if key in values}
-    return values | {key: _end(one, min(max(values[key], one.low), one.high)) for key, one in bounds.items()}
+    def clamp(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return values within their intervals, which factors of population-based training may leave."""
+        bounds = {axis.key: axis for axis in self.dimensions if not axis.choices and axis.key in values}
+        return values | {key: _end(axis, min(max(values[key], axis.low), axis.high)) for key, axis in bounds.items()}
 
 
 def _text(key: str, value: Any) -> str:

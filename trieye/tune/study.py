@@ -5,7 +5,6 @@ import logging
 import shutil
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from trieye.config.hydra.launch import launch_info
 from trieye.config.redaction import redacted
 from trieye.config.sweeper import SweeperConfig
 from trieye.config.tune import study_dir
-from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError, TrieyeError
+from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.finished import Result
 from trieye.files.run_files import RUN_RECORD, RunFiles
@@ -41,7 +40,7 @@ from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, print_remarks
 from trieye.sweeps.space import SearchSpace
-from trieye.sweeps.status import ENDED_BY, HOWS, status_of, sum_up
+from trieye.sweeps.status import ENDED, ENDED_BY, HOWS, status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
 from trieye.tune.ended import ended_record, record_before, with_secrets_of
@@ -61,8 +60,8 @@ _STORED = "tune"
 _MAX_PENDING = 200
 """Maximum number of trials that wait for resources; each has a placement group, and more of them slow Ray down."""
 
-_CLOSING_S, _POLL_S = 60.0, 0.2
-"""Seconds that the process of a pruned trial may take to close its run, and between two checks of its lock."""
+_CLOSING_S = 60.0
+"""Seconds that the process of a pruned trial may take to close its run."""
 
 _RETAINED_CHECKPOINTS = 4
 """Retained copies of a trial's newest checkpoints, since other trials may still be loading them."""
@@ -94,7 +93,7 @@ class Study:
         self.directory = study_dir(working_dir, config.run_name).absolute()
         self._study_place = StudyPlace(self.directory, working_dir.absolute(), tuple(sys.path))
         self._trainable = as_trainable(experiment, config, self._study_place)
-        self._size = self._num_trials()
+        self._size = config.tune.num_trials * (self._space.grid.size if config.tune.search == "grid" else 1)
         scheduler_of(config, self._space, self.directory), self._search()  # fail before anything starts
         check_start(named(config, run_name_of(config, 0)))
 
@@ -121,7 +120,7 @@ class Study:
             limit = record.summary.get(ENDED_BY)
             if limit is not None:
                 say(f"study {self._config.run_name!r} has ended: {limit}; for more trials, set another run_name")
-            elif self._is_over(record) or len(self._ended()) == self._size:
+            elif self._size in (sum(record.summary.get(how, 0) for how in ENDED), len(self._ended())):
                 say(f"study {self._config.run_name!r} is finished; raise tune.num_trials, or set another run_name")
             else:
                 limit = self._fit()
@@ -201,14 +200,6 @@ class Study:
 
     def _run_dir(self, index: int) -> Path:
         return named(self._config, run_name_of(self._config, index)).persistence.get_run_base_dir()
-
-    @staticmethod
-    def _is_over(record: SweepRecord) -> bool:
-        return bool(record.summary.get("completed", 0) + record.summary.get("pruned", 0) == record.size)
-
-    def _num_trials(self) -> int:
-        config = self._config.tune
-        return config.num_trials * (self._space.grid.size if config.search == "grid" else 1)
 
     def _search(self) -> Search:
         config = self._config.tune
@@ -375,7 +366,7 @@ class Study:
                 run = RunRecord.read(run_dir / RUN_RECORD)
                 if run is None or run.group != str(self.directory):  # another study has taken the name of the run
                     continue
-                self._await_close(run_dir)
+                RunLock(run_dir / "run.lock").acquire(_CLOSING_S).release()  # Tune ends before its trials
                 missing_by_sink = close(run_dir).missing
             except TrieyeError as error:
                 say(f"trial {index} is not closed: {error}")
@@ -383,18 +374,6 @@ class Study:
             if missing_by_sink:
                 lacks = "; ".join(f"{sink}: {missing_text}" for sink, missing_text in missing_by_sink.items())
                 say(f"trial {index}: {lacks}; later: {command_text('close', run_dir)}")
-
-    @staticmethod
-    def _await_close(run_dir: Path) -> None:
-        """Wait until the process of a trial has closed its run: Tune ends before its trials."""
-        deadline = time.monotonic() + _CLOSING_S
-        while time.monotonic() < deadline:
-            try:
-                RunLock.check(run_dir / "run.lock")
-            except RunLockedError:
-                time.sleep(_POLL_S)
-            else:
-                return
 
     def _result_of(self, index: int, objective: float, reason: str) -> Result:
         config = named(self._config, run_name_of(self._config, index))

@@ -165,12 +165,9 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         index = None if self.study_place is None else index_of(self.trial_id)
         own_name = self._own_name if self.trial_id == _OUTSIDE else self.trial_id
         name = run_name_of(base, own_name if index is None else index)
-        explorer = getattr(base, "explorer", None)
-        has_explorers = explorer is not None and explorer.num > 0
-        runtime_kind = base.runtime.kind if has_explorers else "local"
-        runtime = base.runtime.model_copy(
-            update={"kind": runtime_kind, "address": base.runtime.address if has_explorers else None}
-        )
+        explorer, runtime = getattr(base, "explorer", None), base.runtime
+        if explorer is None or not explorer.num:
+            runtime = runtime.model_copy(update={"kind": "local", "address": None})
         title = " ".join(shown(overrides_of(values), values))
         tags = {**({"mlflow.runName": title} if title and self.study_place is not None else {}), **base.tags}
         trial_config = with_values(base, values)

@@ -206,12 +206,14 @@ class Trial:
             return self._open_trial
         run = Run(self._config, group=self._group)
         run.open()
-        experiment: Experiment[Any] | None = None
         try:
             seed_all(self._config.seed)
-            experiment = self._entered(run) if checkpoint is not None else None
-            if experiment is None:
+            if checkpoint is None:
                 self._drop_spare()
+            if (experiment := self._spare_experiment) is not None:
+                self._spare_experiment = None
+                experiment.enter(run)
+            else:
                 experiment = self._kind(self._config, run)
             self._open_trial = _OpenTrial(run, experiment, Loop(experiment, run, constants=self._hyperparameters()))
             self._open_trial.loop.begin(checkpoint)
@@ -222,12 +224,6 @@ class Trial:
             self._fail(error)
             raise
         return self._open_trial
-
-    def _entered(self, run: Run) -> Experiment[Any] | None:
-        experiment, self._spare_experiment = self._spare_experiment, None
-        if experiment is not None:
-            experiment.enter(run)
-        return experiment
 
     def _fail(self, error: BaseException) -> None:
         open_trial, self._open_trial = self._open_trial, None

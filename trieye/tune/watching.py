@@ -54,7 +54,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         self.has_reached_target = False
         self.retryable: set[int] = set()
         for record in ended:
-            self.progress.skipped(self._job(record), Done(record.index))
+            self.progress.skipped()
             self._check_target(record)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,15 +189,12 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         index = index_of(trial.trial_id)
         assert index is not None  # noqa: S101 - trials of a study have indices
         if index not in self._records:
-            self._records[index] = self._begun(index, overrides_of(trial.config))
+            record = JobRecord(index=index, overrides=overrides_of(trial.config), **self._process)
+            if (earlier_record := record_before(self._directory / str(index))) is not None:
+                record.attempt, record.deaths = earlier_record.attempt, earlier_record.deaths
+                record.step, record.objective = earlier_record.step, earlier_record.objective
+            self._records[index] = record
         return self._records[index]
-
-    def _begun(self, index: int, overrides: list[str]) -> JobRecord:
-        record = JobRecord(index=index, overrides=overrides, **self._process)
-        if (earlier_record := record_before(self._directory / str(index))) is not None:
-            record.attempt, record.deaths = earlier_record.attempt, earlier_record.deaths
-            record.step, record.objective = earlier_record.step, earlier_record.objective
-        return record
 
     def _write(self, record: JobRecord, *, is_lasting: bool = False) -> None:
         self._written[record.index] = time.monotonic()
