@@ -43,6 +43,12 @@ _ONLY_TENSORBOARD = frozenset({
 })  # fmt: skip
 """Calls that only TensorBoard can display: torch's writer adds them to the event files, not to the run's history."""
 
+Step = int | None
+"""Step of a call; None: 0."""
+
+WallTime = float | None
+"""Unix time of a call in seconds; None: now."""
+
 _GROWTH, _SMALLEST, _LARGEST = 1.1, 1e-12, 1e20
 """TensorFlow's histogram bins: each edge is 10 % further from 0 than the previous edge."""
 
@@ -82,7 +88,7 @@ class SummaryWriter(AdoptingLogger):
         self.log_dir = os.fspath(log_dir or Path("runs") / f"{began}_{socket.gethostname()}{comment}")
         self._purge_step = purge_step
         self._stepless: set[str] = set()
-        self._torch_writers: dict[str, Any] = {}  # by run directory
+        self._torch_writer: Any = None
         self._torch_methods: set[str] = set()
         try:
             self._open()
@@ -117,8 +123,8 @@ class SummaryWriter(AdoptingLogger):
         self,
         tag: str,
         scalar_value: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: Step = None,
+        walltime: WallTime = None,
         new_style: bool = False,
         double_precision: bool = False,
     ) -> None:
@@ -134,11 +140,7 @@ class SummaryWriter(AdoptingLogger):
         run.log(tag, scalar_value, step=step, wall_time=walltime)
 
     def add_scalars(
-        self,
-        main_tag: str,
-        tag_scalar_dict: Mapping[str, Any],
-        global_step: int | None = None,
-        walltime: float | None = None,
+        self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Step = None, walltime: WallTime = None
     ) -> None:
         """Log numbers as `main_tag/tag` in this run; torch creates one run per tag instead."""
         for tag, value in tag_scalar_dict.items():
@@ -150,15 +152,11 @@ class SummaryWriter(AdoptingLogger):
         metric_dict: Mapping[str, Any],
         hparam_domain_discrete: Mapping[str, list[Any]] | None = None,
         run_name: str | None = None,
-        global_step: int | None = None,
+        global_step: Step = None,
     ) -> None:
         """Log hyperparameters and metrics in this run; torch creates another run instead."""
         del hparam_domain_discrete, run_name
-        for argument in (hparam_dict, metric_dict):
-            if not isinstance(argument, Mapping):
-                raise TypeError(f"add_hparams: expected dicts as hparam_dict and metric_dict, got {argument!r}")
-        self._open()
-        self.run.log_params({str(name): value for name, value in hparam_dict.items()})
+        self._open().run.log_params({str(name): value for name, value in hparam_dict.items()})
         for name, value in metric_dict.items():
             self.add_scalar(name, value, global_step)
 
@@ -166,9 +164,9 @@ class SummaryWriter(AdoptingLogger):
         self,
         tag: str,
         values: Any,
-        global_step: int | None = None,
+        global_step: Step = None,
         bins: str | int = "tensorflow",
-        walltime: float | None = None,
+        walltime: WallTime = None,
         max_bins: int | None = None,
     ) -> None:
         """Log the histogram of an array or a tensor; `bins` as in `numpy.histogram`, by default TensorFlow's."""
@@ -181,12 +179,7 @@ class SummaryWriter(AdoptingLogger):
     # images
 
     def add_image(
-        self,
-        tag: str,
-        img_tensor: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
-        dataformats: str = "CHW",
+        self, tag: str, img_tensor: Any, global_step: Step = None, walltime: WallTime = None, dataformats: str = "CHW"
     ) -> None:
         """Log an image: uint8, or numbers in [0, 1]."""
         del walltime
@@ -195,18 +188,13 @@ class SummaryWriter(AdoptingLogger):
         run.log_image(tag, picture, step)
 
     def add_images(
-        self,
-        tag: str,
-        img_tensor: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
-        dataformats: str = "NCHW",
+        self, tag: str, img_tensor: Any, global_step: Step = None, walltime: WallTime = None, dataformats: str = "NCHW"
     ) -> None:
         """Tile a batch of images into one image, eight per row."""
         self.add_image(tag, img_tensor, global_step, walltime, dataformats)
 
     def add_figure(
-        self, tag: str, figure: Any, global_step: int | None = None, close: bool = True, walltime: float | None = None
+        self, tag: str, figure: Any, global_step: Step = None, close: bool = True, walltime: WallTime = None
     ) -> None:
         """Log a matplotlib figure, or a list of figures in one image; `close` closes them in pyplot."""
         del walltime
@@ -215,7 +203,7 @@ class SummaryWriter(AdoptingLogger):
         run.log_image(tag, image, step)
 
     def add_video(
-        self, tag: str, vid_tensor: Any, global_step: int | None = None, fps: float = 4, walltime: float | None = None
+        self, tag: str, vid_tensor: Any, global_step: Step = None, fps: float = 4, walltime: WallTime = None
     ) -> None:
         """Log videos `[videos, time, channels, height, width]` side by side in one video."""
         del walltime
@@ -225,9 +213,7 @@ class SummaryWriter(AdoptingLogger):
 
     # the rest
 
-    def add_text(
-        self, tag: str, text_string: str, global_step: int | None = None, walltime: float | None = None
-    ) -> None:
+    def add_text(self, tag: str, text_string: str, global_step: Step = None, walltime: WallTime = None) -> None:
         """Log a text; CleanRL's `hyperparameters` table also sets the hyperparameters of the run."""
         del walltime
         run, step = self._at(global_step)
@@ -244,19 +230,19 @@ class SummaryWriter(AdoptingLogger):
             raise AttributeError(f"SummaryWriter has no {name!r}{did_you_mean(name, methods)}")
 
         def call(*values: Any, **options: Any) -> Any:
-            return getattr(self._torch_writer(name), name)(*values, **options)
+            return getattr(self._writer_for(name), name)(*values, **options)
 
         return call
 
-    def _torch_writer(self, method: str) -> Any:
+    def _writer_for(self, method: str) -> Any:
+        """Return torch's writer, opened if necessary; the first call of each method prints a note."""
         self._open()
-        directory = str(self.run.dir)
         if method not in self._torch_methods:
             self._torch_methods.add(method)
             say(f"run {self.run.name!r}: {method} is shown by TensorBoard only; the run's history does not contain it")
-        if directory not in self._torch_writers:
-            self._torch_writers[directory] = load("torch.utils.tensorboard", method).SummaryWriter(directory)
-        return self._torch_writers[directory]
+        if self._torch_writer is None:
+            self._torch_writer = load("torch.utils.tensorboard", method).SummaryWriter(str(self.run.dir))
+        return self._torch_writer
 
     def get_logdir(self) -> str:
         """Return `log_dir`."""
@@ -266,15 +252,15 @@ class SummaryWriter(AdoptingLogger):
         """Block until all logged values are accepted, so that they survive a crash of this process."""
         if self._adopted is not None:
             self.run.flush()
-            for torch_writer in self._torch_writers.values():
-                torch_writer.flush()
+            if self._torch_writer is not None:
+                self._torch_writer.flush()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run; the next call opens it again."""
         if self._adopted is not None:
-            for torch_writer in self._torch_writers.values():
-                torch_writer.close()
-            self._torch_writers.clear()
+            if self._torch_writer is not None:
+                self._torch_writer.close()
+            self._torch_writer = None
             self._torch_methods.clear()
             adopted_run, self._adopted = self._adopted, None
             adopted_run.leave(status)
