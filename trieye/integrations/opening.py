@@ -28,11 +28,6 @@ SHARED: dict[str, Any] = {}
 """`AdoptedRun.join` arguments with which every SummaryWriter joins an open run; empty: each writer opens its own."""
 
 
-def open_runs() -> list[str]:
-    """Return the names of the open runs of this process."""
-    return [path.name for path in AdoptedRun._open]  # noqa: SLF001 - its own
-
-
 def safe_name(text: str) -> str:
     """Return the most similar valid name for a run directory."""
     name = _UNSAFE.sub("_", text).strip(" ._-") or "run"
@@ -64,9 +59,7 @@ class AdoptedRun:
     The status is FINISHED, FAILED after an uncaught exception, or KILLED after a signal or Ctrl-C.
 
     Args:
-        name: Name of the run; a later start with the same name resumes it.
-        app: Name of the app.
-        config_items: Further config items, such as `tags`, `description` and `seed`.
+        config: Config of the run, from `adopted_config`.
 
     Attributes:
         run: The run, open until `close`.
@@ -75,10 +68,10 @@ class AdoptedRun:
 
     _open: ClassVar["dict[Path, AdoptedRun]"] = {}
 
-    def __init__(self, name: str, app: str, config_items: Mapping[str, Any]) -> None:
-        self.run = _ProgramRun(adopted_config(name, app, config_items)).open()
-        if "sinks" not in config_items and not is_installed("mlflow"):
-            say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
+    def __init__(self, config: TrieyeConfig) -> None:
+        self.run = _ProgramRun(config).open()
+        if not is_installed("mlflow"):
+            say(f"run {config.run_name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
         self._status: RunStatus = "FINISHED"
         self.before_close: list[Callable[[RunStatus], Any]] = []
@@ -93,17 +86,16 @@ class AdoptedRun:
         once.
 
         Args:
-            name: Name of the run.
+            name: Name of the run; a later start with the same name resumes it.
             app: Name of the app; None: see `app_of_program`.
             root: Directory of all runs; None: `TRIEYE_ROOT`, or the default of the config.
-            config_items: Further config items.
+            config_items: Further config items, such as `tags`, `description` and `seed`.
         """
-        app = app or app_of_program()
-        config_items = config_items if root is None else {**config_items, "root": root}
-        config = adopted_config(name, app, config_items)
+        items = config_items if root is None else {**config_items, "root": root}
+        config = adopted_config(name, app or app_of_program(), items)
         adopted_run = cls._open.get(config.persistence.get_run_base_dir())
         if adopted_run is None:
-            adopted_run = cls(name, app, config_items)
+            adopted_run = cls(config)
         else:
             adopted_run.run.flush()
             adopted_run.run.supersede(None)

@@ -124,11 +124,8 @@ def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     for key, choices in _CHOICES.items():
         value = merged[key]
         if isinstance(value, str) and value not in choices:
-            flags = "" if key == "mode" else ", True, False"
-            variable = _VARIABLES.get(key, "")
-            origin = f", from {variable}" if os.environ.get(variable) == value else ""
             raise ConfigurationError(
-                f"wandb.init({key}={value!r}{origin}): choose from {', '.join(choices)}{flags}"
+                f"wandb.init({key}={value!r}), or {_VARIABLES.get(key, 'settings')}: choose from {', '.join(choices)}"
                 f"{did_you_mean(value, choices)}"
             )
     return merged
@@ -155,7 +152,8 @@ def _made(options: Mapping[str, Any]) -> Run:
     say(f"wandb: run {run_id!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
     made = Run(adopted, resumed=is_resumed, **names)
     if options["sync_tensorboard"] or options["tensorboard"]:
-        _share_with_writers(made, root)
+        made.counts_rows = True
+        opening.SHARED.update(name=directory.name, app=safe_name(project), root=root)
     if resume == "auto":
         RESUME_FILE.parent.mkdir(exist_ok=True)
         write_atomic(RESUME_FILE, json.dumps({"run_id": run_id}).encode())
@@ -192,19 +190,11 @@ def _is_in_ipython() -> bool:
 
 def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[Path, bool]:
     """Return the directory of the run with an id, and whether the run exists."""
-    own_dir = runs / safe_name(run_id)
-    directories = [own_dir, *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]
-    id_by_dir = {
-        directory: record.tags.get("wandb.id")
-        for directory in directories
-        if (record := RunRecord.read(directory / RUN_RECORD)) is not None
-    }
-    if exists := run_id in id_by_dir.values():
-        directory = next(directory for directory, tag in id_by_dir.items() if tag == run_id)
-    elif exists := own_dir in id_by_dir and id_by_dir[own_dir] is None:  # a run without an id in its record
-        directory = own_dir
-    else:
-        directory = runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
+    directories = [runs / safe_name(run_id), *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]
+    records = {directory: RunRecord.read(directory / RUN_RECORD) for directory in directories}
+    own = next((path for path, record in records.items() if record and record.tags.get("wandb.id") == run_id), None)
+    exists = own is not None
+    directory = own or runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
     if resume == "must" and not exists:
         raise ConfigurationError(f"wandb.init(id={run_id!r}, resume='must'): no run with this id in {runs}")
     if resume == "never" and exists:
@@ -214,14 +204,6 @@ def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[
     if any(run.is_open and Path(run.dir) == directory.resolve() for run in _active):
         raise ConfigurationError(f"wandb.init(id={run_id!r}): this program has already opened this run")
     return directory, exists
-
-
-def _share_with_writers(run: Run, root: Path) -> None:
-    """Make SummaryWriters that are opened from now on log to this run."""
-    run.counts_rows = True
-    opening.SHARED.update(name=run.run.dir.name, app=safe_name(run.project), root=root)
-    if opened := [name for name in opening.open_runs() if name != run.run.dir.name]:
-        say(f"wandb.init(sync_tensorboard=True): call it before SummaryWriter; runs {', '.join(opened)} stay separate")
 
 
 @functools.cache

@@ -90,11 +90,8 @@ class Image(File):
         del mode, grouping, file_type
         super().__init__(data_or_path, caption)
         parts = {name: dict(mask) for name, mask in (masks or {}).items()}
-        self._masks = {
-            name: np.array(array_of("Image", mask.pop("mask_data")))
-            for name, mask in parts.items()
-            if "mask_data" in mask
-        }
+        masks = {name: mask.pop("mask_data", None) for name, mask in parts.items()}
+        self._masks = {name: np.array(array_of("Image", data)) for name, data in masks.items() if data is not None}
         labels = {"classes": getattr(classes, "class_set", classes), "boxes": boxes, "masks": parts}
         self._labels = {name: value for name, value in labels.items() if value}
 
