@@ -92,15 +92,11 @@ def database_lock(uri: str) -> Iterator[Path | None]:
     from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S)
     try:
-        lock.acquire()
+        with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
+            yield path
     except Timeout as error:
         raise SinkBusyError(f"other processes have held {path}.lock for {_LOCK_TIMEOUT_S:.0f} s") from error
-    try:
-        yield path
-    finally:
-        lock.release()
 
 
 class FileIdentity(NamedTuple):
