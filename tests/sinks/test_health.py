@@ -67,12 +67,9 @@ def test_programming_errors_of_a_sink_are_reported_with_their_line(retry, caplog
 
     assert not retry.run(call, 1, lambda *_: False)
     line = call.__code__.co_firstlineno + 1
-    for part in (
-        f"AttributeError: 'Point' object has no attribute 'names' (test_health.py, line {line})",
-        "a Point has metric, value, step, wall_time, log_to, count",
-    ):
-        assert part in caplog.text
-        assert part in retry.error
+    text = f"AttributeError: 'Point' object has no attribute 'names' (test_health.py, line {line})"
+    assert text in caplog.text
+    assert text in retry.error
     assert not retry.run(lambda: {}["lr"], 1, lambda *_: False)
     assert "KeyError: 'lr' (test_health.py, line" in retry.error
     for error, error_name in ((NotImplementedError(), "NotImplementedError"), (queue.Full(), "Full")):

@@ -91,7 +91,7 @@ def test_broken_entry_points_are_skipped_with_a_warning(installed, caplog):
     installed(
         """
 class Good:
-    name = "good"
+    name, open, write, close = "good", print, print, print
 class Raises:
     def __init__(self):
         raise RuntimeError("not today")
@@ -117,7 +117,7 @@ class Irregular(Good):
 
 def test_plugins_are_excluded_by_entry_name_or_sink_name(installed, caplog):
     installed(
-        "class Mine:\n    name = 'mine'\nclass Other:\n    name = 'other'\n",
+        "class Mine:\n name, open, write, close = 'mine', print, print, print\nclass Other(Mine):\n name = 'other'\n",
         "mine = their_sinks:Mine",
         "entry = their_sinks:Other",
         "broken = no_such_module:Sink",

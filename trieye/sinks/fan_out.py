@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Real
+from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.config.names import is_text
@@ -180,34 +181,27 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
     """Check the sinks that the user passed to a run, and return them.
 
     Raises:
-        ConfigurationError: The argument is no list, an element is no sink, its name is in use or not Unicode, or its
-            `flush_interval_s` is not a number.
+        ConfigurationError: The argument is no list, or an element cannot be a sink of the run.
     """
     if not isinstance(sinks, Iterable):
         kind = sinks if isinstance(sinks, type) else type(sinks)
         raise ConfigurationError(f"sinks={sinks!r}: expected a list of sinks, such as sinks=[{kind.__name__}()]")
     own_sinks, names = list(sinks), set(OUR_NAMES)
     for sink in own_sinks:
-        argument = f"sinks=[{sink!r}]"
-        if isinstance(sink, type):
-            raise ConfigurationError(f"{argument}: expected an instance, not a class; pass {sink.__name__}()")
-        lacking = [method for method in ("open", "write", "close") if not callable(getattr(sink, method, None))]
-        if lacking or not isinstance(getattr(sink, "name", None), str):
-            raise ConfigurationError(
-                f"{argument}: not a sink, because it has no {' and no '.join(lacking) or 'name'}; a sink has a name "
-                "and the methods open(run), write(points) and close(status): see trieye.sinks.base.Sink"
-            )
-        if not is_text(sink.name):
-            raise ConfigurationError(f"{argument}: the name {sink.name!r} is not valid Unicode; rename it")
-        if sink.name in names:
-            raise ConfigurationError(f"{argument}: the name {sink.name!r} is already used by another sink; rename it")
-        if (reason := _interval_error(sink)) is not None:
-            raise ConfigurationError(f"{argument}: {reason}")
+        if (problem := _problem_of(sink, names)) is not None:
+            raise ConfigurationError(f"sinks=[{sink!r}]: {problem}")
         names.add(sink.name)
     return own_sinks
 
 
-def _interval_error(sink: Sink) -> str | None:
+def _problem_of(sink: Any, used_names: Collection[str]) -> str | None:
+    """Return why an object cannot be a sink of a run with sinks of these names; None if it can."""
+    lacking = [name for name in ("name", "open", "write", "close") if not hasattr(sink, name)]
+    if lacking or isinstance(sink, type):
+        reason = f"it has no {' and no '.join(lacking)}" if lacking else "it is a class"
+        return f"not a sink, because {reason}; expected an instance as in trieye.sinks.base.Sink"
+    if not isinstance(sink.name, str) or not is_text(sink.name) or sink.name in used_names:
+        return f"the name {sink.name!r} is already used, or not valid Unicode; rename it"
     if isinstance(sink, Flushable) and not isinstance(sink.flush_interval_s, Real):
         return f"flush_interval_s={sink.flush_interval_s!r}; expected seconds"
     return None
@@ -227,10 +221,8 @@ def _sinks_of_packages(used_names: set[str], exclude: Collection[str]) -> list[S
             continue
         try:
             sink = entry_point.load()()
-            if not isinstance(sink.name, str) or sink.name in used_names:
-                raise ValueError(f"the sink name {sink.name!r} is already used or is not a string")  # noqa: TRY301 - see below
-            if (reason := _interval_error(sink)) is not None:
-                raise ValueError(reason)  # noqa: TRY301 - see below
+            if (problem := _problem_of(sink, used_names)) is not None:
+                raise ValueError(problem)  # noqa: TRY301 - see below
         except Exception as error:  # noqa: BLE001 - the border to a sink: a faulty package must not stop the run
             text = "skipping sink %s of an installed package: %s; install the package again if its directory was moved"
             log.warning(text, entry_point.value, error)

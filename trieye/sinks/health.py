@@ -4,15 +4,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 
-from trieye.config.base import did_you_mean
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ProcessingError, SinkBusyError, SinkGoneError
 from trieye.process.waiting import Backoff
-from trieye.stats.point import Point
 
 log = logging.getLogger("trieye.sinks")
 
@@ -167,10 +165,6 @@ def _message(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> str:
-    """Return the file and line that raised, and the fields of `Point` after an access to an unknown field."""
+    """Return the file and line that raised."""
     frames = extract_tb(error.__traceback__)
-    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    if not (isinstance(error, AttributeError) and isinstance(error.obj, Point)):
-        return location
-    names = [field.name for field in fields(Point)]
-    return f"{location}; a Point has {', '.join(names)}{did_you_mean(str(error.name), names)}"
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from trieye.config.metric import LogTarget
-from trieye.exceptions import JournalError, ProcessingError, TrieyeError
+from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.process.waiting import computed
 from trieye.sinks.base import (
     MAX_POINTS_PER_WRITE,
@@ -33,8 +33,6 @@ log = logging.getLogger("trieye.sinks")
 
 MAX_FAILURES_AT_CLOSE = 3
 """Attempts per call while the run closes; a sink that was already failing gets one."""
-MAX_COUNTED = 200_000
-"""Maximum number of items scanned to count the undelivered ones."""
 DRAIN_SHARE = 0.8
 """Fraction of the close timeout for delivering items; the rest is for the sink's `close` and its cursor."""
 _TARGETS: frozenset[str] = frozenset(get_args(LogTarget))
@@ -415,31 +413,15 @@ class SinkThread:
     def _num_undelivered(self) -> int:
         return max(0, self._close_end - self._bookmark.index)
 
-    def _undelivered_text(self) -> str:
-        """Describe how many items routed to the sink are undelivered."""
-        num_points, num_all, index = 0, 0, self._bookmark.index
-        try:
-            while index < min(self._close_end, self._bookmark.index + MAX_COUNTED):
-                items, end = self._source.read(index, min(MAX_POINTS_PER_WRITE, self._close_end - index))
-                num_points += len(self._calls.select([item for item in items if isinstance(item, Point)]))
-                num_all += sum(call.weight for call in self._calls.convert(items, index, end))
-                index = end
-        except JournalError:
-            return f"{self._num_undelivered} points and other items"
-        prefix = "more than " if index < self._close_end else ""
-        others = num_all - num_points
-        return f"{prefix}{num_points} points" + (f" and {others} parameters, tags or files" if others else "")
-
     def _report_undelivered(self) -> None:
         if self._num_undelivered:
             log.warning(
-                "sink %r did not receive %s: they are stored in the history and delivered when the run is restarted %s",
-                self.sink.name,
-                self._undelivered_text(),
                 # `trieye close` creates the sinks of the config and of packages, but cannot create the program's own
-                "or closed with `trieye close`"
-                if type(self.sink).__module__.startswith("trieye.")
-                else "with this sink; `trieye close` can deliver them only if an installed package provides the sink",
+                "sink %r did not receive the last %d items (points, parameters, tags, files): they are stored in the "
+                "history and delivered when the run is restarted with this sink, or closed with `trieye close` if the "
+                "config or an installed package provides the sink",
+                self.sink.name,
+                self._num_undelivered,
             )
         elif self._store_error is not None:
             log.warning(
