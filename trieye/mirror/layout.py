@@ -17,9 +17,9 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest
 from trieye.exceptions import SerializationError
@@ -48,12 +48,7 @@ def _matching(pattern: re.Pattern[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _only_keys(items: Any) -> Any:
-    """Return the keys of saved directories; earlier versions stored each with its folder and its name."""
-    return [item["key"] if isinstance(item, dict) else item for item in items]
-
-
-SaveKeys = Annotated[list[Annotated[str, _matching(_SAVE)]], BeforeValidator(_only_keys)]
+SaveKeys = list[Annotated[str, _matching(_SAVE)]]
 
 
 class SaveName(NamedTuple):
