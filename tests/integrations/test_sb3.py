@@ -281,7 +281,7 @@ def test_a_video_of_the_best_model_is_logged(config):
 
 
 def test_a_video_without_an_evaluation_is_rejected(config):
-    with trieye.Run(config()) as run, pytest.raises(ConfigurationError, match="there is no evaluation"):
+    with trieye.Run(config()) as run, pytest.raises(ConfigurationError, match="pass evaluation="):
         RunCallback(run, video=True)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
-from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations.opening import adopted_config, run_dir_of, safe_name
@@ -138,6 +138,7 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None, problems: Pro
 
     Raises:
         RunLockedError: Another process is importing the run.
+        SerializationError: The record of a run with the same name cannot be read.
     """
     own_app, name = safe_name(app or foreign.app), safe_name(foreign.name)
     settings = {"root": root, **({"seed": foreign.seed} if foreign.seed is not None and foreign.seed >= 0 else {})}
@@ -186,7 +187,7 @@ def _target(foreign: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRec
     """Return the first of `name`, `name-2`, ... that is unused or holds this run, with its record."""
     for index in count(1):
         directory = run_dir_of(name if index == 1 else f"{name}-{index}", app=app, root=root)
-        record = _record(directory)
+        record = RunRecord.read(directory / RUN_RECORD)
         if record is None or _is_import(record, foreign):
             return record, directory
     raise AssertionError("unreachable: count() does not end")
@@ -204,13 +205,6 @@ def _is_import(record: RunRecord, foreign: LoadedRun) -> bool:
         return origin is not None
     has_same_start = (Path(origin).name, record.created) == (Path(foreign.path).name, foreign.created)
     return has_same_start and not Path(origin).exists()
-
-
-def _record(directory: Path) -> RunRecord | None:
-    try:
-        return RunRecord.read(directory / RUN_RECORD)
-    except SerializationError:
-        return RunRecord(app_name="unknown", run_name="unknown")  # unreadable: not ours to overwrite
 
 
 def _date(directory: Path, created_at: float) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.config.base import did_you_mean
 from trieye.config.packages import explaining
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.opening import AdoptedRun, run_dir_of
-from trieye.integrations.wandb.media import Image
+from trieye.integrations.wandb.media import Image, Images
 from trieye.run.run import Run
 
 with explaining(__name__):
@@ -131,12 +130,9 @@ class RunLogger(Logger):
             raise TypeError(f"log_image({key!r}): images is a {type(images).__name__}; expected a list of images")
         if caption is not None and len(caption) != len(images):
             raise ConfigurationError(f"log_image({key!r}): there are {len(images)} images and {len(caption)} captions")
-        run = self.adopted.run
-        for index, image in enumerate(images):
-            name = f"{key}/{index}" if len(images) > 1 else key
-            Image(image, caption=None if caption is None else caption[index]).log_to(
-                run, name, run.step if step is None else step
-            )
+        run, captions = self.adopted.run, caption or [""] * len(images)
+        media = Images([Image(image, caption=text) for image, text in zip(images, captions, strict=True)])
+        media.log_to(run, key, run.step if step is None else step)
 
     @rank_zero_only
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
@@ -183,8 +179,7 @@ class ResumeRun(Callback):
         del pl_module, stage
         if not _run_loggers(trainer):
             kinds = [type(logger).__name__ for logger in trainer.loggers]
-            hint = did_you_mean("RunLogger", kinds)
-            raise ConfigurationError(f"ResumeRun: the trainer's loggers are {kinds}; give it a RunLogger{hint}")
+            raise ConfigurationError(f"ResumeRun: the trainer's loggers are {kinds}; give it a RunLogger")
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -106,16 +106,12 @@ class RunCallback(BaseCallback):
         verbose: int = 0,
     ) -> None:
         super().__init__(verbose)
-        mode = None if evaluation is None else getattr(evaluation.eval_env, "render_mode", None)
-        if video and mode != "rgb_array":
-            reason = "there is no evaluation" if evaluation is None else f"its environment has render_mode={mode!r}"
+        if video and (evaluation is None or evaluation.eval_env.render_mode != "rgb_array"):
             raise ConfigurationError(
-                f"RunCallback(video=True): {reason}; pass evaluation=EvalCallback(env), env made with "
-                "render_mode='rgb_array'"
+                "RunCallback(video=True): pass evaluation=EvalCallback(env), env made with render_mode='rgb_array'"
             )
         retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
-        objective = {"objective": "eval/mean_reward"}
-        options: dict[str, Any] = {"persistence": retention, "loop": objective}
+        options: dict[str, Any] = {"persistence": retention, "loop": {"objective": "eval/mean_reward"}}
         self.run = run if isinstance(run, Run) else AdoptedRun.join(run, **options).run
         self._evaluation, self._video = evaluation, video
         self._num_evaluated = self._rollouts = 0
