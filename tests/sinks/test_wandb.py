@@ -180,9 +180,9 @@ def test_invalid_points_affect_neither_others_nor_reserved_keys(run):
     points = [
         Point("global_step", 1.0, 5, 1.7e9),
         Point("_step", 2.0, 5, 1.7e9),
-        Point("a\ud800\0", 3.0, 5, float("nan")),
+        Point("a\ud800\0", 3.0, 5, 1.7e9),
         Point("big", 4.0, 2**63 - 1, -3.0),
-        Point("last", 5.0, -(2**63), None),
+        Point("last", 5.0, -(2**63), 1.7e9),
     ]
     sink.write(points)
     sink.close("FINISHED")

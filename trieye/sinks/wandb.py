@@ -5,7 +5,6 @@ import glob
 import html
 import io
 import logging
-import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,9 @@ log = logging.getLogger("trieye.sinks")
 
 STEP = "global_step"
 """Name of the x axis of all curves: wandb's built-in step is monotonic, and late points would be dropped."""
+
+_TIME = "_timestamp"
+"""Time of a row; without it, wandb records the time of delivery."""
 
 _MAX_BINS = 512
 _MAX_GROUP_LENGTH = 128
@@ -144,7 +146,7 @@ class WandbSink:
             TrieyeError: wandb's process has died.
         """
         with self._explained("write"):
-            row = {_name(medium.name): _media_value(medium), STEP: medium.step, **_time(medium.wall_time)}
+            row = {_name(medium.name): _media_value(medium), STEP: medium.step, _TIME: medium.wall_time}
             self._connected().log(row)
 
     def close(self, status: RunStatus) -> None:
@@ -246,14 +248,9 @@ def _rows(points: Sequence[Point]) -> Iterator[dict[str, float]]:
         if row and (row[STEP] != point.step or name in row):
             yield row
             row = {}
-        row |= {name: point.value, STEP: point.step, **_time(point.wall_time)}
+        row |= {name: point.value, STEP: point.step, _TIME: point.wall_time}
     if row:
         yield row
-
-
-def _time(wall_time: float) -> dict[str, float]:
-    # otherwise wandb records the time of delivery
-    return {"_timestamp": wall_time} if isinstance(wall_time, float) and math.isfinite(wall_time) else {}
 
 
 def _name(name: str) -> str:

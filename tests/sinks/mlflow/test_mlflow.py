@@ -83,10 +83,9 @@ def test_the_mlflow_run_has_our_names_times_and_status(run):
 def test_points_keep_their_wall_time_in_milliseconds(run):
     sink = opened(run)
     now = time.time()
-    sink.write([Point("loss", 0.25, 10, now), Point("old", 1.0, 1, -3.0)])
+    sink.write([Point("loss", 0.25, 10, now)])
     history = client_of(run).get_metric_history(sink.run_id, "loss")
     assert [(metric.value, metric.step, metric.timestamp) for metric in history] == [(0.25, 10, int(now * 1000))]
-    assert client_of(run).get_metric_history(sink.run_id, "old")[0].timestamp == 0
 
 
 def test_a_later_attempt_continues_the_mlflow_run(run, tmp_path):
@@ -230,40 +229,20 @@ def test_invalid_names_are_mapped_with_one_warning_each(run, caplog):
     assert sink.num_refused == 0
 
 
-def test_a_step_beyond_64_bits_drops_only_its_own_point(run, caplog):
-    sink = opened(run)
-    sink.write([Point("a", 1.0, 2**63, 1.7e9), Point("a", 2.0, 2**63 - 1, 1.7e9), Point("b", 3.0, -(2**63) - 1, 1.7e9)])
-    assert stored_run(run, sink).data.metrics == {"a": 2.0}
-    assert sink.num_refused == 2
-    assert "beyond 64 bits" in caplog.text
-
-
-NO_TIMES = [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e16, None, "yesterday"]
-
-
-def test_an_invalid_time_drops_only_its_own_point(run, caplog):
-    sink = opened(run)
-    sink.write([Point("odd", 1.0, step, wall_time) for step, wall_time in enumerate(NO_TIMES)])
-    sink.write([Point("loss", 1.0, 1, math.nan), Point("loss", 2.0, 2, 1.7e9)])
-    assert stored_run(run, sink).data.metrics == {"loss": 2.0}
-    assert sink.num_refused == len(NO_TIMES) + 1
-    assert caplog.text.count("cannot be stored as a time") == 2  # once for each metric
-
-
 def test_a_run_with_an_invalid_creation_time_starts_now(run):
     run = dataclasses.replace(run, created=math.nan)
     assert abs(stored_run(run, opened(run)).info.start_time / 1000 - time.time()) < 60
 
 
 def test_a_point_that_mlflow_rejects_drops_only_itself(run, caplog):
-    # our checks catch all known cases; text as a value passes them and fails in MLflow
     sink = opened(run)
     points = [Point("loss", float(step), step, 1.7e9 + step) for step in range(50)]
-    points[17] = Point("text", "no number", 17, 1.7e9)
+    points[17] = Point("odd", 0.0, 17, 1.7e9)
+    sink._names["odd"] = "odd@name"  # as if MLflow rejected one more character
     sink.write(points)
     assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 49
     assert sink.num_refused == 1
-    assert "'text'" in caplog.text
+    assert "'odd@name'" in caplog.text
 
 
 def test_a_name_that_a_file_store_cannot_hold_drops_only_its_own_points(tmp_path, caplog):

@@ -61,11 +61,6 @@ def test_already_remembered_points_evict_no_others():
     assert memory.without(points) == []
 
 
-def test_invalid_points_are_not_omitted():
-    odd = [Point("loss", 1.0, 2**63, 1.7e9), Point("loss", "text", 1, 1.7e9), Point("loss", None, 1, 1.7e9)]
-    assert superseded_points(*odd, Point("a", 1.0, 1, 1.7e9)).without(odd) == odd
-
-
 def test_many_points_of_many_metrics_are_distinguished():
     seed = random.randrange(2**32)
     rng = random.Random(seed)

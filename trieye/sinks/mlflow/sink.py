@@ -42,8 +42,6 @@ _MAX_TAG_LENGTH = 8000
 CHANGED_PREFIX = "trieye.changed."
 """Prefix of the tag with the changed value of a parameter."""
 
-_INT64 = range(-(2**63), 2**63)
-
 _NAME_ERRORS = tuple(f"[Errno {code}]" for code in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
 """Errors of a file store, which keeps each metric in a file of its name: `loss` and `loss/actor` exclude each other."""
 
@@ -82,7 +80,7 @@ class MlflowSink:
         self._client: Any = client
         self._uri = ""
         self._run_dir = Path()
-        self._database: mlflow_store.FileIdentity | None = None
+        self._database: tuple[Path, os.stat_result] | None = None
         self._names: dict[str, str] = {}
         self._params: dict[str, str] = {}
         self._changed_params: dict[str, str] = {}
@@ -131,19 +129,12 @@ class MlflowSink:
         """
         from mlflow.entities import Metric
 
-        metrics, refused_points = [], []
-        for point in self._superseded_points.without(points):
-            timestamp = _milliseconds(point.wall_time)
-            if timestamp is None:
-                refused_points.append((point, "wall time", f"{point.wall_time} cannot be stored as a time"))
-            elif point.step not in _INT64:
-                refused_points.append((point, "step", f"{point.step} is beyond 64 bits"))
-            else:
-                metrics.append(Metric(self._name("metric", point.metric), point.value, timestamp, point.step))
+        metrics = [
+            Metric(self._name("metric", point.metric), point.value, int(max(point.wall_time, 0.0) * 1000), point.step)
+            for point in self._superseded_points.without(points)
+        ]
         with self._explained("write"):
             self._log("metrics", metrics)
-        for point, part, reason in refused_points:
-            self._refuse(f"metric {point.metric!r}: {part} {reason}", part, point.metric)
 
     def log_params(self, params: Mapping[str, str]) -> None:
         """Log new parameters; a tag stores the changed value of an existing one, which MLflow cannot update.
@@ -278,7 +269,7 @@ class MlflowSink:
             if database is not None:
                 mlflow_store.prepare_database(database)
                 mlflow_store.forget_connections(database)
-                self._database = mlflow_store.FileIdentity.of(database)
+                self._database = database, database.stat()
                 if database == (run.mlflow_dir / "mlflow.db").resolve():
                     mlflow_store.follow_move(
                         database, mlflow_run.artifacts_of(run), experiment=run.app_name, run_id=run.mlflow_run_id
@@ -406,7 +397,7 @@ class MlflowSink:
     @contextlib.contextmanager
     def _explained(self, doing: Literal["open", "write", "close"]) -> Iterator[None]:
         try:
-            if self._database is not None and doing != "open" and self._database.is_gone:
+            if self._database is not None and doing != "open" and mlflow_store.is_replaced(*self._database):
                 raise self._gone("was deleted or replaced while the run wrote to it")  # noqa: TRY301 - handled below
             yield
         except TrieyeError:
@@ -431,15 +422,6 @@ class MlflowSink:
         )
 
 
-def _milliseconds(unix_time: float) -> int | None:
-    """Convert Unix seconds to MLflow's milliseconds, clipped at 0; None if the result does not fit into 64 bits."""
-    try:
-        time_ms = int(unix_time * 1000)
-    except (OverflowError, ValueError, TypeError):  # inf, nan, not a number
-        return None
-    return max(0, time_ms) if time_ms in _INT64 else None
-
-
 def _is_refusal(error: Exception) -> bool:
     return getattr(error, "error_code", None) in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
 
@@ -461,16 +443,15 @@ class SupersededPoints:
 
     def add(self, points: Iterable[Point]) -> None:
         """Add points that are not in the set; beyond the limit, remove the oldest."""
-        keys = (key for key in map(_key, points) if key is not None)
+        keys = map(_key, points)
         while (chunk := np.fromiter(itertools.islice(keys, _CHUNK), np.int64)).size:
             self._keys = np.concatenate((self._keys, chunk[~self._contains(chunk)]))[-self._limit :]
             self._sorted_keys = np.sort(self._keys)
 
     def without(self, points: Sequence[Point]) -> Sequence[Point]:
         """Return the points that are not in the set."""
-        keys = [_key(point) for point in points]
-        is_in_set = self._contains(np.array([key or 0 for key in keys], np.int64))
-        return [point for point, key, hit in zip(points, keys, is_in_set, strict=True) if key is None or not hit]
+        is_in_set = self._contains(np.fromiter(map(_key, points), np.int64))
+        return [point for point, hit in zip(points, is_in_set, strict=True) if not hit]
 
     def _contains(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         if not self._sorted_keys.size:
@@ -480,11 +461,8 @@ class SupersededPoints:
         return is_in_set
 
 
-def _key(point: Point) -> int | None:
-    """Return the hash of a point; None if MLflow would refuse the point."""
-    try:
-        # adding 0.0 makes -0.0 and 0.0 equal, as they are elsewhere. Bytes are hashed instead of numbers, because
-        # Python's hashes of -1 and -2 are equal.
-        return hash(_pack(point.step, point.value + 0.0) + point.metric.encode("utf-8", "surrogatepass"))
-    except (struct.error, TypeError):  # a step beyond 64 bits, a value that is not a number
-        return None
+def _key(point: Point) -> int:
+    """Return the hash of a point."""
+    # adding 0.0 makes -0.0 and 0.0 equal, as they are elsewhere. Bytes are hashed instead of numbers, because Python's
+    # hashes of -1 and -2 are equal.
+    return hash(_pack(point.step, point.value + 0.0) + point.metric.encode("utf-8", "surrogatepass"))

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trieye.config.redaction import is_redacted, redacted_text
@@ -99,30 +99,12 @@ def database_lock(uri: str) -> Iterator[Path | None]:
         raise SinkBusyError(f"other processes have held {path}.lock for {_LOCK_TIMEOUT_S:.0f} s") from error
 
 
-class FileIdentity(NamedTuple):
-    """Identity of an open database file: a process can still write to a file that was deleted.
-
-    Attributes:
-        path: Path of the file.
-        device_inode: Device and inode number of the file.
-    """
-
-    path: Path
-    device_inode: tuple[int, int]
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Return the identity of the file that is now at a path."""
-        stat = path.stat()
-        return cls(path, (stat.st_dev, stat.st_ino))
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the path is now missing or another file."""
-        try:
-            return FileIdentity.of(self.path) != self
-        except (FileNotFoundError, NotADirectoryError):
-            return True
+def is_replaced(path: Path, opened: os.stat_result) -> bool:
+    """Return whether a path is missing or another file than when it was opened: a deleted file can still be written."""
+    try:
+        return not os.path.samestat(path.stat(), opened)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 def activity_of(uri: str) -> object:
