@@ -341,17 +341,17 @@ def test_an_incompatible_model_is_rejected_and_unchanged(config):
     assert same(before, model.policy.state_dict())
 
 
-@pytest.mark.parametrize(("normalizes", "remedy"), [(True, "wrap the environment in make_model"), (False, "remove it")])
-def test_a_model_needs_vec_normalize_exactly_if_the_checkpoint_has_its_moments(config, normalizes, remedy):
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_a_model_needs_vec_normalize_exactly_if_the_checkpoint_has_its_moments(config, normalizes):
     def make(wrap):
         env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
         return PPO("MlpPolicy", VecNormalize(env) if wrap else env, n_steps=64, n_epochs=1, **small())
 
     with trieye.Run(config()) as run:
         make(normalizes).learn(64, callback=RunCallback(run))
-    with pytest.raises(CheckpointError, match=remedy):
+    with pytest.raises(CheckpointError, match=r"only one .* has a VecNormalize"):
         load_model(lambda: make(not normalizes), run.dir, "latest")
-    with trieye.Run(config()) as run, pytest.raises(CheckpointError, match=remedy):
+    with trieye.Run(config()) as run, pytest.raises(CheckpointError, match=r"only one .* has a VecNormalize"):
         restore_or_new(lambda: make(not normalizes), run)
     assert load_model(lambda: make(normalizes), run.dir, "latest").num_timesteps == 64
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from trieye.checkpoints.legacy import is_whole_pickle, numbered_pickles
+from trieye.checkpoints.legacy import numbered_pickles
 from trieye.checkpoints.store import CheckpointStore
 from trieye.compat.pickles import load_pickle
 from trieye.compat.serializer import BufferData, CheckpointData, Serializer
@@ -95,8 +95,6 @@ def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[Path, 
 
 
 def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
-    if not is_whole_pickle(path):
-        raise SerializationError("the file is truncated, as after a kill during the save")
     content = load_pickle(path, allow_pickle=serializer.allow_pickle)
     fields = dict(vars(content)) if isinstance(content, BaseModel) else content
     kind = BufferData if isinstance(fields, dict) and "buffer_list" in fields else CheckpointData
@@ -123,8 +121,7 @@ def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: 
         is_best = best_path.is_file() and filecmp.cmp(path, best_path, shallow=False)
         metadata |= {"run_name": data.run_name, "is_best": is_best}
     if earlier := next((entry for entry in saved_entries if entry.step == step), None):
-        name = "sha256" if "sha256" in earlier.metadata else "run_name"  # older conversions have no checksum
-        if earlier.metadata.get(name) != metadata.get(name):
+        if earlier.metadata.get("sha256") != metadata["sha256"]:
             raise SerializationError(f"{earlier.path} comes from another file; use another --output")
         return earlier.path
     if saved_entries and saved_entries[-1].step > step:  # it would count as the newest one

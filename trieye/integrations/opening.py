@@ -30,12 +30,8 @@ SHARED: dict[str, Any] = {}
 
 def safe_name(text: str) -> str:
     """Return the most similar valid name for a run directory."""
-    name = _UNSAFE.sub("_", text).strip(" ._-") or "run"
-    while ".." in name:
-        name = name.replace("..", ".")
-    while len(name.encode()) > MAX_NAME_BYTES:
-        name = name[:-1]
-    return check_name("run_name", name)
+    name = re.sub(r"\.{2,}", ".", _UNSAFE.sub("_", text).strip(" ._-")) or "run"
+    return check_name("run_name", name.encode()[:MAX_NAME_BYTES].decode(errors="ignore"))
 
 
 def app_of_program() -> str:

@@ -35,11 +35,6 @@ def test_values_beyond_single_precision_do_not_block_other_points(value):
     assert [summary.tag for summary in event.summary.value] == ["a", "b"]
 
 
-def test_invalid_metric_names_do_not_block_other_points():
-    (event,) = parsed(scalars([Point("a\ud800", 1.0, 1, 10.5), Point("b", 2.0, 1, 10.5)]))
-    assert [(summary.tag, summary.simple_value) for summary in event.summary.value] == [("a\\ud800", 1.0), ("b", 2.0)]
-
-
 def params_shown(tmp_path, params):
     (event,) = parsed(session_start(params, make_run_info(tmp_path, run_name="my run", created=12.5)))
     (value,) = event.summary.value

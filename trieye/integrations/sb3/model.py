@@ -59,20 +59,14 @@ class ModelState:
             CheckpointError: Only one of the model and the state has a `VecNormalize`; nothing is changed.
         """
         model = self._model
-        self._check_normalizer(state)
+        if ("normalizer" in state) != (model.get_vec_normalize_env() is not None):
+            raise CheckpointError("only one of the checkpoint and the environment of make_model has a VecNormalize")
         model.set_parameters(state["parameters"], exact_match=True, device=model.device)
         for name, value in state["variables"].items():
             attrgetter(name)(model).data = value.to(model.device)
         self.load_counters(state)
         set_generator_state(model.action_space.np_random, state["actions"])
         self.load_moments(state)
-
-    def _check_normalizer(self, state: Mapping[str, Any]) -> None:
-        was_normalized, is_normalized = "normalizer" in state, self._model.get_vec_normalize_env() is not None
-        if was_normalized and not is_normalized:
-            raise CheckpointError("the checkpoint was trained with VecNormalize; wrap the environment in make_model")
-        if is_normalized and not was_normalized:
-            raise CheckpointError("the checkpoint was trained without VecNormalize; remove it in make_model")
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
         """Restore the counters and episode statistics that `learn` resets at its start."""

@@ -123,9 +123,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if hasattr(value, "tolist") and math.prod(getattr(value, "shape", ())) <= _MOST_ITEMS:
-        try:
+        with suppress(RuntimeError):  # a sparse or quantized tensor
             items = value.tolist()  # of a longdouble, the value itself
-        except RuntimeError:  # a sparse or quantized tensor
-            items = value
-        return str(value) if type(items) is type(value) else plain(items)
+            return str(value) if type(items) is type(value) else plain(items)
     return value if value is None or isinstance(value, int | float | str) else str(value)

@@ -44,10 +44,7 @@ def scalars(points: Sequence[Point]) -> list[bytes]:
     limit, new_value = _MAX_VALUES_PER_EVENT, Summary.Value
     groups: dict[tuple[int, float], list[Any]] = {}
     for point in points:
-        try:
-            value = new_value(tag=point.metric, simple_value=point.value)
-        except UnicodeEncodeError:  # a lone surrogate
-            value = new_value(tag=printable(point.metric), simple_value=point.value)
+        value = new_value(tag=point.metric, simple_value=point.value)
         groups.setdefault((point.step, point.wall_time), []).append(value)
     return _serialized(
         Event(step=step, wall_time=wall_time, summary=Summary(value=values[start : start + limit]))
