@@ -185,12 +185,10 @@ def _valid(points: Points, path: str, problems: Problems) -> Points:
 
 def _target(foreign: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
     """Return the first of `name`, `name-2`, ... that is unused or holds this run, with its record."""
-    for index in count(1):
-        directory = run_dir_of(name if index == 1 else f"{name}-{index}", app=app, root=root)
-        record = RunRecord.read(directory / RUN_RECORD)
-        if record is None or _is_import(record, foreign):
-            return record, directory
-    raise AssertionError("unreachable: count() does not end")
+    names = (name if index == 1 else f"{name}-{index}" for index in count(1))
+    directories = (run_dir_of(each, app=app, root=root) for each in names)
+    candidates = ((RunRecord.read(directory / RUN_RECORD), directory) for directory in directories)
+    return next(item for item in candidates if item[0] is None or _is_import(item[0], foreign))
 
 
 def _origin(foreign: LoadedRun) -> str:

@@ -57,7 +57,8 @@ class MirrorUpload:
     def __init__(self, store: MirrorStore, local: LocalRun, check: Callable[[], None]) -> None:
         self._store, self._local, self._check = store, local, check
         self._record = local.record()
-        self._owner = _owner_of(local)
+        run = RunRecord.read(local.paths.run_record_path)
+        self._owner = UNOWNED if run is None or run.owner is None else run.owner.token
         self._index: dict[str, int] = {}
         self._is_connected = False
         self._states: list[StateMark] = []
@@ -219,19 +220,15 @@ class MirrorUpload:
 
     def _copy_state(self, directory: Path) -> dict[str, tuple[int, int]]:
         """Copy the files of a state; return size and CRC-32 of each file by its name in the run."""
-        segments = self._copy_journal(directory)
+        source, target = self._local.paths.history_dir, directory / HISTORY
+        names = self._local.copy_journal(directory / JOURNAL)
+        segments = [name for name in names if link_if_exists(source / name, target / name)]
         for name, path in self._local.files.items():
             if name != JOURNAL and path.exists():
                 shutil.copyfile(path, directory / name)
         paths = [path for path in directory.iterdir() if path.is_file()]
         sums = {path.name: sums_of(path)[:2] for path in sorted(paths)}
         return sums | {f"{HISTORY}/{name}": self._sums_of_segment(directory / HISTORY / name) for name in segments}
-
-    def _copy_journal(self, directory: Path) -> list[str]:
-        """Copy the journal, link its history files, and return the names of the existing ones."""
-        history = self._local.paths.history_dir
-        segments = self._local.copy_journal(directory / JOURNAL)
-        return [name for name in segments if link_if_exists(history / name, directory / HISTORY / name)]
 
     def _sums_of_segment(self, path: Path) -> tuple[int, int]:
         stat = path.stat()
@@ -303,11 +300,6 @@ class MirrorUpload:
         """Record that a save has been downloaded."""
         self._record.elsewhere = [other_key for other_key in self._record.elsewhere if other_key != key]
         self._local.store_record(self._record)
-
-
-def _owner_of(local: LocalRun) -> str:
-    run = RunRecord.read(local.paths.run_record_path)
-    return UNOWNED if run is None or run.owner is None else run.owner.token
 
 
 def _state_key(directory: str, name: str, crc32: int) -> str:

@@ -89,14 +89,11 @@ class FanOut:
             patient: Apply the timeout to time without any activity instead of total time.
         """
         if patient:
-            self._close_patiently(status, timeout_s)
+            for thread in self._threads:
+                thread.request_close(status, math.inf)
+            wait_while_moving(self._have_ended, self.activity, timeout_s)
             timeout_s = CLOSE_GRACE_S
         return _closed(self._threads, status, timeout_s)
-
-    def _close_patiently(self, status: RunStatus, timeout_s: float) -> None:
-        for thread in self._threads:
-            thread.request_close(status, math.inf)
-        wait_while_moving(self._have_ended, self.activity, timeout_s)
 
     def _have_ended(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

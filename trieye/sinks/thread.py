@@ -334,16 +334,13 @@ class SinkThread:
     def _deliver(self) -> bool:
         if not self._pending:
             return self._call_sink(self._read)
-        _, weight, end = self._pending[0]
+        make, weight, end = self._pending[0]
         self._bookmark.announce(self._read_end if end is None else end)
-        if not self._call_sink(self._make_first, weight, until_rewind=True):
+        if not self._call_sink(make, weight, until_rewind=True):
             return False
         self._pending.popleft()
         self._bookmark.advance(end)
         return True
-
-    def _make_first(self) -> None:
-        self._pending[0].make()
 
     def _read(self) -> None:
         start = self._bookmark.index

@@ -56,16 +56,17 @@ class File(Media):
         return json.dumps(data, default=_plain).encode(), ".json"
 
     def _log(self, run: Run, name: str, step: int) -> None:
-        folder = f"media/{self.folder or type(self).__name__.lower()}/{name}"
         if self._path:
-            run.log_artifact(self._path, f"{folder}/{step}")
+            run.log_artifact(self._path, f"{self._folder_of(name)}/{step}")
         else:
-            self._log_content(run, name, step, folder)
+            self._log_content(run, name, step)
 
-    def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
-        del name
+    def _log_content(self, run: Run, name: str, step: int) -> None:
         content, suffix = self._content
-        media.keep_file(run, folder, f"{step}{suffix}", content)
+        media.keep_file(run, self._folder_of(name), f"{step}{suffix}", content)
+
+    def _folder_of(self, name: str) -> str:
+        return f"media/{self.folder or type(self).__name__.lower()}/{name}"
 
 
 class Image(File):
@@ -107,10 +108,9 @@ class Image(File):
         for mask, classes in self._masks.items():
             run.log_image(f"{name}/masks/{mask}", np.clip(classes, 0, 255).astype(np.uint8), step)
         if self._labels:
-            media.keep_text(run, f"media/images/{name}", f"{step}.json", json.dumps(self._labels, default=_plain))
+            media.keep_text(run, self._folder_of(name), f"{step}.json", json.dumps(self._labels, default=_plain))
 
-    def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
-        del folder
+    def _log_content(self, run: Run, name: str, step: int) -> None:
         run.log_image(name, self._content, step)
 
 
@@ -133,8 +133,7 @@ class Video(File):
         array = array_of("Video", data)
         return _colors(np.concatenate(list(array), axis=-1) if array.ndim == 5 else array)  # noqa: PLR2004 - several
 
-    def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
-        del folder
+    def _log_content(self, run: Run, name: str, step: int) -> None:
         run.log_video(name, self._content, step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
 
 

@@ -44,9 +44,6 @@ _MAX_SWEEP_PARAM = 500
 _FULL_DISK_ERRORS = ("disk is full", "No space left", "disk I/O error")
 """Parts of the messages of SQLite and the operating system."""
 
-_END_OF_TIME_S = 2.0**53
-"""MLflow stores milliseconds in 64 bits."""
-
 MAX_NAME_LENGTH = 250
 """MLflow's maximum length of the name of a metric, parameter or tag, in characters."""
 
@@ -126,7 +123,7 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
 def create(client: Any, run: RunInfo, experiment_id: str) -> str:
     """Create the MLflow run and return its id."""
     tags = {RUN_ID_TAG: run.run_id, "mlflow.user": user_name()}
-    start_ms = int(run.created * 1000) if 0 <= run.created < _END_OF_TIME_S else None
+    start_ms = int(run.created * 1000)
     mlflow_run = client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=run.run_name)
     return str(mlflow_run.info.run_id)
 
