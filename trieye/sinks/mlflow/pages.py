@@ -98,21 +98,17 @@ def experiments_of(uri: str, run_ids: Sequence[str]) -> list[str]:
     """
     database = mlflow_store.database_of(uri)
     if database is None:
-        return _experiments_from_server(uri, run_ids)
+        client = mlflow_store.client_of(uri)
+        try:
+            return sorted({str(client.get_run(run_id).info.experiment_id) for run_id in run_ids})
+        except Exception:  # noqa: BLE001 - the border to MLflow: its start page then shows the problem
+            return []
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
             "SELECT DISTINCT experiment_id FROM runs WHERE run_uuid IN (SELECT value FROM json_each(?))",
             [json.dumps(run_ids)],
         )
         return sorted(str(experiment_id) for (experiment_id,) in rows)
-
-
-def _experiments_from_server(uri: str, run_ids: Sequence[str]) -> list[str]:
-    client = mlflow_store.client_of(uri)
-    try:
-        return sorted({str(client.get_run(run_id).info.experiment_id) for run_id in run_ids})
-    except Exception:  # noqa: BLE001 - the border to MLflow: its start page then shows the problem
-        return []
 
 
 def address_of(uri: str) -> str:

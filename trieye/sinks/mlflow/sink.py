@@ -22,7 +22,7 @@ from trieye.exceptions import ProcessingError, SinkBusyError, SinkGoneError, Tri
 from trieye.sinks.base import RunInfo, RunStatus
 from trieye.sinks.mlflow import run as mlflow_run
 from trieye.sinks.mlflow import store as mlflow_store
-from trieye.sinks.mlflow.run import artifact_directory, mlflow_name
+from trieye.sinks.mlflow.run import OWNER_TAG, PARENT_TAG, SWEEP_TAG, artifact_directory, mlflow_name
 from trieye.sinks.mlflow.system import SystemMetrics
 from trieye.stats.operations import LogImage, LogTable, LogText, LogVideo, Medium
 from trieye.stats.point import Point
@@ -82,8 +82,7 @@ class MlflowSink:
         self._run_dir = Path()
         self._database: tuple[Path, os.stat_result] | None = None
         self._names: dict[str, str] = {}
-        self._params: dict[str, str] = {}
-        self._changed_params: dict[str, str] = {}
+        self._params: dict[str, str] = {}  # with the latest values
         self._reported_keys: set[tuple[str, ...]] = set()
         self._impossible_keys: set[tuple[str, str]] = set()
         self._failed_uploads = 0
@@ -112,8 +111,8 @@ class MlflowSink:
         self.run_id = run_id
         if self._on_run_id is not None:
             self._on_run_id(run_id)
-        owner = {} if run.owner is None else {mlflow_run.OWNER_TAG: run.owner}
-        self.set_tags({**run.tags, **self._sweep_tags(run), **owner})
+        tags = {SWEEP_TAG: run.group, PARENT_TAG: self._parent_id, OWNER_TAG: run.owner}
+        self.set_tags({**run.tags, **{name: text for name, text in tags.items() if text is not None}})
         if self._system_metrics_interval_s is not None and self._system_metrics is None:
             self._system_metrics = self._start_system_metrics(self._system_metrics_interval_s)
 
@@ -149,14 +148,16 @@ class MlflowSink:
             key, value = self._name("parameter", name), self._cut("parameter", name, text, _MAX_PARAM_LENGTH)
             if key not in self._params:
                 new_params[key] = value
-            elif self._changed_params.get(key, self._params[key]) != value:
-                changes.append((name, self._params[key], key, value))
+            elif self._params[key] != value:
+                changes.append((name, key, value))
         with self._explained("write"):
             self._log("params", [Param(key, value) for key, value in new_params.items()])
         self._params.update(new_params)
-        for name, old_value, key, value in changes:
-            self._tag_change(name, old_value, value)
-            self._changed_params[key] = value
+        for name, key, value in changes:
+            tag = f"{CHANGED_PREFIX}{name}"
+            self.set_tags({tag: value})
+            log.warning("MLflow keeps parameter %r; the tag %r stores its new value %r", name, tag, value[:100])
+            self._params[key] = value
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags.
@@ -283,16 +284,11 @@ class MlflowSink:
         self.is_empty = existing is None
         if existing is None:
             return mlflow_run.create(self._client, run, experiment_id)
-        self._params, tags = dict(existing.data.params), existing.data.tags
-        changed_names = (name for name in tags if name.startswith(CHANGED_PREFIX))
-        self._changed_params = {name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed_names}
+        tags = existing.data.tags
+        changed_names = [name for name in tags if name.startswith(CHANGED_PREFIX)]
+        self._params = existing.data.params | {name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed_names}
         self._client.update_run(existing.info.run_id, status="RUNNING")
         return str(existing.info.run_id)
-
-    def _sweep_tags(self, run: RunInfo) -> dict[str, str]:
-        if run.group is None or self._parent_id is None:
-            return {}
-        return {mlflow_run.SWEEP_TAG: run.group, mlflow_run.PARENT_TAG: self._parent_id}
 
     def _start_system_metrics(self, interval_s: float) -> SystemMetrics | None:
         try:
@@ -309,17 +305,6 @@ class MlflowSink:
             )
             return None
         return SystemMetrics(monitor)
-
-    def _tag_change(self, name: str, old_value: str, new_value: str) -> None:
-        tag = f"{CHANGED_PREFIX}{name}"
-        self.set_tags({tag: new_value})
-        log.warning(
-            "parameter %r remains %r in MLflow, where parameters are immutable; the tag %r stores the new value %r",
-            name,
-            old_value[:100],
-            tag,
-            new_value[:100],
-        )
 
     def _names_in(self, artifact_path: str | None) -> set[str]:
         return {posixpath.basename(file.path) for file in self._client.list_artifacts(self.run_id, artifact_path)}
