@@ -426,18 +426,16 @@ def test_event_files_are_shown_even_if_the_mlflow_database_is_missing(root, tmp_
     assert "mlflow.db no longer exists" in note
 
 
-@pytest.mark.parametrize(
-    ("version", "advice"), [("older", "mlflow db upgrade sqlite:///"), ("newer", "--upgrade mlflow")]
-)
-def test_a_database_of_another_mlflow_version_is_unchanged(root, command, version, advice):
+@pytest.mark.parametrize("revision", ["451aebb31d03", "ffffffffffff"])  # MLflow's first revision; an unknown one
+def test_a_database_of_another_mlflow_version_is_unchanged(root, command, revision):
     database = root / "agents" / "mlruns" / "mlflow.db"
-    revision = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # MLflow's first revision; an unknown one
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DROP TABLE model_versions")  # MLflow would make it, without a word
         connection.execute("UPDATE alembic_version SET version_num = ?", [revision])
     text = command.error("ui", "agents", "--root", root, "--only", "mlflow")
-    assert f"has {'an older' if version == 'older' else 'a newer'} schema than the installed MLflow" in text
-    assert advice in text
+    assert "has another schema than the installed MLflow" in text
+    assert "mlflow db upgrade sqlite:///" in text
+    assert "--upgrade mlflow" in text
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
 

@@ -76,7 +76,7 @@ def test_a_stand_in_has_the_attributes_of_a_run(make_config):
     assert (handle.wait(), handle.step, handle.path, handle.done, stand_in.saved_step) == (None, 7, None, True, 7)
     assert stand_in.log({"loss": 1.0}) is None
     for name in ("replay", "attempt"):
-        with pytest.raises(AttributeError, match=rf"run\.{name}: only rank 0 has the run"):
+        with pytest.raises(AttributeError, match=rf"run\.{name}: .*only rank 0 has the run"):
             getattr(stand_in, name)
-    with pytest.raises(AttributeError, match="Run has no 'sav'"):
+    with pytest.raises(AttributeError, match=r"run\.sav: no method"):
         stand_in.sav()

@@ -12,13 +12,17 @@ MAX_TIMESTAMP_S = 253_402_300_800.0
 """The year 10000; no backend can show a later date."""
 
 
-class RawMetricEvent(BaseModel):
+class Schema(BaseModel):
+    """A model of the 0.1.5 API, whose fields hold objects of the user."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class RawMetricEvent(Schema):
     """One raw value from user code.
 
     NumPy scalars, zero-dimensional tensors, booleans and numeric strings are accepted as values.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     name: str
     value: float | int
@@ -38,10 +42,8 @@ class RawMetricEvent(BaseModel):
             raise TypeError(f"event {self.name!r}: value is beyond the range of a float") from error
 
 
-class LogContext(BaseModel):
+class LogContext(Schema):
     """Clock and latest values of one processing pass."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     latest_step: int
     last_log_time: float

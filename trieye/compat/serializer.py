@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from trieye.checkpoints.directory import load_state, save_state
+from trieye.compat.events import Schema
 from trieye.compat.pickles import load_pickle
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import replaced
@@ -25,10 +26,8 @@ logger = logging.getLogger(__name__)
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
 
-class CheckpointData(BaseModel):
+class CheckpointData(Schema):
     """The content of a checkpoint of the drop-in API; every `dict` holds plain data, arrays and tensors."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     run_name: str
     global_step: int = Field(ge=0)
@@ -42,10 +41,8 @@ class CheckpointData(BaseModel):
     env_config_dict: dict[str, Any] = Field(default_factory=dict)
 
 
-class BufferData(BaseModel):
+class BufferData(Schema):
     """The content of a replay buffer of the drop-in API."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     buffer_list: list[Any]
     state: Any = Field(
@@ -53,10 +50,8 @@ class BufferData(BaseModel):
     )
 
 
-class LoadedTrainingState(BaseModel):
+class LoadedTrainingState(Schema):
     """What `load_initial_state` found; both parts are None on a fresh run."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
     checkpoint_data: CheckpointData | None = None
     buffer_data: BufferData | None = None

@@ -69,11 +69,9 @@ class SilentRun:
         return False
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(Run, name):
-            raise AttributeError(f"Run has no {name!r}")
-        if callable(getattr(Run, name)):
-            return _nothing
-        raise AttributeError(f"run.{name}: only rank 0 has the run; broadcast the value to the other ranks")
+        if name.startswith("_") or not callable(getattr(Run, name, None)):
+            raise AttributeError(f"run.{name}: no method; only rank 0 has the run and broadcasts its values")
+        return _nothing
 
 
 def _nothing(*values: Any, **options: Any) -> None:

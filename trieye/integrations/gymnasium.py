@@ -87,7 +87,8 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _log(self) -> None:
         seconds = time.perf_counter() - self._began
-        _log_episode(self._run, self._prefix, self._steps, (self._return, self._length, seconds))
+        stats = {"return": self._return, "length": self._length, "seconds": seconds}
+        self._run.log({f"{self._prefix}/{name}": value for name, value in stats.items()}, step=self._steps)
         if self._frames:
             fps = float(self.env.metadata.get("render_fps", 30))
             self._run.log_video(f"{self._prefix}/video", np.stack(self._frames), self._steps, fps=fps)
@@ -136,17 +137,12 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         is_done = (terminated | truncated) & is_step
         now = time.perf_counter()
         for index in np.flatnonzero(is_done):
-            stats = self._returns[index], self._lengths[index], now - self._began[index]
-            _log_episode(self._run, self._prefix, self._steps, stats)
+            seconds = now - self._began[index]
+            stats = {"return": self._returns[index], "length": self._lengths[index], "seconds": seconds}
+            self._run.log({f"{self._prefix}/{name}": float(value) for name, value in stats.items()}, step=self._steps)
         self._returns[is_done], self._lengths[is_done], self._began[is_done] = 0.0, 0, now
         self._is_over = is_done if self._resets_next else np.zeros_like(is_done)
         return obs, rewards, terminated, truncated, info
-
-
-def _log_episode(run: Recorder, prefix: str, step: int | None, stats: tuple[float, float, float]) -> None:
-    """Log return, length and duration of an episode."""
-    names = f"{prefix}/return", f"{prefix}/length", f"{prefix}/seconds"
-    run.log(dict(zip(names, map(float, stats), strict=True)), step=step)
 
 
 def _steps_so_far(steps: int | None, run: Recorder) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from trieye.config.redaction import HIDDEN, redacted
 from trieye.exceptions import ConfigurationError
@@ -423,17 +423,17 @@ class Run(AdoptingLogger):
             ConfigurationError: A name was passed, which only the server of wandb can resolve.
         """
         del type, use_as
-        if not isinstance(artifact_or_name, Artifact):
-            _refuse("use_artifact", artifact_or_name)
-        return self.log_artifact(artifact_or_name, aliases=aliases) if artifact_or_name.is_draft() else artifact_or_name
+        artifact = artifact_or_name
+        if not isinstance(artifact, Artifact):
+            raise ConfigurationError(
+                f"wandb.use_artifact({artifact!r}): nothing is downloaded, since nothing enters this machine; pass the "
+                "path of the file to your program instead"
+            )
+        return self.log_artifact(artifact, aliases=aliases) if artifact.is_draft() else artifact
 
-    def use_model(self, name: str) -> str:
-        """Raise, since only the server of wandb can resolve the name.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        _refuse("use_model", name)
+    def use_model(self, name: str) -> Artifact:
+        """Raise, since only the server of wandb can resolve the name; see `use_artifact`."""
+        return self.use_artifact(name)
 
     def restore(
         self, name: str, run_path: str | None = None, replace: bool = False, root: str | None = None
@@ -445,13 +445,6 @@ class Run(AdoptingLogger):
             return path.open(encoding="utf-8")
         say(f"wandb.restore({name!r}): {path} does not exist, and nothing is downloaded")
         return None
-
-
-def _refuse(call: str, name: object) -> NoReturn:
-    raise ConfigurationError(
-        f"wandb.{call}({name!r}): artifacts of other runs cannot be downloaded, since nothing leaves or enters this "
-        "machine; pass the path of the file to your program instead"
-    )
 
 
 def _matches(function: Callable[..., bool], path: Path, root: Path) -> bool:

@@ -56,25 +56,18 @@ def check_schema(database: Path) -> None:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
         raise ConfigurationError(f"{database} cannot be read as an MLflow database: {error}") from error
-    revisions, latest = _revisions()
-    if revision == latest or latest is None:
-        return
-    version_text = f"the installed MLflow {version('mlflow')}"
-    if revision not in revisions:
+    latest = _latest_revision()
+    if latest not in {revision, None}:
         raise ConfigurationError(
-            f"{database} has a newer schema than {version_text} (revision {revision}, expected {latest}): "
-            "pip install --upgrade mlflow"
+            f"{database} has another schema than the installed MLflow {version('mlflow')} (revision {revision}, not "
+            f"{latest}), which may migrate it: use the MLflow that wrote it (pip install --upgrade mlflow); or, if "
+            f"it is older and no run of that version is active, copy it and run `mlflow db upgrade sqlite:///{database}`"
         )
-    raise ConfigurationError(
-        f"{database} has an older schema than {version_text} (revision {revision}, expected {latest}), which would "
-        "migrate it: use the MLflow that wrote it; or, if no run of that version is active, copy the file and run "
-        f"`mlflow db upgrade sqlite:///{database}`"
-    )
 
 
 @cache
-def _revisions() -> tuple[frozenset[str], str | None]:
-    """Return the schema revisions of the installed MLflow, and the latest one, None if that is ambiguous.
+def _latest_revision() -> str | None:
+    """Return the latest schema revision of the installed MLflow; None if that is ambiguous.
 
     The function parses MLflow's migration files, because importing them takes a second. Their location is private;
     `test_a_database_of_an_older_mlflow_is_left_alone` detects a change.
@@ -86,7 +79,7 @@ def _revisions() -> tuple[frozenset[str], str | None]:
     revisions = {revision for text in texts for revision in _REVISION.findall(text)}
     parents = {word for text in texts for line in _PARENTS.findall(text) for word in re.findall(r"\w+", line)}
     latest = revisions - parents
-    return frozenset(revisions), latest.pop() if len(latest) == 1 else None
+    return latest.pop() if len(latest) == 1 else None
 
 
 def experiments_of(uri: str, run_ids: Sequence[str]) -> list[str]:

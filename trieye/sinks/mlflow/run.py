@@ -223,10 +223,7 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
         group: The sweep.
     """
     parents = _sweep_parents(client, experiment_id, group)
-    if not parents:
-        log.warning(
-            "the parent run of the sweep %s was deleted in MLflow; the runs of the sweep are no longer nested", group
-        )
+    if not parents:  # deleted by the user
         return
     oldest_id = parents[0].info.run_id
     parent_id = client.get_run(member_id).data.tags.get(PARENT_TAG)

@@ -140,17 +140,12 @@ def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str
         artifacts: Current directory of the artifacts of all runs.
         experiment: Name of the experiment of these runs.
         run_id: The MLflow run that resumes, or None.
+
+    Raises:
+        sqlite3.Error: The database cannot be read or written now.
     """
-    try:
-        with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)) as connection, connection:
-            num_moved = _follow_move(connection, artifacts, experiment, run_id)
-    except sqlite3.Error as error:
-        log.warning(
-            "cannot determine whether %s was moved (%s): if it was, MLflow writes artifacts to the old location",
-            database,
-            error,
-        )
-        return
+    with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)) as connection, connection:
+        num_moved = _follow_move(connection, artifacts, experiment, run_id)
     if num_moved:
         text = "%s was moved: the artifacts of %d MLflow runs, including deleted ones, are now in %s"
         log.warning(text, database, num_moved, artifacts)
