@@ -109,11 +109,10 @@ def _number(value: Any) -> float | None:
 
 def _kind(value: Any) -> str | None:
     """Return the kind of a non-scalar value; None for parameters, and after the first value of a TF2 series."""
-    plugin = value.metadata.plugin_data.plugin_name or {"histo": "histograms"}.get(value.WhichOneof("value") or "", "")
-    plugin = plugin or {"image": "images", "audio": "audio"}.get(value.WhichOneof("value") or "", "")
-    if not plugin or plugin == "hparams" or value.tag.startswith("hyperparameters"):
+    kind: str | None = value.metadata.plugin_data.plugin_name or value.WhichOneof("value")
+    if kind in {None, "tensor", "hparams"} or value.tag.startswith("hyperparameters"):
         return None
-    return {"text": "texts"}.get(plugin, plugin)
+    return {"histo": "histograms", "image": "images", "text": "texts"}.get(kind, kind)
 
 
 def _whole(value: Any) -> Any:
