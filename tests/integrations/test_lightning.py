@@ -212,7 +212,7 @@ DDP = """
 import torch, sys
 sys.path.insert(0, {tests!r})
 from lightning.pytorch import Trainer
-from tests.integrations.test_lightning import Line, data
+from tests.integrations.lightning_models import Line, data
 from trieye.integrations.lightning import RunLogger
 made = Trainer(logger=RunLogger("run"), accelerator="cpu", devices=2, strategy="ddp", max_epochs=1,
     log_every_n_steps=1, enable_progress_bar=False, enable_checkpointing=False)
