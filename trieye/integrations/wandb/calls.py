@@ -223,11 +223,11 @@ class Run(AdoptingLogger):
         """Set the step metric and the summary of a metric: `min`, `max`, `last`, `none`, or `best` with a goal."""
         del step_sync, hidden, overwrite
         aggregation = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
+        if aggregation in {"mean", "first"} or "," in (aggregation or ""):
+            say(f"define_metric({name!r}, summary={summary!r}) is not available; the summary is the last value")
+            aggregation = "last"
         if aggregation not in {None, "none", "last", *_EXTREMES}:
-            say(
-                f"define_metric({name!r}, summary={summary!r}) is not available; the summary is the last value "
-                "(choose from min, max, last, best, none)"
-            )
+            raise ConfigurationError(f"define_metric(summary={summary!r}): choose from min, max, last, best, none")
         self._axes.define(name, getattr(step_metric, "name", step_metric), aggregation)
         self.counts_rows = self.counts_rows or bool(self._axes.step_metrics)
         for metric, extremes in self._extremes.items():
