@@ -296,7 +296,7 @@ def test_a_repeated_rewind_command_resumes_from_newer_checkpoints(app):
 @pytest.mark.parametrize(
     ("run_name", "reference", "message"),
     [
-        ("now", "best", r"has no checkpoint best; no checkpoint has an objective.*\(choose from: step:10, step:5\)"),
+        ("now", "best", r"has no checkpoint best; none has an objective.*\(choose from: step:10, step:5\)"),
         ("now", "step:7", r"no checkpoint step:7 \(choose from: step:5, step:10\)"),
         ("fresh", "missing:best", "app 'app' has no run 'missing'"),
         ("fresh", "nwo:best", "did you mean 'now'"),
@@ -345,6 +345,11 @@ def test_the_state_at_an_error_of_another_run_is_referenced_by_name(app):
     assert located(app.choose(load_checkpoint_path="teacher:crash-10")) == ("now", 3)
     with pytest.raises(ConfigurationError, match=r"no checkpoint crash-7 \(choose from: crash-10\)"):
         app.choose("fresh", load_checkpoint_path="teacher:crash-7")
+    (checkpoints / "crash-10").rename(checkpoints / "crash-10.damaged")
+    with pytest.raises(
+        ConfigurationError, match=r"load_checkpoint_path=?.*no checkpoint crash-10 \(choose from: none\)"
+    ):
+        app.choose("fresh", load_checkpoint_path="teacher:crash-10")
     own = app.choose("teacher", load_checkpoint_path="teacher:crash-10")
     assert own.checkpoint.name == "checkpoint_step_10"  # it would fail again
 

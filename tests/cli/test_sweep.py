@@ -128,6 +128,8 @@ def test_a_plan_is_never_replaced_by_one_that_renumbers_its_jobs(planned, tmp_pa
     assert (tmp_path / "first" / SWEEP).read_bytes() == before
     assert planned("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "9", "-o", "first")[0] == 0
     assert planned("show", 17, "-d", "first")[1] == "seed=8 lr=0.5 agent=dqn\n"
+    assert planned("plan", "train.py", "lr=1,'2\t[b]'", "-o", "tabs")[0] == 0
+    assert planned("show", 1, "-d", "tabs")[1] == shlex.join(["lr='2\t[b]'"]) + "\n"
 
 
 def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_search(sweep, tmp_path):

@@ -12,7 +12,7 @@ from tests.json_schemas import validated
 from tests.sweeps.programs import started
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob
+from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob, records_in
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.working import pickled, unpickled
 
@@ -166,3 +166,11 @@ def test_an_error_that_cannot_be_pickled_shows_its_type_once(tmp_path):
 
     done = unpickled(pickled(Done(0, error=TwoPartError("no", "number")), tmp_path))
     assert (done.error_text, done.is_raised) == ("TwoPartError: no number", True)
+
+
+def test_a_renamed_copy_of_a_job_directory_is_no_job(tmp_path):
+    for name in ("0", "1_old", "2_cut", "3"):
+        JobRecord(index=int(name[0]), overrides=[]).write(tmp_path / name)
+    (tmp_path / "2_cut" / "status.json").write_bytes(b"{")
+    (tmp_path / "3").rename(tmp_path / "4")
+    assert [record.index for record in records_in(tmp_path)] == [0]

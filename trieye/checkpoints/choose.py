@@ -300,7 +300,7 @@ class Choice:
         store = self._store(files, files.checkpoint_dir, CRASH_PREFIX if reference.is_crash else CHECKPOINT_PREFIX)
         entries = store.entries()
         # `latest` raises if all are damaged
-        entry = store.find(which, read=self._read) if entries else store.latest()
+        entry = store.find(which, read=self._read) if entries or reference.is_crash else store.latest()
         if entry is not None:
             return entry
         if which == "best" and (damaged_entries := ranked(entries)):
@@ -309,8 +309,8 @@ class Choice:
                 f"{subject} has no intact checkpoint with an objective: {names} are damaged; "
                 f"`trieye checkpoints {files.run_base_dir}` lists the checkpoints that latest or step:N would load"
             )
-        hint = "; no checkpoint has an objective: pass `objective` or `is_best` to `save`" if which == "best" else ""
-        if newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name):
+        hint = "; none has an objective: pass `objective` or `is_best` to `save`" if which == "best" and entries else ""
+        if not entries and newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name):
             hint = f"; `trieye convert {files.run_base_dir}` converts checkpoints of trieye 0.1.5"
         prefix = CRASH_PREFIX if reference.is_crash else "step:"
         name = f"{prefix}{which}" if isinstance(which, int) else which

@@ -111,7 +111,7 @@ def _show(runs: "Sequence[StoredRun]", skipped: "Sequence[Skipped]", *, num_runs
 def _show_skipped(skipped: "Sequence[Skipped]") -> None:
     """Print the skipped directories; those with the same parent directory and reason share a line."""
     groups: dict[tuple[Path, str], list[str]] = {}
-    for entry in skipped:
+    for entry in sorted(skipped, key=lambda entry: not entry.is_starting):
         groups.setdefault((entry.directory.parent, entry.reason), []).append(entry.directory.name)
     for (parent, reason), names in list(groups.items())[:MAX_SKIPPED]:
         more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""

@@ -260,8 +260,11 @@ def _show(options: argparse.Namespace) -> int:
     except IndexError as error:
         raise ConfigurationError(str(error)) from None
     is_excluded = grid.is_left_out(options.index)
-    document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_excluded}
-    show(options, "sweep.show", document, [shlex.join(words) + ("   (excluded)" if is_excluded else "")])
+    if options.json:
+        document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_excluded}
+        print_json("sweep.show", document)
+    else:  # not by rich, which replaces tabs and control characters
+        print(shlex.join(words) + ("   (excluded)" if is_excluded else ""))
     return 0
 
 
@@ -273,7 +276,10 @@ def _find(options: argparse.Namespace) -> int:
     indices = list(grid.find(dict(map(pair, options.values))))
     if not indices:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are excluded by --exclude")
-    show(options, "sweep.find", {"sweep": directory, "indices": indices}, map(str, indices))
+    if options.json:
+        print_json("sweep.find", {"sweep": directory, "indices": indices})
+    else:
+        print(*indices, sep="\n")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Atomic writes of files and directories: a crash leaves the old or the new content, never a mixture."""
 
 import contextlib
+import errno
 import glob
 import os
 import secrets
@@ -74,9 +75,9 @@ def link_or_copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
-    except FileNotFoundError:
-        raise
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOSPC, errno.EDQUOT):
+            raise
         shutil.copyfile(source, target, follow_symlinks=False)
         if not target.is_symlink():
             with target.open("rb") as file:

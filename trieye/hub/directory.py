@@ -204,8 +204,10 @@ class HubFiles:
     def save_config(self, extra: Mapping[str, Any]) -> Path:
         """Write the config, earlier additions and `extra` to configs.json, without secrets; return its path."""
         path, earlier_content = self.paths.config_path, dict[str, Any]()
-        with suppress(OSError, ValueError):  # it is missing or damaged, and is written again
-            earlier_content = json_of(path)
+        try:
+            earlier_content = json_of(path) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            logger.warning("%s cannot be read (%s); it will be replaced", path, error)
         content = {**earlier_content, **self._config.model_dump(mode="json"), **extra}
         for copy_path in dict.fromkeys((path, self.paths.config_copy_path)):
             write_config(content, copy_path, redact=True)

@@ -1,5 +1,6 @@
 """Encodes event batches and operations as payloads of journal entries, and refuses events that cannot be stored."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trieye.config.names import is_text
+from trieye.config.names import is_text, printable
 from trieye.exceptions import SerializationError
 from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch, EventRow, salvage
 from trieye.stats.operations import Operation
@@ -84,7 +85,8 @@ def batch_of(rows: Sequence[EventRow | tuple[Any, ...]]) -> tuple[EventBatch, li
         return EventBatch.from_rows(rows), []
     except (OverflowError, TypeError, ValueError):
         valid_rows, invalid_rows = salvage([EventRow(*row) for row in rows])
-        return EventBatch.from_rows(valid_rows), [(reason, ascii(name[:MAX_SHOWN]), 1) for reason, name in invalid_rows]
+        counts = Counter((reason, printable(name[:MAX_SHOWN])) for reason, name in invalid_rows)
+        return EventBatch.from_rows(valid_rows), [(reason, name, count) for (reason, name), count in counts.items()]
 
 
 def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, list[Drop]]:

@@ -258,6 +258,10 @@ def program_of(directory: Path) -> str:
 def _yaml_of(path: Path) -> Any:
     """Return the content of a YAML file; None if it is missing or damaged."""
     try:
-        return yaml.load(path.read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+        loader = _LOADER(path.read_bytes())
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except (OSError, yaml.YAMLError):
         return None

@@ -150,7 +150,7 @@ class Flusher:
         self._runtime = runtime
         self._channel, self._run_name = channel, channel.run_name
         self._sender = EventSender(channel)
-        self._media: deque[Medium] = deque()
+        self._media: deque[tuple[int, Medium]] = deque()  # with their sizes in bytes
         self._num_accepted = self._num_sending = 0
         # guards `_num_dropped`: logging threads increment it, the worker resets it; no lock is acquired inside it
         self._num_dropped, self._dropped_lock = 0, threading.Lock()
@@ -212,11 +212,11 @@ class Flusher:
         """
 
         def has_room() -> bool:
-            sizes = [_size_bytes(waiting) for waiting in self._media.copy()]
+            sizes = [size for size, _ in self._media.copy()]
             return len(sizes) < MAX_PENDING_MEDIA and sum(sizes) < MAX_PENDING_MEDIA_BYTES
 
         if has_room() or self._make_room(has_room):
-            self._media.append(medium)
+            self._media.append((_size_bytes(medium), medium))
 
     def _make_room(self, has_room: Callable[[], bool]) -> bool:
         if self._runtime.overflow == "drop":
@@ -324,7 +324,7 @@ class Flusher:
             num_left -= size
             self._note_accepted()
         for _ in range(len(self._media)):
-            self._sender.send(HubLogic.log_operation, self._media[0])
+            self._sender.send(HubLogic.log_operation, self._media[0][1])
             self._media.popleft()
             self._note_accepted()
         self._report_dropped()

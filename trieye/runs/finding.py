@@ -214,8 +214,8 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
     names = [_full_name(directory) for directory in runs]
     hint = _did_you_mean(text, [*names, *(directory.name for directory in runs)])
     raise RunMissingError(
-        f"run {text!r}: no such run in {shown_roots}{hint} (runs: {_shortened(sorted(names))}); change to the "
-        "directory of the project, or pass the run directory, or the directory of all apps as --root"
+        f"run {text!r}: no such directory, and no such run in {shown_roots}{hint} (runs: {_shortened(sorted(names))}); "
+        "change to the directory of the project, or pass the run directory, or the directory of all apps as --root"
     )
 
 

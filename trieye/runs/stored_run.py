@@ -211,6 +211,8 @@ def config_in(run_dir: Path) -> dict[str, Any]:
         return json_of(run_dir / CONFIGS)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, FileNotFoundError):
+            reason = "no such file; the program was stopped during startup, or the file was deleted"
         raise ConfigurationError(f"{run_dir / CONFIGS}, the config of the run, cannot be read: {reason}") from error
 
 

@@ -264,7 +264,7 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except OSError as error:
-        hint = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json")])
+        hint = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json") if other != path])
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}{hint}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid JSON: {error}") from error

@@ -290,13 +290,14 @@ class JobRecord(JsonRecord, kw_only=True):
 
 
 def records_in(directory: Path) -> Iterator[JobRecord]:
-    """Yield the records of the jobs of a sweep, in any order.
+    """Yield the records of the jobs of a sweep, in any order; a renamed copy of a job's directory is no job.
 
     Raises:
         SerializationError: A record is damaged.
     """
-    records = (JobRecord.read(path.parent) for path in directory.glob(f"[0-9]*/{STATUS}"))
-    return (record for record in records if record is not None)
+    job_dirs = (path.parent for path in directory.glob(f"[0-9]*/{STATUS}") if path.parent.name.isdecimal())
+    records = ((JobRecord.read(job_dir), job_dir.name) for job_dir in job_dirs)
+    return (record for record, name in records if record is not None and name == str(record.index))
 
 
 def have_objectives(directory: Path) -> bool:

@@ -66,9 +66,10 @@ class Objectives:
         num = len(done.numbers) or int(done.number is not None)
         size = len(done.value) if isinstance(done.value, list | tuple) else num
         if not num == size == len(self.modes):
+            returned = _shown(done) + (f" in a list of {size}" if num != size else "")
             raise ObjectiveError(
                 f"{_MODE}=[{','.join(self.modes)}] expects {len(self.modes)} numbers, but the job returned "
-                f"{_shown(done)}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
+                f"{returned}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
             )
 
     def _of_points(self, run_dir: Path | None) -> float:

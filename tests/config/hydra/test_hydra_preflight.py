@@ -7,6 +7,8 @@ import pytest
 
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.config.hydra.preflight import check_paths
+from trieye.config.hydra.sampled_jobs import SampledJobs
+from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 
 Mistaken = Callable[..., str]
@@ -43,15 +45,26 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
 )
 def test_a_text_in_a_file_that_yaml_reads_as_another_number_is_rejected(project, mistaken, text, number):
     primary = (project.conf / "train.yaml").read_text()
-    project.write("train", f"{primary}tags:\n  note: '1.10'\n  fold: 3\n  version: {text}\n")
+    project.write("train", f"{primary}# version: {number}, or version: - x\ntags:\n  note: '1.10'\n  version: {text}\n")
     message = mistaken("seed=1")
     assert (
         f"tags.version is a text, but YAML reads {text} as the number {number}; write version: '{text}' in" in message
     )
-    assert message.endswith("train.yaml")
+    assert f"train.yaml, line {len(primary.splitlines()) + 4}" in message
     assert message.count("YAML reads") == 1
     project.write("train", f"{primary}tags:\n  nightly: yes\n")
     assert mistaken("seed=1") == "tags.nightly=True: expected text, found True"
+
+
+def test_values_of_inactive_keys_are_skipped_at_once(monkeypatch):
+    keys = [f"{agent}.k{number}" for agent in "abc" for number in range(9)]
+    words = [["agent=a"], *([f"{key}={value}" for value in range(4)] for key in keys)]
+    jobs = SampledJobs(["agent", *keys], words, SweeperConfig(when={key: {"agent": key[0]} for key in keys}))
+    calls, active = [], SampledJobs._active
+    monkeypatch.setattr(SampledJobs, "_active", lambda jobs, positions: calls.append(1) or active(jobs, positions))
+    samples = [jobs.with_value(index, 3) for index in range(1, len(keys) + 1)]
+    assert [sample is not None for sample in samples] == [True] * 9 + [False] * 18
+    assert len(calls) == len(keys)
 
 
 def test_a_number_written_as_it_is_shown_is_a_text_whatever_other_files_contain(project):

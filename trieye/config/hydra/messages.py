@@ -63,8 +63,10 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     allowed_keys = sorted({*groups, *(field for field, setter in setters.items() if not setter)})
     paths = paths_below(holders)
     names = {path[-1] for path in paths}
-    match = name if name in names or nearest(name, allowed_keys) else nearest(name, names)
-    nested_keys = [".".join([*parents, *path]) for path in paths if path[-1] == match]
+    matches = {name} & names or {other for other in names if not parents and name in other.split("_")}  # word of a key
+    if not matches and nearest(name, allowed_keys) is None and (match := nearest(name, names)):
+        matches = {match}
+    nested_keys = [".".join([*parents, *path]) for path in paths if path[-1] in matches]
     keys = keys_meant(name, root, parents, holders) or nested_keys[:_MAX_LISTED]
     hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed_keys)
     variants = by_tag(models_at(root, parents))
@@ -376,7 +378,8 @@ class Diagnosis:
             file, fields = re.match(r"In '(.+?)': ", lines[0]), self._config_type.model_fields
             if file and key not in fields and key in (file[1].split("/")[0], *self._groups):
                 preset = f"a preset needs `# @package _global_` as the first line of {file[1]}.yaml"
-                lines.append(f"{preset}, an option a target key: '+{key}@<key>=<option>' (see --help {key})")
+                option = f"an option a target key: '+{key}@<key>=<option>' (see --help {key})"
+                lines.append(f"{preset}, without a byte order mark, and {option}")
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
                 text = unknown_key(key, holders, self._config_type)
                 lines = [f"{file[1]}.yaml: {text}"] if file else [*lines, text]

@@ -3,13 +3,13 @@
 import copy
 import functools
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+import yaml
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -335,19 +335,30 @@ def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 def _misread(path: tuple[str, ...], number: float, files: Iterable[Path]) -> str | None:
     """Return a complaint if YAML has read a text in a config file as this number, such as `1.10` as 1.1, `010` as 8."""
     key, number_text = path[-1], str(number)
-    pattern = re.compile(rf"(?<![\w.-]){re.escape(key)}['\"]?\s*:\s+(?P<value>[\w.+-]+|\$\{{)")
-    matches = [
-        (match["value"], file) for file in files for match in pattern.finditer(file.read_text("utf-8", "replace"))
-    ]
-    if any(value in (number_text, "${") for value, _ in matches):
+    nodes = [(node, file) for file in files for node in _unquoted_at(key, file)]
+    if any(node.value == number_text or "${" in node.value for node, _ in nodes):
         return None  # written as shown, or the value of another key
-    for value, file in matches:
-        if str(OmegaConf.create(f"key: {value}").key) == number_text:
+    for node, file in nodes:
+        if str(OmegaConf.create(f"key: {node.value}").key) == number_text:
             return (
-                f"{'.'.join(path)} is a text, but YAML reads {value} as the number {number_text}; "
-                f"write {key}: '{value}' in {file}"
+                f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {number_text}; "
+                f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
             )
     return None
+
+
+def _unquoted_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
+    """Yield the values of a key in a config file that are not quoted."""
+    try:
+        nodes = [yaml.compose(file.read_text("utf-8"), Loader=yaml.SafeLoader)]
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # not part of the config, which was composed
+    while nodes:
+        node = nodes.pop()
+        for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            nodes.append(value)
+            if name.value == key and isinstance(value, yaml.ScalarNode) and value.style is None:
+                yield value
 
 
 def _as_a_job(config: Config) -> Config:

@@ -38,7 +38,7 @@ class SampledJobs:
             self._axes = [*other_axes, list(itertools.chain(*zipped_axes))]
         self._excluded = [{bare(key): typed(value) for key, value in each.items()} for each in options.exclude]
         self.is_restricted = bool(self._conditions or options.zip or self._excluded)
-        restricting_keys = self._conditions.keys().union(*self._excluded)
+        restricting_keys = self._conditions.others().union(*self._excluded)
         self._restricting_axes = [axis for axis in self._axes if self._has_any(axis, restricting_keys)]
         self._restricting_axes.sort(key=lambda axis: self._has_any(axis, self._conditions.others()))
 

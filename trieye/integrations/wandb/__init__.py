@@ -191,8 +191,10 @@ def _is_in_ipython() -> bool:
 def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[Path, bool]:
     """Return the directory of the run with an id, and whether the run exists."""
     directories = [runs / safe_name(run_id), *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]
-    records = {directory: RunRecord.read(directory / RUN_RECORD) for directory in directories}
-    own = next((path for path, record in records.items() if record and record.tags.get("wandb.id") == run_id), None)
+    ids = {path: record.tags.get("wandb.id") for path in directories if (record := RunRecord.read(path / RUN_RECORD))}
+    own = next((path for path, tag in ids.items() if tag == run_id), None)
+    if own is None and ids.get(directories[0], "") is None:  # a run without a wandb id, such as one of trieye.Run
+        own = directories[0]
     exists = own is not None
     directory = own or runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
     if resume == "must" and not exists:
