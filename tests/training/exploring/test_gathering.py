@@ -1,5 +1,6 @@
 """mode=explore writes rows of a checkpoint's policy to a file for mode=train, and leaves the run unchanged."""
 
+import fcntl
 import os
 import re
 import signal
@@ -269,6 +270,16 @@ def test_rows_of_rebuilt_environments_never_join_an_earlier_episode(train_config
     trieye.train(train_config(**parts, mode="explore", **chosen, loop={"steps": 100}))
     assert Troubled.num_steps > 100
     check_episodes(rows_in(tmp_path / "rows.npz"), at_least=3)
+
+
+def test_an_empty_file_is_used_unless_another_process_is_collecting_into_it(train_config, trained):
+    explored = train_config(mode="explore", loop={"steps": 10}, explore={"output": str(trained / "rows.npz")})
+    with (trained / "rows.npz").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigurationError, match=r"explore.output=\S+rows.npz already exists"):
+            trieye.train(explored)
+    trieye.train(explored)
+    assert len(rows_in(trained / "rows.npz")["reward"]) == 10
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Gathering: collects rows with the policy of a checkpoint, without a learner, and writes them to a file."""
 
+import fcntl
 import math
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -257,24 +259,40 @@ def _collect_by_explorers(
 
 @contextmanager
 def _reserved(run_dir: Path, name: str | None) -> Iterator[tuple[Path, int]]:
-    """Create an empty file, and delete it if it is still empty when the block ends.
+    """Create an empty file and lock it, and delete it if it is still empty when the block ends.
 
     Yields:
         The path, and the number in its name, 1 for `name`.
     """
-    for number in count(1):
-        path = run_dir / f"explored_{number}.npz" if name is None else Path(name)
+    files = ((run_dir / f"explored_{file_number}.npz", file_number) for file_number in count(1))
+    for path, file_number in files if name is None else [(Path(name), 1)]:
         try:
-            path.touch(exist_ok=False)  # of two processes that collect at the same time, only one creates it
-            break
-        except FileExistsError as error:
-            if name is not None:
-                raise ConfigurationError(f"explore.output={path} already exists; choose another name") from error
+            lock = _lock_empty(path)
         except OSError as error:
             raise ConfigurationError(f"explore.output={path} cannot be written: {error}") from error
+        if lock is not None:
+            path_and_number = path, file_number
+            break
+    else:
+        raise ConfigurationError(f"explore.output={name} already exists; choose another name")
     try:
-        yield path, number
+        yield path_and_number
     finally:
         with suppress(FileNotFoundError):
             if not path.stat().st_size:
                 path.unlink()
+        os.close(lock)
+
+
+def _lock_empty(path: Path) -> int | None:
+    """Create and lock an empty file, or one that a killed process left; None if it has content or is locked."""
+    if path.exists() and path.stat().st_size:
+        return None
+    lock = os.open(path, os.O_RDWR | os.O_CREAT)
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(lock)
+        if status.st_nlink and not status.st_size:  # not deleted or replaced since it was opened
+            return lock
+    os.close(lock)
+    return None
