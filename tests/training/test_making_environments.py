@@ -138,11 +138,14 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
             {"id": "CartPole-v1", "wrappers": {"half": {"name": f"{__name__}:Halved"}}},
             r"env.wrappers.half: reset\(\) returned the shape \[2\], and observation_space has \[4\]",
         ),
-        ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 makes a AtOnce with autoreset mode SameStep"),
-        ({"id": "Own-v0", "vector": "own"}, "env.id=Own-v0 cannot be created: .*vector entry point"),
-        ({"id": "Pool-v0", "vector": "own"}, "Pool-v0 makes a Pool with .* required is a gymnasium.vector.VectorEnv"),
+        ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 has autoreset mode SameStep"),
+        ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form; set env.vector=sync"),
+        (
+            {"id": "Pool-v0", "vector": "own"},
+            "Pool-v0 makes a .*Pool, not a gymnasium.vector.VectorEnv",
+        ),
         ({"id": "Broken-v0", "vector": "own"}, "env.id=Broken-v0 cannot be created: .*assets/model.xml"),
-        ({"id": "VectorOnly-v0", "vector": "own"}, "env.id=VectorOnly-v0 cannot be created: .*entry_point"),
+        ({"id": "VectorOnly-v0", "vector": "own"}, "env.vector=own: VectorOnly-v0 has no single form"),
         (
             {"id": "ThreeAtOnce-v0", "vector": "own"},
             r"ThreeAtOnce-v0 has the action space Discrete\(3\) in training and Discrete\(2\) in evaluations.* single",

@@ -264,20 +264,25 @@ def _vector_form(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     make: Any = gym.make_vec  # its annotations omit the environment's keyword arguments
+    spec = gym.registry.get(config.id)
+    if spec is not None and spec.vector_entry_point is None:
+        raise ConfigurationError(f"env.vector=own: {config.id} has no vector form; set env.vector=sync")
     try:
-        envs: VectorEnv[Any, Any, Any] = make(
-            config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config)
-        )
+        envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
     except Exception as error:  # the border to the user's environment
         raise _creation_error(config, error) from error
-    _reject_running_statistics(envs, f"env.id={config.id}")
-    mode = envs.metadata.get("autoreset_mode") if isinstance(envs, VectorEnv) else None
-    if mode != AutoresetMode.NEXT_STEP:
-        with contextlib.suppress(AttributeError):
-            envs.close()
+    if not isinstance(envs, VectorEnv):
+        kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
         raise ConfigurationError(
-            f"env.vector=own: {config.id} makes a {type(envs).__qualname__} with autoreset mode "
-            f"{getattr(mode, 'value', mode)}; required is a gymnasium.vector.VectorEnv with "
+            f"env.vector=own: {config.id} makes a {kind}, not a gymnasium.vector.VectorEnv; write an adapter, or set "
+            "env.vector=sync, or env.vector=envpool if EnvPool has it"
+        )
+    _reject_running_statistics(envs, f"env.id={config.id}")
+    mode = envs.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.NEXT_STEP:
+        envs.close()
+        raise ConfigurationError(
+            f"env.vector=own: {config.id} has autoreset mode {getattr(mode, 'value', mode)}; required is "
             f"{AutoresetMode.NEXT_STEP.value}: select it with env.kwargs if possible, or set env.vector=sync"
         )
     return envs
@@ -313,6 +318,12 @@ def action_kind(space: Any) -> ActionKind | None:
 def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
     """Return an environment's spaces, whether it can render, and its first rule violation; cached for sweeps."""
     config = EnvConfig.model_validate_json(config_json)
+    spec = gym.registry.get(config.id)
+    if config.vector in _VECTOR_FORMS and spec is not None and spec.entry_point is None:
+        raise ConfigurationError(
+            f"env.vector={config.vector}: {config.id} has no single form, which evaluations need; register it with an "
+            "entry_point as well"
+        )
     with contextlib.closing(make_env(config)) as env:
         _check_forms(config, spaces_of(env))
         is_own = not config.atari and type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
