@@ -1,6 +1,7 @@
 """Evaluation: plays whole episodes without exploration, in separate environments, from fixed seeds."""
 
 import os
+import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import closing, suppress
@@ -202,7 +203,7 @@ def _frame_of(env: Any) -> NDArray[np.uint8]:
         picture: Any = env.render()
     except Exception as error:
         hint = ""
-        if {"mujoco", "dm_control"} & {*type(env.unwrapped).__module__.split(".")}:
+        if _was_raised_by_mujoco(error):
             backend = os.environ.get("MUJOCO_GL", "not set")
             hint = f"; without a display set MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (now {backend})"
         elif not isinstance(error, gym.error.Error | ImportError | NotImplementedError):
@@ -211,6 +212,11 @@ def _frame_of(env: Any) -> NDArray[np.uint8]:
     if not isinstance(picture, np.ndarray):
         raise ConfigurationError(f"{env} cannot render a video: render() returned {picture!r:.60}, not an array")
     return picture.copy()  # the environment may draw the next frame into the same array
+
+
+def _was_raised_by_mujoco(error: BaseException) -> bool:
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any({"mujoco", "dm_control"} & set(name.split(".")) for name in modules)
 
 
 def summary(episodes: list[Episode]) -> dict[str, float]:
