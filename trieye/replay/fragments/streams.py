@@ -116,8 +116,8 @@ class Streams:
             start = max(
                 (index + 1 for index, fragment in enumerate(stream.pending) if not is_usable(fragment)), default=0
             )
-            pending = stream.pending
-            removed, stream.pending = removed + pending[:start], pending[start:]
+            removed += stream.pending[:start]
+            del stream.pending[:start]
             if not stream.pending:
                 del self._partial[worker]
         return removed
