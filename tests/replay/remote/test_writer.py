@@ -93,7 +93,7 @@ def test_an_invalid_row_is_rejected_and_not_added(make_replay):
                 writer.extend({"x": [1]}, env_ids=env_ids)
             with pytest.raises(ConfigurationError, match=r"env_ids are .*; expected"):
                 writer.add(env_ids[-1] if len(env_ids) == 1 else env_ids, x=1)
-        with pytest.raises(ConfigurationError, match="priorities must be finite"):
+        with pytest.raises(ConfigurationError, match="extend: priorities must be finite"):
             writer.extend({"x": [1]}, priorities=[-1.0])
         writer.flush()
         assert writer.stats()["added"] == 1

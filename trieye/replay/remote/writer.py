@@ -136,7 +136,7 @@ class Writer(ReplayUser[ReplayServer]):
         arrays: Mapping[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         count, is_valid = row_count(arrays), False
         envs = None if env_ids is None and not self._first_env else self._first_env + _env_ids(env_ids, count)
-        weights = None if priorities is None else checked_priorities(np.arange(count), priorities)[1]
+        weights = None if priorities is None else checked_priorities(np.arange(count), priorities, label="extend")[1]
         start = 0
         self._check_process()
         while start < count:

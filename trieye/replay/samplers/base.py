@@ -148,8 +148,10 @@ def below(draw: SampledIds, low: int) -> NDArray[np.bool_]:
     return ids < low if ids.ndim == 1 else ids.min(axis=1) < low
 
 
-def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Return ids `[n]` and their priorities `[n]` as float64.
+def paired(
+    ids: ArrayLike, priorities: ArrayLike, *, label: str = "update_priorities"
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return ids `[n]` and their priorities `[n]` as float64; `label` names the caller in messages.
 
     Raises:
         ConfigurationError: The lengths differ, or the values cannot be converted.
@@ -158,28 +160,26 @@ def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray
         row_ids, values = np.asarray(ids), np.asarray(priorities, np.float64)
     except (RuntimeError, TypeError, ValueError) as error:  # of torch: a gradient, a GPU, a dtype unknown to NumPy
         raise ConfigurationError(
-            f"update_priorities: pass numbers, of a tensor `priorities.detach().float().cpu()`: {error}"
+            f"{label}: pass numbers, of a tensor `priorities.detach().float().cpu()`: {error}"
         ) from error
     if row_ids.shape != values.shape or row_ids.ndim != 1:
-        raise ConfigurationError(
-            f"update_priorities: {row_ids.shape} ids and {values.shape} priorities; both must be [n]"
-        )
+        raise ConfigurationError(f"{label}: {row_ids.shape} ids and {values.shape} priorities; both must be [n]")
     return row_ids, values
 
 
 def checked_priorities(
-    ids: ArrayLike, priorities: ArrayLike, total: int = 1 << 63
+    ids: ArrayLike, priorities: ArrayLike, total: int = 1 << 63, *, label: str = "update_priorities"
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return ids `[n]` below `total` and their priorities `[n]`.
+    """Return ids `[n]` below `total` and their priorities `[n]`; `label` names the caller in messages.
 
     Raises:
         ConfigurationError: The lengths differ, an id was never returned, or a priority is negative or not finite.
     """
-    row_ids, values = paired(ids, priorities)
+    row_ids, values = paired(ids, priorities, label=label)
     if values.size and not (values.min() >= 0 and values.max() < np.inf):  # NaN is neither
-        raise ConfigurationError("update_priorities: priorities must be finite and at least 0")
+        raise ConfigurationError(f"{label}: priorities must be finite and at least 0")
     if row_ids.size and (row_ids.dtype.kind not in "iu" or row_ids.min() < 0 or row_ids.max() >= total):
-        raise ConfigurationError(f"update_priorities: ids must be integers in [0, {total}), as the buffer returned")
+        raise ConfigurationError(f"{label}: ids must be integers in [0, {total}), as the buffer returned")
     return row_ids.astype(np.int64, copy=False), values
 
 
