@@ -1,6 +1,7 @@
 """Fragments in another process: they are fetched here, and survive the death of the actor."""
 
 import asyncio
+import copy
 import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -90,6 +91,18 @@ def test_a_waiting_reader_repeats_the_version_that_a_restarted_server_lost(tmp_p
         with pytest.raises(ReplayTimeoutError):
             replay.fetch(1, timeout_s=0)  # repeats version 0 of a session that has ended
         assert channel.server.buffer.session == "later"
+
+
+def test_a_handle_with_an_older_session_does_not_switch_a_restored_server_back(tmp_path):
+    learner = RemoteFragments(LocalChannel(FragmentServer({"max_chunks": 8})))
+    learner.set_version("warmup", 0)
+    learner.snapshot(tmp_path / "saved")
+    learner.set_version("later", 0)
+    reader = copy.copy(learner)
+    learner.restore(tmp_path / "saved")
+    filled(learner)
+    assert len(reader.fetch(1, timeout_s=0).chunks) == 1
+    assert learner.metrics()["replay/size"] == 5
 
 
 def test_after_a_restore_a_crash_does_not_bring_back_the_later_version(tmp_path):

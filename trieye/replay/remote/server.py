@@ -229,6 +229,7 @@ class FragmentServer(Server):
             limiter=None if limiter is None else RateLimiter(**limiter),
             first_id=time.time_ns() // 1000,
         )
+        self._is_announced = False  # True once this process has received a `set_version`
         super().__init__(name, directory, snapshot_every_s)
 
     add_batch = _buffer_operation(FragmentBuffer.add_batch)
@@ -237,7 +238,12 @@ class FragmentServer(Server):
     update_priorities = _buffer_operation(FragmentBuffer.update_priorities)
     metrics = _buffer_operation(FragmentBuffer.metrics)
     leave = _buffer_operation(FragmentBuffer.leave)
-    set_version = _buffer_operation(FragmentBuffer.set_version)
+
+    @operation()
+    def set_version(self, session: str, version: int) -> None:
+        """Announce weights; see `FragmentBuffer.set_version`."""
+        self.buffer.set_version(session, version)
+        self._is_announced = True
 
     @operation("wait")
     def fetch(
@@ -250,13 +256,13 @@ class FragmentServer(Server):
             n: Number of chunks.
             left_s: Seconds left of the fetch.
             strict: If False, the last call returns fewer chunks rather than none.
-            announced: Session and version of the last `set_version` of the reader's handle, which the server may have
-                lost in a crash; None before the first.
+            announced: Session and version of the last `set_version` of the reader's handle, None before the first. The
+                server repeats it until it receives a `set_version` itself, since a crash may have lost it.
 
         Returns:
             The lease, or None if the reader must call again.
         """
-        if announced is not None:
+        if announced is not None and not self._is_announced:
             self.buffer.repeat_version(*announced)
         is_last = left_s <= LONGEST_POLL_S
         try:
