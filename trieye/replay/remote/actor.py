@@ -68,9 +68,10 @@ class ReplayActor(_ServerActor):
     server_class = ReplayServer
 
 
-# A waiting fetch takes a thread, for a second at most. Calls of workers may be repeated, since a duplicate fragment is
-# recognized.
-@ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"wait": 64, "save": 1})
+# A waiting fetch takes a thread for a second, and its reader keeps its place in the queue for another second. Up to 512
+# fetches wait at once; with twice as many readers, those without a thread would lose their places. 160 readers were
+# measured. Calls of workers may be repeated, since a duplicate fragment is recognized.
+@ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"wait": 512, "save": 1})
 @_with_operations_of(FragmentServer)
 class FragmentActor(_ServerActor):
     """Hosts fragments; takes the arguments of `FragmentServer`."""
