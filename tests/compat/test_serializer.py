@@ -1,7 +1,9 @@
 import json
 import logging
-from collections import deque
+from collections import Counter, UserDict, defaultdict, deque
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -110,6 +112,10 @@ class Pair(NamedTuple):
     right: int
 
 
+class Layers(list):
+    pass
+
+
 def test_an_optimizer_or_its_state_can_be_passed(trained):
     optimizer = trained[1]
     by_object = Serializer().prepare_optimizer_state(optimizer)
@@ -120,13 +126,25 @@ def test_an_optimizer_or_its_state_can_be_passed(trained):
         Serializer().prepare_optimizer_state([1])
 
 
-def test_tensors_inside_tuples_and_named_tuples_are_detached_and_moved_to_the_cpu():
+def test_tensors_inside_lists_and_tuples_of_any_class_are_detached_and_moved_to_the_cpu():
     tensor = torch.ones(2, requires_grad=True) * 2
-    state = Serializer().prepare_optimizer_state({"a": (tensor, [tensor]), "b": Pair(tensor, 1), 3: "x"})
-    stored = [state["a"][0], state["a"][1][0], state["b"].left]
+    values = {"a": (tensor, [tensor]), "b": Pair(tensor, 1), "c": Layers([tensor]), "d": Pair, 3: "x"}
+    state = Serializer().prepare_optimizer_state(values)
+    stored = [state["a"][0], state["a"][1][0], state["b"].left, state["c"][0]]
     assert all(not one.requires_grad and one.device.type == "cpu" for one in stored)
-    assert isinstance(state["b"], Pair)
-    assert state[3] == "x"
+    assert (type(state["b"]), type(state["c"]), state["d"], state[3]) == (Pair, Layers, Pair, "x")
+
+
+MAPPINGS = {"Counter": Counter, "defaultdict": partial(defaultdict, list), "proxy": MappingProxyType, "own": UserDict}
+
+
+@pytest.mark.parametrize("kind", MAPPINGS.values(), ids=MAPPINGS)
+def test_mappings_in_a_state_become_dicts(kind):
+    tensor = torch.ones(2, requires_grad=True) * 2
+    state = Serializer().prepare_optimizer_state({"a": kind({"b": tensor}), "c": kind({"d": 1})})
+    assert (type(state["a"]), type(state["c"])) == (dict, dict)
+    assert torch.equal(state["a"]["b"], tensor)
+    assert not state["a"]["b"].requires_grad
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 
 import trieye
 
@@ -34,3 +35,12 @@ def test_the_compatibility_processor_logs_all_data_to_the_injected_writer(caplog
     processor.process_and_log(raw, trieye.LogContext(latest_step=2, last_log_time=0.0, current_time=time.time()))
     assert writer.scalars == [("m", 1.5, 1), ("m", 1.5, 2)]
     assert "STATS [2]: m = 1.5000" in caplog.messages
+
+
+def test_the_compatibility_processor_logs_any_objects_like_events_at_the_step_of_their_key():
+    writer = Writer()
+    processor = trieye.StatsProcessor(stats({"name": "m", "aggregation": "mean"}), "run", writer, None)
+    event = SimpleNamespace(name="m", value=1.5, global_step=1, timestamp=None, context={})
+    context = trieye.LogContext(latest_step=7, last_log_time=0.0, current_time=time.time())
+    processor.process_and_log({7: {"m": [event, trieye.RawMetricEvent(name="m", value=2.5, global_step=2)]}}, context)
+    assert writer.scalars == [("m", 2.0, 7)]

@@ -51,7 +51,7 @@ def test_numpy_numbers_are_accepted_as_numbers(logic, step):
         ({"buffer_content": {"a": 1}}, "buffer_content is a dict"),
         ({"buffer_content": np.array(1.0)}, "iterat"),
         ({"global_step": -4}, "global_step"),
-        ({"nn_state_dict": [1]}, "nn_state_dict or optimizer_state_dict is a list"),
+        ({"nn_state_dict": [1]}, "nn_state_dict must be a dict or have a state_dict"),
         ({"user_data": 7}, "user_data"),
         ({"buffer_content": [threading.Lock()]}, "lock"),
     ],

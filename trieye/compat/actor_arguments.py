@@ -5,8 +5,9 @@ Unpickling a tensor makes two copies and blocks the other threads of the process
 Ray keeps in shared memory. Objects with tensors that the user put into Ray's store are unpickled by another process.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +15,6 @@ import ray
 from ray.experimental import get_object_locations
 
 from trieye.compat.events import RawMetricEvent, SentEvents
-from trieye.compat.serializer import with_replacements
 from trieye.hub.ray_start import on_this_node
 from trieye.snapshot.tensors import TensorPacker
 
@@ -84,7 +84,7 @@ def _light(position: str | int, value: Any) -> Any:
 
 def resolved(value: Any) -> Any:
     """Resolve the references inside the containers of a value; Ray itself resolves only arguments."""
-    return with_replacements(value, _fetched)
+    return _replaced(value, _fetched)
 
 
 def _fetched(value: Any) -> Any:
@@ -114,4 +114,33 @@ _packed_elsewhere = ray.remote(num_cpus=0)(_with_packed_tensors)
 
 def _packed(state: Any) -> Any:
     """Return a state with its tensors as arrays, but for those in objects that are pickled when they are saved."""
-    return with_replacements(state, TensorPacker().packed, is_mapping=lambda value: type(value) in {dict, OrderedDict})
+    return _replaced(state, TensorPacker().packed, is_mapping=lambda value: type(value) in {dict, OrderedDict})
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _replaced(value: Any, replacement: Callable[[Any], Any], *, is_mapping: Callable[[Any], bool] = _is_mapping) -> Any:
+    """Return a value with other things for some of those in its containers."""
+    if is_mapping(value):
+        return _like(value, {key: _replaced(item, replacement, is_mapping=is_mapping) for key, item in value.items()})
+    if type(value) in {list, tuple, set, frozenset, deque} or hasattr(value, "_make"):
+        return _like(value, [_replaced(item, replacement, is_mapping=is_mapping) for item in value])
+    return replacement(value)
+
+
+def _like(old: Any, new: Any) -> Any:
+    """Return the items in a container as the old one was, which is the old one itself if nothing was replaced."""
+    pairs = zip(old.values(), new.values(), strict=True) if isinstance(old, Mapping) else zip(old, new, strict=True)
+    if all(one is other for one, other in pairs):
+        return old
+    if isinstance(old, deque):
+        return deque(new, old.maxlen)
+    if hasattr(old, "_make"):
+        return old._make(new)
+    if isinstance(old, MutableMapping):  # a copy keeps attributes: torch has the versions of modules in one
+        made = copy.copy(old)
+        made.update(new)
+        return made
+    return new if isinstance(old, Mapping) else type(old)(new)

@@ -1,11 +1,8 @@
 """Serializer of trieye 0.1.5: its states to and from disk."""
 
-import copy
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,10 +131,9 @@ class Serializer:
             state = state.state_dict()
         if not isinstance(state, Mapping):
             raise SerializationError(
-                f"nn_state_dict or optimizer_state_dict is a {type(state).__name__}; give a dict, or an object with a "
-                "state_dict()"
+                f"an optimizer state must be a dict or have a state_dict(), and this is a {type(state).__name__}"
             )
-        return {key: with_replacements(value, _on_cpu) for key, value in state.items()}
+        return {key: _on_cpu(value) for key, value in state.items()}
 
     def prepare_buffer_data(self, buffer_content: Any) -> BufferData | None:
         """Return the items of a buffer, any iterable of them, or None with a message if it is not one.
@@ -193,43 +189,12 @@ def _has_state(value: Any) -> bool:
 
 
 def _on_cpu(value: Any) -> Any:
-    is_tensor = callable(getattr(value, "cpu", None)) and callable(getattr(value, "detach", None))
-    return value.detach().cpu() if is_tensor else value
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def with_replacements(
-    value: Any, replacement: Callable[[Any], Any], *, is_mapping: Callable[[Any], bool] = _is_mapping
-) -> Any:
-    """Return a value with other things for some of those in its containers.
-
-    Args:
-        value: The value; containers in which nothing is replaced stay the same objects.
-        replacement: Returns the replacement of a value that is no container, or the value itself.
-        is_mapping: Whether a value is a container with keys.
-    """
-    inside = partial(with_replacements, replacement=replacement, is_mapping=is_mapping)
-    if is_mapping(value):
-        return _like(value, {key: inside(item) for key, item in value.items()})
-    if type(value) in {list, tuple, set, frozenset, deque} or hasattr(value, "_make"):
-        return _like(value, [inside(item) for item in value])
-    return replacement(value)
-
-
-def _like(old: Any, new: Any) -> Any:
-    """Return the items in a container as the old one was, which is the old one itself if nothing was replaced."""
-    pairs = zip(old.values(), new.values(), strict=True) if isinstance(old, Mapping) else zip(old, new, strict=True)
-    if all(one is other for one, other in pairs):
-        return old
-    if isinstance(old, deque):
-        return deque(new, old.maxlen)
-    if hasattr(old, "_make"):
-        return old._make(new)
-    if isinstance(old, MutableMapping):  # a copy keeps attributes: torch has the versions of modules in one
-        made = copy.copy(old)
-        made.update(new)
-        return made
-    return new if isinstance(old, Mapping) else type(old)(new)
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(_on_cpu(item) for item in value)
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(item) for item in value)
+    if callable(getattr(value, "cpu", None)) and callable(getattr(value, "detach", None)):
+        return value.detach().cpu()
+    return value

@@ -1,18 +1,17 @@
 """StatsProcessor of trieye 0.1.5: events to points at once, for programs that have no hub."""
 
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from trieye.compat.events import LogContext, RawMetricEvent, rows_of
+from trieye.compat.events import LogContext, RawMetricEvent
 from trieye.config import StatsConfig
 from trieye.sinks.base import RunInfo, Sink
 from trieye.sinks.console import ConsoleSink
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.tensorboard.sink import ScalarWriterSink
 from trieye.stats.aggregator import Aggregator
-from trieye.stats.batch import EventBatch
+from trieye.stats.batch import EventBatch, EventRow
 
 
 class StatsProcessor:
@@ -41,8 +40,12 @@ class StatsProcessor:
 
     def process_and_log(self, raw_data: dict[int, dict[str, list[RawMetricEvent]]], context: LogContext) -> None:
         """Process events given as {step: {name: [event]}} in one pass, and log all their windows."""
-        events = (event for _, by_name in sorted(raw_data.items()) for event in chain.from_iterable(by_name.values()))
-        rows, _ = rows_of(events, arrived=context.current_time)
+        rows = [
+            EventRow(event.name, event.value, step, event.timestamp or context.current_time, event.context or None)
+            for step, by_name in sorted(raw_data.items())
+            for events in by_name.values()
+            for event in events
+        ]
         at = max(context.current_time - context.last_log_time, 0.0)
         if rows:
             self.aggregator.ingest(EventBatch.from_rows(rows), at=at)

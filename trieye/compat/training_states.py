@@ -9,7 +9,7 @@ from typing import Any
 from trieye.compat.path_manager import TrainingChoice
 from trieye.compat.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
 from trieye.config import PersistenceConfig
-from trieye.exceptions import CheckpointError
+from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles
 from trieye.hub.saved_states import RestoredCheckpoint, SavedStates
 from trieye.snapshot.encode import EncodedState
@@ -82,7 +82,7 @@ class TrainingStates:
                 global_step=state["global_step"],
                 episodes_played=state["episodes_played"],
                 total_simulations_run=state["total_simulations_run"],
-                model_state_dict=self._serializer.prepare_optimizer_state(state["nn_state_dict"]),
+                model_state_dict=self._model_state(state["nn_state_dict"]),
                 optimizer_state_dict=self._serializer.prepare_optimizer_state(state["optimizer_state_dict"]),
                 actor_state=dict(hub_state),
                 user_data=state["user_data"] or {},
@@ -91,6 +91,13 @@ class TrainingStates:
             )
         except (ValueError, TypeError) as error:  # pydantic's, or a number of another type
             raise CheckpointError(f"the state is not valid: {error}") from error
+
+    def _model_state(self, model: Any) -> dict[str, Any]:
+        try:
+            return self._serializer.prepare_optimizer_state(model)
+        except SerializationError as error:
+            kind = type(model).__name__
+            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), got {kind}") from error
 
     def _buffer_data(self, content: Any) -> BufferData:
         buffer = self._serializer.prepare_buffer_data(content)
