@@ -141,7 +141,9 @@ def test_ranks_other_than_zero_open_no_run(monkeypatch):
 def test_images_are_logged_with_captions(tmp_path):
     logger = models.RunLogger("run")
     logger.log_image("one", [torch.rand(3, 8, 8)], step=2)
-    logger.log_image("two", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8)], caption=["left", "right"])
+    logger.log_image(
+        "two", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8)], caption=np.array(["left", "right"])
+    )
     with pytest.raises(TypeError, match="list of images"):
         logger.log_image("one", torch.rand(3, 8, 8))
     with pytest.raises(ConfigurationError, match="2 images and 1 captions"):

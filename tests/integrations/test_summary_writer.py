@@ -190,7 +190,11 @@ def test_texts_equal_those_of_torch_and_a_parameter_table_becomes_parameters():
 def test_hyperparameters_become_parameters_of_the_run():
     with SummaryWriter("runs/first") as writer:
         writer.add_hparams({"lr": 0.1, "on": True}, {"hparam/accuracy": 0.9})
+        with pytest.raises(TypeError, match="expected dicts as hparam_dict and metric_dict"):
+            writer.add_hparams({"seed": 1}, 0.5)
     assert scalars("runs/first") == {"hparam/accuracy": [(0, pytest.approx(0.9))]}
+    with sqlite3.connect(".trieye_data/project/mlruns/mlflow.db") as store:
+        assert dict(store.execute("SELECT key, value FROM params")) == {"lr": "0.1", "on": "True"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

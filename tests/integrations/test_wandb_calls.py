@@ -275,6 +275,13 @@ def test_the_config_is_recorded_and_cannot_be_changed():
     assert params() == {"lr": "0.1", "net.size": "3", "batch": "32", "seed": "1"}
 
 
+def test_parameters_with_equal_values_of_other_types_are_no_change():
+    run = wandb.init(project="p", id="one", config={"sizes": np.array([1.0, 2.0])})
+    run.config.sizes = [1, 2]
+    assert run.config.sizes == [1, 2]
+    wandb.finish()
+
+
 def test_metrics_can_have_separate_axes_and_summaries():
     with wandb.init(project="p", id="one") as run:
         run.define_metric("env_step")

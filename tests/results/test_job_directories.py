@@ -125,6 +125,14 @@ def test_each_objective_of_a_sweep_has_its_own_mode(tmp_path, capsys, monkeypatc
     assert "add --metric (choose from: objective/accuracy, objective/time_s)" in capsys.readouterr().err
 
 
+def test_the_mode_of_a_sweep_is_unknown_if_its_record_is_damaged(tmp_path):
+    JobRecord(index=0, overrides=[], state="completed", objective=0.9).write(tmp_path / "0")
+    (tmp_path / "sweep.json").write_text('{"spec":')
+    results = load(tmp_path)
+    assert [run.mode("objective") for run in results.runs] == [None]
+    assert any("its varying keys are unknown" in text for text in results.problems)
+
+
 def test_sources_with_different_modes_need_an_explicit_mode(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, mode in (("first", "min"), ("second", "max")):

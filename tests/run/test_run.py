@@ -169,8 +169,8 @@ def test_invalid_sinks_are_rejected_by_the_constructor(make_config, tmp_path):
     sink, buffered_sink = Lines(tmp_path / "lines.txt"), MemorySink("buffered")
     buffered_sink.flush, buffered_sink.flush_interval_s = buffered_sink.points.clear, None
     for sinks, message in [
-        ([Lines], "expected an instance"),
-        ([object()], "it has no name and no open and no write and no close; expected an instance as in trieye.sinks"),
+        ([MemorySink], "it is a class; pass MemorySink()"),
+        ([object()], "it has no name and no open and no write and no close; expected one as in trieye.sinks.base.Sink"),
         ([sink, sink], "the name 'lines' is already used"),
         ([MemorySink("\udce9")], "the name '\\udce9' is already used, or not valid Unicode"),
         ([buffered_sink], "flush_interval_s=None; expected seconds"),

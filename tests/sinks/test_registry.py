@@ -101,6 +101,10 @@ class Nameless:
     pass
 class Irregular(Good):
     name, flush_interval_s, flush = "irregular", None, print
+class Unwritable(Good):
+    name, write = "unwritable", None
+def returns_a_class():
+    return Good
 """,
         "a = their_sinks:Raises",
         "b = their_sinks:Missing",
@@ -108,11 +112,14 @@ class Irregular(Good):
         "d = their_sinks:Taken",
         "e = their_sinks:Nameless",
         "g = their_sinks:Irregular",
+        "h = their_sinks:Unwritable",
+        "i = their_sinks:returns_a_class",
         "f = their_sinks:Good",
     )
     assert names(SinksConfig()) == ["good"]
-    assert caplog.text.count("skipping sink") == 6
-    assert "not today" in caplog.text
+    assert caplog.text.count("skipping sink") == 8
+    for text in ("not today", "it has no write;", "it is a class; pass Good()"):
+        assert text in caplog.text
 
 
 def test_plugins_are_excluded_by_entry_name_or_sink_name(installed, caplog):

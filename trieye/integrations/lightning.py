@@ -130,7 +130,7 @@ class RunLogger(Logger):
             raise TypeError(f"log_image({key!r}): images is a {type(images).__name__}; expected a list of images")
         if caption is not None and len(caption) != len(images):
             raise ConfigurationError(f"log_image({key!r}): there are {len(images)} images and {len(caption)} captions")
-        run, captions = self.adopted.run, caption or [""] * len(images)
+        run, captions = self.adopted.run, [""] * len(images) if caption is None else caption
         media = Images([Image(image, caption=text) for image, text in zip(images, captions, strict=True)])
         media.log_to(run, key, run.step if step is None else step)
 

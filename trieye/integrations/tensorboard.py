@@ -156,6 +156,9 @@ class SummaryWriter(AdoptingLogger):
     ) -> None:
         """Log hyperparameters and metrics in this run; torch creates another run instead."""
         del hparam_domain_discrete, run_name
+        for argument in (hparam_dict, metric_dict):
+            if not isinstance(argument, Mapping):
+                raise TypeError(f"add_hparams: expected dicts as hparam_dict and metric_dict, got {argument!r}")
         self._open().run.log_params({str(name): value for name, value in hparam_dict.items()})
         for name, value in metric_dict.items():
             self.add_scalar(name, value, global_step)

@@ -203,7 +203,7 @@ class _Search:
                 self._keep(self._reader_of(directory).run(run_dir, job=index, varied=varied_values, mode=mode))
                 continue
             app, name = app or program_of(output_dir_of(job_dir)), f"{directory.name}/{index}"
-            modes, home = sweep.modes or [sweep.mode], str(directory)
+            modes, home = sweep.modes or [sweep.mode] * bool(sweep.mode), str(directory)
             run = self._jobs.run(job_dir, app, name, sweep=home, index=index, varied=varied_values, modes=modes)
             record = None if self._keep(run) else self._jobs.record(job_dir)
             empty_jobs += [str(index)] if record is not None and record.state == "completed" else []
@@ -219,7 +219,7 @@ class _Search:
             return SweepRecord.of(directory)
         except SerializationError as error:
             self.problems.note(directory, f"its varying keys are unknown: {error}")
-            return SweepRecord(spec=[])
+            return SweepRecord(spec=[], mode="")
 
 
 def seeds_of(grid: Grid) -> frozenset[int]:

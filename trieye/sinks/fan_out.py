@@ -193,10 +193,12 @@ def check_own(sinks: Iterable[Sink]) -> list[Sink]:
 
 def _problem_of(sink: Any, used_names: Collection[str]) -> str | None:
     """Return why an object cannot be a sink of a run with sinks of these names; None if it can."""
-    lacking = [name for name in ("name", "open", "write", "close") if not hasattr(sink, name)]
-    if lacking or isinstance(sink, type):
-        reason = f"it has no {' and no '.join(lacking)}" if lacking else "it is a class"
-        return f"not a sink, because {reason}; expected an instance as in trieye.sinks.base.Sink"
+    if isinstance(sink, type):
+        return f"it is a class; pass {sink.__name__}()"
+    lacking = [method for method in ("open", "write", "close") if not callable(getattr(sink, method, None))]
+    lacking = lacking if hasattr(sink, "name") else ["name", *lacking]
+    if lacking:
+        return f"not a sink, because it has no {' and no '.join(lacking)}; expected one as in trieye.sinks.base.Sink"
     if not isinstance(sink.name, str) or not is_text(sink.name) or sink.name in used_names:
         return f"the name {sink.name!r} is already used, or not valid Unicode; rename it"
     if isinstance(sink, Flushable) and not isinstance(sink.flush_interval_s, Real):

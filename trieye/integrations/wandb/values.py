@@ -110,7 +110,8 @@ def _are_equal(old_value: Any, new_value: Any) -> bool:
     with suppress(Exception):  # an array has no truth value, and objects may raise any error
         if old_value == new_value:
             return True
-    return json.dumps(plain(old_value)) == json.dumps(plain(new_value))
+    one, other = plain(old_value), plain(new_value)
+    return bool(one == other) or json.dumps(one) == json.dumps(other)
 
 
 def plain(value: Any) -> Any:
