@@ -10,7 +10,7 @@ import torch
 
 import trieye
 from trieye.checkpoints.directory import load_state
-from trieye.compat.actor_arguments import LIGHT_BYTES
+from trieye.compat.actor_arguments import LIGHT_BYTES, resolved
 from trieye.compat.events import SentEvents
 from trieye.snapshot.decode import decode
 
@@ -52,6 +52,11 @@ def test_tensors_and_references_arrive_without_being_unpickled_by_the_actor(acto
     assert stored["user_data"]["model"]._metadata == model.state_dict()._metadata
     pid = ray.get(actor.health.remote())["pid"]
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_class_of_named_tuples_is_a_value_not_a_container():
+    state = {"kind": SentEvents, "items": [1.0]}
+    assert resolved(state) == state
 
 
 @pytest.mark.parametrize("blob", ["x" * 1_000_000, b"x" * 1_000_000, np.zeros(1_000_000), {"deep": ["x" * 1_000_000]}])

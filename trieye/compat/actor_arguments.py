@@ -125,7 +125,8 @@ def _replaced(value: Any, replacement: Callable[[Any], Any], *, is_mapping: Call
     """Return a value with other things for some of those in its containers."""
     if is_mapping(value):
         return _like(value, {key: _replaced(item, replacement, is_mapping=is_mapping) for key, item in value.items()})
-    if type(value) in {list, tuple, set, frozenset, deque} or hasattr(value, "_make"):
+    is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
+    if type(value) in {list, tuple, set, frozenset, deque} or is_named_tuple:
         return _like(value, [_replaced(item, replacement, is_mapping=is_mapping) for item in value])
     return replacement(value)
 
