@@ -106,7 +106,7 @@ def test_a_run_without_a_policy_prints_one_line(make_config, command):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["second"], "run 'second': no such run in "),
+        (["second"], "run 'second': no such directory, and no such run in "),
         (
             ["first", "--checkpoint", "bets"],
             "--checkpoint: 'bets' is not a checkpoint; did you mean 'best'? (choose from: best, latest",
