@@ -460,7 +460,7 @@ def test_invalid_calls_are_named(call, message):
 
 def test_an_invalid_environment_variable_is_named(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "ofline")
-    with pytest.raises(ConfigurationError, match=r"mode='ofline'\), or WANDB_MODE: .*did you mean 'offline'"):
+    with pytest.raises(ConfigurationError, match=r"mode='ofline'\) or WANDB_MODE: .*did you mean 'offline'"):
         wandb.init(project="p")
 
 

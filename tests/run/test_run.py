@@ -170,7 +170,7 @@ def test_invalid_sinks_are_rejected_by_the_constructor(make_config, tmp_path):
     buffered_sink.flush, buffered_sink.flush_interval_s = buffered_sink.points.clear, None
     for sinks, message in [
         ([MemorySink], "it is a class; pass MemorySink()"),
-        ([object()], "it has no name and no open and no write and no close; expected one as in trieye.sinks.base.Sink"),
+        ([object()], "it has no name and no open and no write and no close; see trieye.sinks.base.Sink"),
         ([sink, sink], "the name 'lines' is already used"),
         ([MemorySink("\udce9")], "the name '\\udce9' is already used, or not valid Unicode"),
         ([buffered_sink], "flush_interval_s=None; expected seconds"),

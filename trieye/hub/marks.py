@@ -129,7 +129,7 @@ class AttemptMark(_Stored, frozen=True):
     openings: tuple[Opening, ...] = ()
 
     def after(self, last_mark: Self) -> Self:
-        """Return the mark of the first attempt as that of an attempt after another one.
+        """Return this mark, made as for a first attempt, as the mark of the attempt after `last_mark`.
 
         The age of the run never decreases, even if the clock was set back between two attempts.
         """

@@ -70,7 +70,9 @@ class SilentRun:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not callable(getattr(Run, name, None)):
-            raise AttributeError(f"run.{name}: no method; only rank 0 has the run and broadcasts its values")
+            raise AttributeError(
+                f"run.{name}: no method of Run, and only rank 0 has the run: broadcast its values to the other ranks"
+            )
         return _nothing
 
 

@@ -198,7 +198,7 @@ def _problem_of(sink: Any, used_names: Collection[str]) -> str | None:
     lacking = [method for method in ("open", "write", "close") if not callable(getattr(sink, method, None))]
     lacking = lacking if hasattr(sink, "name") else ["name", *lacking]
     if lacking:
-        return f"not a sink, because it has no {' and no '.join(lacking)}; expected one as in trieye.sinks.base.Sink"
+        return f"not a sink, because it has no {' and no '.join(lacking)}; see trieye.sinks.base.Sink"
     if not isinstance(sink.name, str) or not is_text(sink.name) or sink.name in used_names:
         return f"the name {sink.name!r} is already used, or not valid Unicode; rename it"
     if isinstance(sink, Flushable) and not isinstance(sink.flush_interval_s, Real):

@@ -53,7 +53,7 @@ def decode_object(data: bytes, path: str, node_value: Callable[[Node], Any]) -> 
         return _Unpickler(data, node_value).load()
     except Exception as error:  # a border: user classes may raise anything
         raise SerializationError(
-            f"the pickled part {path!r} cannot be restored: {error!r}; its class must be importable, as in the save"
+            f"the pickled part {path!r} cannot be restored: {error!r}; its class must be importable"
         ) from error
 
 

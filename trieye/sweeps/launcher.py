@@ -59,7 +59,7 @@ class SweepExecution:
         self._ended: dict[int, Done] = {}
         self._requeued: deque[Job] = deque()
         self._pruned: dict[int, Done] = {}
-        # resources of each job, by index and overrides, where the config determines them
+        # resources of the next job, by index and overrides, where its config determines them
         self._needs: dict[tuple[int, tuple[str, ...]], dict[str, Any]] = {}
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
@@ -275,6 +275,7 @@ class SweepExecution:
                 return
             progress.began(job)
             self._timeouts.began(job.index)
+            self._needs.clear()
             pool.begin(job.index, job.overrides, resources)
             self._running[job.index] = job
 

@@ -109,7 +109,7 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
             ConfigurationError: The keys or shapes of `obs` do not match the space, or the policy is recurrent.
         """
         if self.initial_state(1) is not None:
-            raise ConfigurationError(f"{_name(self)} is recurrent, and predict() does not carry its state; call act()")
+            raise ConfigurationError(f"{_name(self)} is recurrent, and predict() does not carry its state; use act()")
         batch, is_single = as_batch(obs, self.spaces.observation)
         columns = {name: torch.from_numpy(column).to(self.device) for name, column in columns_of(batch).items()}
         seed = 0 if deterministic else int(torch.randint(1 << 62, ()))
@@ -153,7 +153,7 @@ def episode_metrics(policy: Policy, info: Mapping[str, Any], group: str) -> dict
     """
     metrics = policy.on_episode(info)
     if names := ", ".join(sorted(_OWN_NAMES & metrics.keys())):
-        raise ConfigurationError(f"{_name(policy)}.on_episode() returns {names}: names of trieye; choose others")
+        raise ConfigurationError(f"{_name(policy)}.on_episode() returns {names}, which are reserved; rename them")
     return {name: number_of(f"{group}/{name}", value) for name, value in metrics.items()}
 
 

@@ -60,7 +60,10 @@ class ModelState:
         """
         model = self._model
         if ("normalizer" in state) != (model.get_vec_normalize_env() is not None):
-            raise CheckpointError("only one of the checkpoint and the environment of make_model has a VecNormalize")
+            name = "make_model" if "normalizer" not in state else "the checkpoint"
+            raise CheckpointError(
+                f"only {name} has a VecNormalize; create the environment in make_model as in the saved run"
+            )
         model.set_parameters(state["parameters"], exact_match=True, device=model.device)
         for name, value in state["variables"].items():
             attrgetter(name)(model).data = value.to(model.device)

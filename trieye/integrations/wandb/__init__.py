@@ -125,7 +125,7 @@ def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
         value = merged[key]
         if isinstance(value, str) and value not in choices:
             raise ConfigurationError(
-                f"wandb.init({key}={value!r}), or {_VARIABLES.get(key, 'settings')}: choose from {', '.join(choices)}"
+                f"wandb.init({key}={value!r}) or {_VARIABLES.get(key, 'settings')}: choose from {', '.join(choices)}"
                 f"{did_you_mean(value, choices)}"
             )
     return merged

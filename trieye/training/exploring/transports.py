@@ -166,10 +166,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     shapes, own_shapes = ({name: list(item.shape) for name, item in each.items()} for each in (weights, own_weights))
     for name in own_shapes | shapes:
         if (shape := shapes.get(name)) != (own_shape := own_shapes.get(name)):
-            raise ConfigurationError(
-                f"the weights do not match the module {type(module).__name__}: {name} has shape {shape}, expected "
-                f"{own_shape}"
-            )
+            problem = "is missing" if shape is None else f"has shape {shape}, expected {own_shape}"
+            problem = "is unexpected" if own_shape is None else problem
+            raise ConfigurationError(f"the weights do not match the module {type(module).__name__}: {name} {problem}")
     for name, value in weights.items():
         _copy(value, own_weights[name])
 
