@@ -328,7 +328,9 @@ def test_a_metric_of_the_policy_never_replaces_one_of_trieye(config):
 
     engine = Engine(config())
     for shadowed_name in ("return", "return_std", "length", "interrupted", "return_max", "episodes"):
-        with pytest.raises(ConfigurationError, match=rf"Shadowing\.on_episode\(\) returns {shadowed_name}:"):
+        with pytest.raises(
+            ConfigurationError, match=rf"Shadowing\.on_episode\(\) returns reserved names: {shadowed_name};"
+        ):
             for _ in range(30):
                 engine.advance()
         with pytest.raises(ConfigurationError, match=shadowed_name):

@@ -153,7 +153,7 @@ def episode_metrics(policy: Policy, info: Mapping[str, Any], group: str) -> dict
     """
     metrics = policy.on_episode(info)
     if names := ", ".join(sorted(_OWN_NAMES & metrics.keys())):
-        raise ConfigurationError(f"{_name(policy)}.on_episode() returns {names}, which are reserved; rename them")
+        raise ConfigurationError(f"{_name(policy)}.on_episode() returns reserved names: {names}; rename them")
     return {name: number_of(f"{group}/{name}", value) for name, value in metrics.items()}
 
 
