@@ -17,6 +17,7 @@ from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.cli.sweep_merge import _fetch
 from trieye.exceptions import RunLockedError
+from trieye.files.atomic import relink
 from trieye.files.run_files import RunFiles
 from trieye.mirror.local import LocalRun
 from trieye.sweeps.jobs import JobRecord
@@ -171,3 +172,28 @@ def test_a_link_to_a_missing_run_is_reported_with_its_job(shared, capfd):
     assert "job 0: " in output.out
     assert "points to 'short'" in output.out
     assert "Traceback" not in output.err
+
+
+def test_merge_never_replaces_another_run_of_the_same_name_and_never_takes_it_for_the_run(
+    shared, make_config, tmp_path, command
+):
+    def train(mirror, root, attempts):
+        persistence = {"mirror": f"file://{tmp_path}/{mirror}", "root_data_dir": str(root)}
+        config = make_config(app_name="nodes", run_name="first_0", persistence=persistence)
+        for _ in range(attempts):  # each uploads a state
+            with trieye.Run(config) as run:
+                run.log("loss", 1.0, step=1)
+        return run.dir
+
+    central = tmp_path / "central"
+    own_run = train("own_mirror", central, attempts=2)
+    for mirror, attempts in (("newer", 3), ("older", 1)):
+        job = shared / "sweep" / "0"
+        job.mkdir(exist_ok=True)
+        JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)
+        relink(job / "run", train(mirror, tmp_path / mirror, attempts))
+        files = {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()}
+        code, out, _ = command("sweep", "merge", "sweep", "--mirror", f"file://{tmp_path}/{mirror}", "--root", central)
+        assert code == 1
+        assert f"job 0: {own_run} is another run than first_0 of the mirror file://{tmp_path}/{mirror}" in out
+        assert {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()} == files

@@ -86,11 +86,13 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> "RunFiles":
 
     Raises:
         ConfigurationError: The mirror lacks the run, or another run occupies its directory.
+        SerializationError: The newest state of the mirror is damaged, so the runs cannot be compared.
     """
     from trieye.config import TrieyeConfig
     from trieye.files.atomic import relink, remove
     from trieye.files.run_files import RunFiles
-    from trieye.mirror.layout import STATES, whole_states
+    from trieye.files.run_record import RunRecord
+    from trieye.mirror.layout import STATES, StateMark, whole_states
     from trieye.mirror.local import LocalRun
     from trieye.mirror.restore import restore_run
     from trieye.mirror.store import MirrorStore
@@ -108,7 +110,8 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> "RunFiles":
     ).persistence
     paths = RunFiles(persistence)
     run_dir, local_run = paths.run_base_dir, LocalRun(paths)
-    newest_states = whole_states(MirrorStore(mirror_url, app, name).list(STATES))
+    store = MirrorStore(mirror_url, app, name)
+    newest_states = whole_states(store.list(STATES))
     if not newest_states:
         raise ConfigurationError(f"run {name!r} is not in {mirror_url}; check that its job had {_MIRROR}={mirror_url}")
     if not local_run.is_lost():
@@ -117,6 +120,11 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> "RunFiles":
             return paths  # this machine ran the job
         if not generation:
             raise ConfigurationError(f"{run_dir} is a run that was not copied from a mirror; choose another --root")
+        record = RunRecord.read(paths.run_record_path)
+        if record is None or record.run_id != StateMark.from_bytes(store.read(newest_states[0][1])).run_id:
+            raise ConfigurationError(
+                f"{run_dir} is another run than {name} of the mirror {mirror_url}; choose another --root"
+            )
         if generation >= newest_states[0][0]:
             return paths
         with RunLock(paths.lock_path), RunLock(paths.hub_lock_path):
