@@ -290,6 +290,21 @@ def test_a_run_started_after_a_killed_restore_is_never_overwritten(run, other, u
     assert other.steps() == [9]
 
 
+def test_nothing_of_a_killed_restore_remains_beside_the_run_that_the_mirror_has_now(
+    run, other, tmp_path, url, monkeypatch
+):
+    kills = (_restored_but_killed(other, url, monkeypatch, Path.replace, at) for at in range(9))
+    assert any(is_killed and other.steps() == [2] for is_killed in kills)
+    shutil.rmtree(Path(url.removeprefix("file://")))
+    new_run = MirroredRun(tmp_path / "third", url)
+    new_run.save(1)
+    new_run.upload()
+    new_run.journal.close()
+    restore_run(other.paths, url)
+    assert (other.run_id(), other.steps()) == (new_run.run_id(), [1])
+    assert other.buffers.entries() == []
+
+
 def _restored_but_killed(other, url, monkeypatch, method, at):
     left = [at]
 

@@ -89,7 +89,7 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> "RunFiles":
         SerializationError: The newest state of the mirror is damaged, so the runs cannot be compared.
     """
     from trieye.config import TrieyeConfig
-    from trieye.files.atomic import relink, remove
+    from trieye.files.atomic import relink, remove_directory
     from trieye.files.run_files import RunFiles
     from trieye.files.run_record import RunRecord
     from trieye.mirror.layout import STATES, StateMark, whole_states
@@ -130,7 +130,7 @@ def _fetch(link: Path, mirror_url: str, root: Path) -> "RunFiles":
         with RunLock(paths.lock_path), RunLock(paths.hub_lock_path):
             if local_run.record().generation >= newest_states[0][0]:  # it was alive, and has uploaded this state itself
                 return paths
-            remove(run_dir)
+            remove_directory(run_dir)
     paths.create_run_directories()
     with RunLock(paths.lock_path):
         restore_run(paths, mirror_url)
