@@ -52,15 +52,20 @@ def test_trials_that_the_time_limit_of_a_study_stops_are_pruned_and_ranked(study
     assert record.summary == {"completed": 1, "pruned": 2, "missing": 1, "best": 2, "objective": 3.0}
 
 
-def test_a_target_reached_before_the_driver_was_killed_ends_interrupted_trials(study, tmp_path):
+def test_a_target_reached_before_the_driver_was_killed_ends_interrupted_trials(study, tmp_path, capsys):
     monitor = study(target=5.0)
     monitor.on_trial_complete(trial=report(monitor, 0, 9.0, done=True, stop_reason="loop.target=5 reached"))
     report(monitor, 1, 3.0)
+    report(monitor, 2, float("nan"))  # no evaluation yet
     monitor.mark_interrupted()
     monitor = study(target=5.0)
     assert monitor.has_reached_target
     assert monitor.end_by_limit() == "tune.target reached"
-    assert states(tmp_path)[:2] == [("completed", None), ("pruned", "tune.target reached")]
+    pruned = ("pruned", "tune.target reached")
+    assert states(tmp_path)[:3] == [("completed", None), pruned, pruned]
+    output = capsys.readouterr().err
+    assert "trial 1 pace=2: pruned at 3: tune.target reached" in output
+    assert "trial 2 pace=3: pruned: tune.target reached" in output
 
 
 def test_trials_of_a_study_without_reached_limits_are_interrupted(study, tmp_path):

@@ -97,7 +97,8 @@ class SweepProgress:
         self._durations_s.append(took)
         if done.is_pruned:
             self._num_by_state["pruned"] += 1
-            outcome = f"pruned at {done.number:g}{f': {done.reason}' if done.reason else ''}"
+            value = "" if done.number is None else f" at {done.number:g}"
+            outcome = f"pruned{value}{f': {done.reason}' if done.reason else ''}"
         elif done.error is not None:
             self._num_by_state["failed"] += 1
             outcome = f"FAILED: {done.error_text}"

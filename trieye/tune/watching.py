@@ -138,8 +138,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         record.error, record.ended = None, time.time()
         self._check_target(record)
         self._write(record, is_lasting=True)
-        is_pruned = state == "pruned" and record.objective is not None
-        self._show(Done(record.index, record.objective, is_pruned=is_pruned, reason=reason), record)
+        self._show(Done(record.index, record.objective, is_pruned=state == "pruned", reason=reason), record)
 
     def on_trial_error(self, *, trial: Any, **_: Any) -> None:
         """Record that a trial has failed, permanently unless retries are left."""
