@@ -150,17 +150,12 @@ def test_single_columns_are_read_without_copying_the_rest():
         lease.stack(["bootstrp"])
 
 
-def test_chunks_have_priorities_and_weights_and_columns_have_a_schema():
+def test_chunks_have_priorities_and_weights():
     buffer = make_buffer(sampler="prioritized", alpha=1.0, beta=1.0, seed=5)
     fill(buffer, 10)
     ids = [chunk.id for chunk in buffer.fetch(10).chunks]
     assert buffer.update_priorities(ids, [9.0 if chunk_id == 3 else 1.0 for chunk_id in ids]) == 10
-    leases = [buffer.fetch(1).chunks[0] for _ in range(2000)]
-    assert np.mean([chunk.id == 3 for chunk in leases]) == pytest.approx(0.5, abs=0.04)
+    chunks = [buffer.fetch(1).chunks[0] for _ in range(300)]
+    assert np.mean([chunk.id == 3 for chunk in chunks]) == pytest.approx(0.5, abs=0.1)
     both = next(lease for lease in (buffer.fetch(2) for _ in range(100)) if 3 in {chunk.id for chunk in lease.chunks})
     assert sorted(chunk.weight for chunk in both.chunks) == pytest.approx([1 / 9, 1.0])
-    wrong = {**payload(1), "obs": np.zeros((5, 2), np.float32)}
-    refused = buffer.add(wrong, meta("x"))
-    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': expected shape (4, 2), got (5, 2)"
-    wrong = {**payload(1), "bootstrap": np.zeros(3, np.float64)}
-    assert "'bootstrap': expected int16, got float64" in buffer.add(wrong, meta("x")).reason

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.replay.plain_replay import assert_drawn_by
 from trieye.replay.fragments import Fragment, FragmentMeta, FragmentRules
 from trieye.replay.fragments.pool import ChunkPool, StoredChunk
 
@@ -27,16 +28,12 @@ def choose(pool, n, rng):
     return tuple(chunk.id for chunk in chunks), weights
 
 
-def chi_square(counts, expected):
-    return sum((counts[key] - number) ** 2 / number for key, number in expected.items())
-
-
 @pytest.mark.long
 def test_every_ordered_pick_is_equally_likely():
     rng, pool = np.random.default_rng(4), pool_of([1, 2, 1, 1, 5])  # uniform choices ignore priorities
     counts = Counter(choose(pool, 3, rng)[0] for _ in range(12_000))
     picks = list(permutations(range(5), 3))
-    assert chi_square(counts, dict.fromkeys(picks, 200)) < 98.3  # 59 degrees of freedom: p = 0.001
+    assert_drawn_by(np.ones(60), np.array([counts[pick] for pick in picks]))
 
 
 @pytest.mark.long
@@ -44,11 +41,9 @@ def test_prioritized_picks_follow_the_priorities_of_the_remaining_chunks():
     rng, masses = np.random.default_rng(5), [1.0, 2.0, 4.0, 9.0]
     pool = pool_of([mass**2 for mass in masses], sampler="prioritized", alpha=0.5)
     counts = Counter(choose(pool, 2, rng)[0] for _ in range(4_000))
-    expected = {
-        (first, second): 4_000 * masses[first] / 16 * masses[second] / (16 - masses[first])
-        for first, second in permutations(range(4), 2)
-    }
-    assert chi_square(counts, expected) < 31.3  # 11 degrees of freedom: p = 0.001
+    picks = list(permutations(range(4), 2))
+    chances = [masses[first] * masses[second] / (16 - masses[first]) for first, second in picks]
+    assert_drawn_by(chances, np.array([counts[pick] for pick in picks]))
 
 
 def test_importance_weights_follow_the_formula():

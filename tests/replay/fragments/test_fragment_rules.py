@@ -20,12 +20,9 @@ from trieye.replay.limiter import RateLimiter
     ("fields", "message"),
     [
         ({"worker": ""}, "session 's': both must be strings, worker not empty"),
-        ({"worker": 3}, "worker 3"),
-        ({"fid": -1}, "fid=-1 is not from 0 to"),
-        ({"fid": 2**63}, "fid=9223372036854775808 is not"),
+        ({"fid": 2**63}, "fid=9223372036854775808 is not from 0 to"),
         ({"model_version": -2}, "model_version=-2 is not from -1"),
-        ({"model_version": 1.0}, "model_version=1.0 is not an integer"),
-        ({"incarnation": "a"}, "incarnation='a' is not an integer"),
+        ({"incarnation": 1.0}, "incarnation=1.0 is not an integer"),
         ({"session": None}, "session None"),
     ],
 )
@@ -40,20 +37,14 @@ def test_numpy_integers_become_python_integers():
     assert pickle.loads(pickle.dumps(converted)) == converted
 
 
-class Spoiled:
-    def __array__(self, dtype=None, copy=None):
-        raise RuntimeError("spoiled")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"extra": 1}, "'extra' is unknown"),
         ({"obs": [[1, 2], [3]]}, "key 'obs': cannot convert the value to an array: setting an array"),
-        ({"obs": None}, "'obs': expected shape (4, 2), got ()"),
-        ({"obs": "text"}, "shape"),
+        ({"obs": np.zeros((5, 2))}, "fragment 1 of worker 'w': replay key 'obs': expected shape (4, 2), got (5, 2)"),
+        ({"bootstrap": np.zeros(3)}, "'bootstrap': expected int16, got float64"),
         ({"number": 2**70}, "got object"),
-        ({"obs": Spoiled()}, "spoiled"),
         ({"obs": torch.zeros(STEPS, 2, requires_grad=True)}, "grad"),
         ({"bootstrap": np.full(3, 40_000)}, "out of range of int16"),
         ({7: 1}, "replay key 7 is unknown"),
@@ -75,13 +66,9 @@ def test_an_invalid_payload_is_rejected_without_affecting_its_neighbours(change,
         ({}, "at least one key"),
         ({1: 2}, "a key must be a string"),
         ({"__metadata__": 1}, "'__metadata__' is reserved"),
-        ({"obs": np.zeros(3, np.complex64)}, "complex64 cannot be stored"),
         ({"obs": np.zeros(3, np.longdouble)}, "cannot be stored"),
         ({"obs": "text"}, "'obs': dtype <U4 cannot be stored"),
-        (
-            {"obs": np.broadcast_to(np.float32(0), 1 << 50)},
-            "no memory for 4503599627370496 bytes",
-        ),
+        ({"obs": np.broadcast_to(np.float32(0), 1 << 50)}, "no memory for 4503599627370496 bytes"),
     ],
 )
 def test_a_rejected_first_fragment_defines_no_schema(row, message):
@@ -271,26 +258,11 @@ def test_a_limiter_admits_fragments_for_a_waiting_reader():
         assert len(reader.result().chunks) == 2
 
 
-@pytest.mark.parametrize(
-    ("ids", "priorities", "message"),
-    [
-        ([0], [1.0, 2.0], r"\(1,\) ids and \(2,\) priorities"),
-        ([0], [-1.0], "finite and at least 0"),
-        ([0], [float("nan")], "finite and at least 0"),
-        ([0], [float("inf")], "finite and at least 0"),
-        ([None], [1.0], "ids must be integers"),
-    ],
-)
-def test_invalid_priorities_are_rejected(ids, priorities, message):
-    buffer = make_buffer(sampler="prioritized")
-    fill(buffer, 1)
-    with pytest.raises(ConfigurationError, match=message):
-        buffer.update_priorities(ids, priorities)
-
-
-def test_new_chunks_get_the_highest_priority():
+def test_new_chunks_get_the_highest_priority_despite_a_rejected_update():
     buffer = make_buffer(sampler="prioritized", alpha=1.0, beta=1.0)
     fill(buffer, 2)
+    with pytest.raises(ConfigurationError, match=r"\(1,\) ids and \(2,\) priorities"):
+        buffer.update_priorities([0], [1.0, 2.0])
     assert buffer.update_priorities([0, 1, 7], [0.0, 50.0, 1.0]) == 2
     fill(buffer, 1, start=2)
     by_number = {numbers_of[0]: chunk.weight for numbers_of, chunk in weights_of(buffer.fetch(3))}
@@ -378,8 +350,6 @@ def test_a_config_describes_a_buffer():
         ({"max_staleness": -1}, "replay.max_staleness=-1: expected an integer >= 0"),
         ({"lease_ttl_s": float("nan")}, "replay.lease_ttl_s=nan: expected a number >= 0"),
         ({"max_chunks": True}, "replay.max_chunks=True"),
-        ({"max_chunks": None}, "replay.max_chunks=None"),
-        ({"max_reuse": 0}, "replay.max_reuse=0: expected an integer >= 1"),
         ({"session_policy": "resum"}, "'resum' is unknown; did you mean 'resume'"),
         ({"sampler": "prioritised"}, "replay.sampler='prioritised' is unknown; did you mean 'prioritized'"),
     ],

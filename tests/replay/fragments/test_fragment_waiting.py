@@ -222,7 +222,7 @@ def read_all(buffer):
 
 def test_concurrent_readers_receive_every_chunk_exactly_once():
     buffer = make_buffer(fragments_per_chunk=2, max_reuse=1, limiter=at_most_ahead(3))
-    count, workers, max_stored = 100, ["a", "b", "c"], 0
+    count, workers, max_stored = 40, ["a", "b", "c"], 0
     with ThreadPoolExecutor(5) as threads:
         readers = [threads.submit(read_all, buffer) for _ in range(2)]
         writers = [threads.submit(write_all, buffer, worker, count) for worker in workers]
