@@ -27,21 +27,12 @@ def test_blocks_of_varying_lengths_are_stored_in_order(shape):
     lengths = [6, 6, 6, 6, 1, 6, 6, 20, 20, 3, 25, 25, 6, 6]
     blocks = [block(length, shape, seed=number) for number, length in enumerate(lengths)]
     for number, rows in enumerate(blocks):
-        buffer.extend(rows if number % 3 else dict(reversed(rows.items())))
+        first_id = sum(lengths[:number])
+        ids = buffer.extend(rows if number % 3 else dict(reversed(rows.items())))
+        assert ids.tolist() == list(range(first_id, first_id + lengths[number]))
         expected = {key: np.concatenate([each[key] for each in blocks[: number + 1]])[-20:] for key in rows}
         stored = stored_rows(buffer)
         assert all(np.array_equal(stored[key], expected[key]) for key in expected)
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_single_rows_and_blocks_can_alternate(shape):
-    buffer, expected = ReplayBuffer(20), []
-    for number in range(12):
-        rows = block(4, shape, seed=number)
-        buffer.extend(rows)
-        buffer.add(obs=rows["obs"][0], action=int(rows["action"][0]))
-        expected += [*rows["obs"], rows["obs"][0]]
-    assert np.array_equal(stored_rows(buffer)["obs"], np.stack(expected[-20:]))
 
 
 def after_two_blocks():
@@ -61,10 +52,9 @@ FITTING = block(4, (3,), seed=9)
         ({**FITTING, "obs": np.zeros((5, 3), np.float32)}, "same number of rows"),
         ({**FITTING, "action": np.zeros(4)}, "action"),
         ({**FITTING, "more": np.zeros(4)}, "more"),
-        ({"obs": FITTING["obs"]}, "action"),
         ({"obs": FITTING["obs"], "another": np.zeros(4, np.int64)}, "another"),
     ],
-    ids=["shape", "length", "kind", "more", "less", "another"],
+    ids=["shape", "length", "kind", "more", "another"],
 )
 def test_a_mismatched_block_is_rejected_without_changing_the_buffer(rows, complaint):
     buffer = after_two_blocks()
@@ -94,14 +84,13 @@ def column(name, dtype, shape=()):
     return Column(name, shape, np.dtype(dtype))
 
 
-@pytest.mark.parametrize("single", SINGLES)
-def test_packed_rows_equal_rows_written_by_numpy(single):
-    columns = [column("obs", "f4", (3,)), column("mask", "u1", (5,)), column("value", single), column("last", "i2")]
-    packer, records = packer_of(columns)
+def test_packed_rows_equal_rows_written_by_numpy():
+    arrays = [column("obs", "f4", (3,)), column("mask", "u1", (5,))]
+    packer, records = packer_of([*arrays, *(column(single, single) for single in SINGLES), column("last", "i2")])
     expected = records.copy()
     for slot in range(4):
         row = {"obs": np.arange(3, dtype="f4") + slot, "mask": np.full(5, slot, "u1")}
-        row |= {"value": np.dtype(single).type(slot), "last": -slot}
+        row |= {single: np.dtype(single).type(slot) for single in SINGLES} | {"last": -slot}
         expected[slot] = tuple(row.values())
         assert packer.write(slot, row)
     assert np.array_equal(records, expected)

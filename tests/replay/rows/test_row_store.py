@@ -16,7 +16,8 @@ OPTIONS = st.fixed_dictionaries(
         "frame_stack": st.sampled_from([None, {"obs": 1}, {"obs": 2}, {"obs": 4}]),
         "padding": st.sampled_from(["reset", "zero"]),
         "sampler": st.sampled_from(["uniform", "prioritized"]),
-        "n_step": st.sampled_from([1, 1, 3]),
+        "n_step": st.sampled_from([1, 1, 2, 5]),
+        "gamma": st.sampled_from([0.0, 0.5, 0.99]),
         "storage": st.sampled_from(["ram", "ram", "shm"]),
     }
 )
@@ -38,8 +39,9 @@ class Pair:
             self.plain.add(env, row)
         elif action in {"rows", "many"}:
             envs, rows = self.stream.rows(size + (self.plain.capacity if action == "many" else 0))
-            self.ours.extend(rows, envs)
+            total = self.plain.total
             self.plain.extend(envs, rows)
+            assert self.ours.extend(rows, envs).tolist() == list(range(total, self.plain.total))
         elif action == "clear":
             self.ours.clear()
             self.plain.clear()
@@ -74,14 +76,14 @@ class Pair:
             assert len(view) == len(self.ours)
 
     def expected(self, row_id):
-        ids = self.plain.window(row_id, self.options["n_step"])
+        ids, gamma = self.plain.window(row_id, self.options["n_step"]), self.options["gamma"]
         window = [self.plain.rows[row] for row in ids]
         expected = {**self.plain.rows[row_id], "next_obs": window[-1]["next_obs"]}
         if self.options["n_step"] > 1:
-            expected["reward"] = np.float32(sum(0.99**k * row["reward"] for k, row in enumerate(window)))
+            expected["reward"] = np.float32(sum(gamma**k * row["reward"] for k, row in enumerate(window)))
             expected |= {key: window[-1][key] for key in ("terminated", "truncated")}
             expected["n"] = len(window)
-            expected["discount"] = np.float32(0.0 if expected["terminated"] else 0.99 ** len(window))
+            expected["discount"] = np.float32(0.0 if expected["terminated"] else gamma ** len(window))
         if self.options["frame_stack"]:
             frames, padding = self.options["frame_stack"]["obs"], self.options["padding"]
             expected["obs"] = self.plain.stack(row_id, frames, padding)
