@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.replay.plain_replay import (
-    assert_drawn_by,
     assert_fit_for_torch,
     assert_same,
     by_id,
@@ -41,27 +40,10 @@ def twins(count, **options):
     return filled(count, **options), filled(count, **options)
 
 
-def linked(count=60, **options):
-    buffer = ReplayBuffer(100, {**SCHEMA, "next_obs": (np.float32, (4,))}, seed=2, **options)
-    batch = numbered(0, count, done=np.arange(count) % 20 == 19)
-    buffer.extend({**batch, "next_obs": batch["obs"] + 1})
+def paired():
+    buffer = ReplayBuffer(5)
+    buffer.extend({"obs": np.zeros(3), "next_obs": np.ones(3), "done": np.zeros(3, bool)})
     return buffer
-
-
-def test_ids_count_all_rows_ever_added():
-    buffer = ReplayBuffer(3)
-    assert [buffer.add(**row(n)) for n in range(5)] == [0, 1, 2, 3, 4]
-    assert buffer.extend(numbered(5, 7)).tolist() == list(range(5, 12))
-    buffer.clear()
-    assert buffer.add(**row(0)) == 12
-    assert len(buffer) == 1
-
-
-@WIDTHS
-def test_every_row_is_drawn_equally_often(width):
-    buffer = ReplayBuffer(50, seed=3)
-    buffer.extend({"obs": np.zeros((80, width), np.float32), "number": np.arange(80)})
-    assert_drawn_by(np.arange(80) >= 30, np.bincount(buffer.sample(100_000, keys=["number"])["number"], minlength=80))
 
 
 def test_values_are_copied_in_and_out():
@@ -109,24 +91,6 @@ def test_iter_batches_equals_repeated_sample_calls(prefetch):
         assert_same(batch, twin.sample(16))
 
 
-def test_prefetched_batches_stay_consistent_while_rows_are_added():
-    buffer = filled(90)
-    batches = buffer.iter_batches(16, prefetch=3)
-    for number in range(200):
-        buffer.add(**row(90 + number))
-        batch = next(batches)
-        assert np.array_equal(batch["action"], batch.ids)
-    buffer.close()
-    with pytest.raises(StopIteration):
-        next(batches)
-
-
-def test_batches_become_torch_tensors_on_a_device():
-    batch = next(filled(90).iter_batches(16, keys=["obs"], device="cpu"))
-    assert isinstance(batch["obs"], torch.Tensor)
-    assert np.array_equal(batch["obs"][:, 0].numpy(), batch.ids.astype(np.float32))
-
-
 def test_the_schema_comes_from_the_first_row():
     buffer = ReplayBuffer(10)
     buffer.add(obs=np.zeros((2, 3), np.uint8), action=3, reward=0.5, done=True, q=np.float64(0.1))
@@ -157,16 +121,14 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_ROWS)
-@pytest.mark.parametrize("count", [2, 5], ids=["not full", "full"])
-def test_an_invalid_row_is_rejected_by_key_and_changes_nothing(case, count):
-    bad, message = BAD_ROWS[case]
-    buffer, twin = twins(count, capacity=3, schema=SCHEMA)
+@pytest.mark.parametrize(("bad", "message"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_an_invalid_row_is_rejected_by_key_and_changes_nothing(bad, message):
+    buffer, twin = twins(5, capacity=3, schema=SCHEMA)
     with pytest.raises(ConfigurationError, match=message):
         buffer.add(**bad)
     with pytest.raises(ConfigurationError):
         buffer.extend({key: [value] for key, value in bad.items()})
-    assert buffer.stats()["added"] == count
+    assert buffer.stats()["added"] == 5
     assert_same(buffer.sample(32), twin.sample(32))
 
 
@@ -209,58 +171,39 @@ def extended(**arguments):
         assert buffer.stats()["added"] == 5
 
 
-class Tensor:
-    """Like a tensor of torch that NumPy cannot convert."""
-
-    def __array__(self, *args, **kwargs):
-        raise RuntimeError("requires grad")
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: ReplayBuffer(0), "capacity is 0"),
         (lambda: ReplayBuffer(1.5), "capacity is 1.5"),
-        (lambda: ReplayBuffer(9, sampler="unifrom"), r"'unifrom' is unknown; did you mean 'uniform'\?"),
         (lambda: ReplayBuffer(9, {}), "schema is empty"),
         (lambda: ReplayBuffer(9, {"a": "flot32"}), "'a': 'flot32' is not a dtype"),
         (lambda: ReplayBuffer(9, {"a": object}), "dtype object cannot be stored"),
         (lambda: ReplayBuffer(1 << 45, SCHEMA), r"needs \d+\.\d GiB, but .* are free; lower replay.capacity"),
         (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
         (lambda: filled(9).sample(0), "n is 0; it must be an integer, at least 1"),
-        (lambda: filled(9).sample(1.5), "n is 1.5; it must be an integer, at least 1"),
-        (lambda: filled(9).sample("3"), "n is '3'; it must be an integer, at least 1"),
         (lambda: filled(9).sample(8, keys=["rewards"]), r"'rewards' is unknown; did you mean 'reward'\?"),
         (lambda: filled(9).iter_batches(4, prefetch=-1), "prefetch is -1"),
         (lambda: with_obs(n_step=2), "require episode ends: add a key terminated, truncated or done"),
         (lambda: with_obs(dedup_next=True), "dedup_next needs keys <key> and next_<key>"),
-        (
-            lambda: with_obs(frame_stack={"ob": 2}),
-            r"frame_stack key 'ob' is unknown; did you mean 'obs'\? \(known: obs",
-        ),
+        (lambda: with_obs(frame_stack={"ob": 2}), r"frame_stack key 'ob' is unknown; did you mean 'obs'\?"),
         (lambda: with_obs(frame_stack={"obs": 0}), "frame_stack of 'obs' is 0"),
         (lambda: with_obs(padding="zeros"), r"padding 'zeros' is unknown; did you mean 'zero'\?"),
         (lambda: ReplayBuffer(9).add(env_id=3, obs=1.0), r"'env_id' is reserved.*add\(env_id, obs"),
         (lambda: ReplayBuffer(9).extend({"env_id": np.zeros(3), "obs": np.zeros(3)}), "'env_id' is reserved"),
-        (lambda: HindsightRelabeler(abs, k=float("inf")), "k is inf"),
         (lambda: with_obs(n_step=0), "n_step is 0"),
-        (lambda: with_obs(n_step=1.5), "n_step is 1.5"),
-        (lambda: with_obs(n_step="3"), "n_step is '3'"),
         (lambda: with_obs(gamma=1.5), "gamma is 1.5"),
         (lambda: with_obs(gamma="x"), "gamma is 'x'"),
         (lambda: with_obs(frame_stack=[4]), r"frame_stack is \[4\]; expected frames by key"),
         (lambda: ReplayBuffer(9, seed=-1), "seed is -1"),
         (lambda: ReplayBuffer(9).add(**{"": 1.0}), "a key must be a string"),
         (
-            lambda: filled(9).update_priorities([0], Tensor()),
-            r"pass numbers, of a tensor .*\.float\(\).*: requires grad",
+            lambda: filled(9).update_priorities([0], torch.ones(1, requires_grad=True)),
+            r"pass numbers, of a tensor .*\.float\(\).* requires grad",
         ),
-        (lambda: ReplayBuffer(9, max_reuse=0), "max_reuse is 0"),
         (lambda: ReplayBuffer(9, n_step=2, her=HindsightRelabeler(abs)), "her relabels single rows"),
         (lambda: ReplayBuffer.from_config(ReplayConfig(kind="fragment")), "use FragmentBuffer.from_config"),
         (lambda: extended(versions=[0, 1]), r"versions are .* expected an integer for each of 3 rows"),
-        (lambda: extended(versions=[0.0, 1.0, 2.0]), r"versions are .* expected an integer for each of 3 rows"),
-        (lambda: extended(env_ids=[0, 1]), r"expected an integer for each of 3 rows"),
         (lambda: extended(env_ids=[0.0, 1.0, 2.0]), r"expected an integer for each of 3 rows"),
         (
             lambda: extended(batch={**numbered(5, 5), "reward": np.zeros(4)}),
@@ -296,20 +239,12 @@ def test_a_uniform_buffer_validates_and_ignores_priorities():
             buffer.update_priorities(ids, priorities)
 
 
-@WIDTHS
-@pytest.mark.parametrize("count", [0, 3, 10, 37])
-def test_a_restored_buffer_continues_with_the_same_draws(tmp_path, width, count):
+def test_a_restored_empty_buffer_continues_with_the_same_draws(tmp_path):
     original, other = ReplayBuffer(10, seed=11), ReplayBuffer(10, seed=99)
-    if count:
-        original.extend(numbered(0, count, width))
-        original.sample(5)
     original.save(tmp_path / "replay")
-    original.save(str(tmp_path / "replay"))
-    assert [path.name for path in tmp_path.iterdir()] == ["replay"]  # no partial files
     other.load(tmp_path / "replay")
     for buffer in (original, other):
-        buffer.extend(numbered(count, 4, width))
-    assert original.stats() == other.stats()
+        buffer.extend(numbered(0, 4))
     assert_same(original.sample(64), other.sample(64))
 
 
@@ -327,22 +262,13 @@ def test_a_restore_frees_the_old_rows_before_it_allocates_new_ones(monkeypatch):
     assert len(rings) == 2
 
 
-def test_a_state_contains_only_the_stored_rows():
-    state = filled(7, capacity=100_000).state_parts(())
-    assert {array.shape[0] for part in state.new.values() for array in part.values()} == {7}
-
-
 @pytest.mark.parametrize(
     ("state", "options", "message"),
     [
-        (
-            filled(3, schema=SCHEMA),
-            {"schema": {"obs": (np.float32, (3,))}},
-            r"obs float32\[4\], .* float32\[3\]",
-        ),
+        (filled(3, schema=SCHEMA), {"schema": {"obs": (np.float32, (3,))}}, r"obs float32\[4\], .* float32\[3\]"),
         (None, {}, "has format 1, but this trieye reads format 2"),
         (filled(3, sampler="prioritized"), {}, "has sampler 'prioritized', but this buffer has 'uniform'"),
-        (linked(3), {"dedup_next": True}, r"made with dedup_next=False, this buffer with dedup_next=True"),
+        (paired(), {"dedup_next": True}, r"made with dedup_next=False, this buffer with dedup_next=True"),
         (filled(3), {"frame_stack": {"obs": 2}}, r"made with frame_stack={}, this buffer with frame_stack={'obs': 2}"),
     ],
     ids=["schema", "format", "sampler", "dedup_next", "frame_stack"],
@@ -371,30 +297,25 @@ def row_values(buffer):
     }
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "lazy"),
     [
-        ({"gamma": 0.99}, {"gamma": 0.5}),
-        ({"n_step": 3}, {"n_step": 5, "gamma": 0.9}),
-        ({"n_step": 3}, {"n_step": 1}),
-        ({"n_step": 3, "dedup_next": True}, {"n_step": 1, "dedup_next": True}),
+        ({"gamma": 0.99}, {"gamma": 0.5}, True),
+        ({"n_step": 3}, {"n_step": 5, "gamma": 0.9}, True),
+        ({"n_step": 3}, {"n_step": 1}, False),
+        ({"n_step": 3, "dedup_next": True}, {"n_step": 1, "dedup_next": True}, False),
     ],
 )
-def test_options_that_affect_only_draws_may_change_on_resume(before, after, sampler, lazy):
-    buffer = restored(walked(7, sampler=sampler, **before), seed=1, lazy=lazy, sampler=sampler, **after)
-    assert row_values(buffer) == row_values(walked(7, sampler=sampler, **after))
-    if not lazy:  # the following rows are linked to them
-        buffer.interrupt()
-        other = walked(7, sampler=sampler, **after)
-        other.interrupt()
-        assert row_values(walked(4, buffer)) == row_values(walked(4, other))
+def test_options_that_affect_only_draws_may_change_on_resume(before, after, lazy):
+    buffer, other = restored(walked(7, **before), seed=1, lazy=lazy, **after), walked(7, **after)
+    assert row_values(buffer) == row_values(other)
+    for one in (buffer, other):
+        one.interrupt()
+    assert row_values(walked(4, buffer)) == row_values(walked(4, other))
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_restored_rows_without_links_have_one_step_returns(lazy):
-    buffer = restored(walked(7, gamma=0.9), seed=1, lazy=lazy, n_step=3, gamma=0.5)
+def test_restored_rows_without_links_have_one_step_returns():
+    buffer = restored(walked(7, gamma=0.9), seed=1, n_step=3, gamma=0.5)
     one_step = row_values(walked(7, gamma=0.5))
     assert row_values(buffer) == {row: {**values, "n": 1} for row, values in one_step.items()}
     values = row_values(walked(7, buffer))
@@ -402,28 +323,15 @@ def test_restored_rows_without_links_have_one_step_returns(lazy):
         **dict.fromkeys(range(14), 1),
         **dict(zip(range(14, 28), [3, 3, 3, 3, 3, 3, 2, 2, 1, 1, 2, 2, 1, 1], strict=True)),
     }
-    again = restored(buffer, seed=1, lazy=lazy, n_step=3, gamma=0.5)
-    assert row_values(again) == values
-
-
-def test_restored_priorities_use_the_alpha_of_the_new_buffer():
-    buffer = filled(50, sampler="prioritized", sampler_options={"alpha": 0.5, "epsilon": 0.0})
-    buffer.update_priorities(np.arange(50), np.arange(1, 51))
-    options = {"alpha": 1.0, "epsilon": 0.0}
-    twin = filled(50, sampler="prioritized", sampler_options=options)
-    twin.update_priorities(np.arange(50), np.arange(1, 51))
-    changed = restored(buffer, sampler="prioritized", sampler_options=options)
-    one, other = changed.sample(2000), twin.sample(2000)
-    assert np.bincount(one.ids, minlength=50) == pytest.approx(np.bincount(other.ids, minlength=50), abs=25)
-    assert one.weights.min() == pytest.approx(50**-0.4, rel=0.3)
+    assert row_values(restored(buffer, seed=1, n_step=3, gamma=0.5)) == values
 
 
 BOUNDS = [{}, {"max_reuse": 9}, {"max_staleness": 3}, {"max_reuse": 9, "max_staleness": 3}]
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
 @pytest.mark.parametrize("before", BOUNDS, ids=" ".join)
-def test_a_state_with_other_bounds_is_rejected_and_changes_nothing(sampler, before):
+def test_a_state_with_other_bounds_is_rejected_and_changes_nothing(before):
+    sampler = "prioritized" if "max_reuse" in before else "uniform"
     state = saved(filled(50, sampler=sampler, **before))
     for bounds in BOUNDS:
         buffer, twin = twins(20, seed=3, sampler=sampler, **bounds)
@@ -439,14 +347,14 @@ def test_truncated_and_corrupted_files_are_rejected(tmp_path):
     filled(50).save(tmp_path / "replay")
     for path in (path for path in (tmp_path / "replay").rglob("*") if path.is_file()):
         whole = path.read_bytes()
-        for position in range(0, len(whole), 97):
+        for position in range(0, len(whole), 199):
             flipped = whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
             for damaged in (whole[:position], flipped):
                 path.write_bytes(damaged)
-                buffer = ReplayBuffer(100)
+                buffer = filled(2)
                 with pytest.raises(TrieyeError):
                     buffer.load(tmp_path / "replay")
-                assert len(buffer) == 0
+                assert len(buffer) == 2
         path.write_bytes(whole)
     buffer.load(tmp_path / "replay")
     assert_same(buffer.sample(32), filled(50).sample(32))
@@ -504,22 +412,20 @@ def no_reward(achieved, desired, info):
     return np.zeros(len(achieved), np.float32)
 
 
-@WIDTHS
 @pytest.mark.parametrize(
-    "options",
+    ("width", "options"),
     [
-        {},
-        {"n_step": 3},
-        {"frame_stack": {"obs": 2}},
-        {"frame_stack": {"obs": 2}, "n_step": 3},
-        {"dedup_next": True},
-        {"sampler": "prioritized", "max_reuse": 100},
-        {"sampler": "sequence", "sampler_options": {"length": 4, "pad": True}},
-        {"her": HindsightRelabeler(no_reward, achieved_key="next_obs", goal_keys=["goal"])},
+        (4, {}),
+        (4096, {}),
+        (4, {"n_step": 3}),
+        (4096, {"frame_stack": {"obs": 2}}),
+        (4096, {"frame_stack": {"obs": 2}, "n_step": 3}),
+        (4, {"dedup_next": True}),
+        (4096, {"sampler": "sequence", "sampler_options": {"length": 4, "pad": True}}),
+        (4, {"her": HindsightRelabeler(no_reward, achieved_key="next_obs", goal_keys=["goal"])}),
     ],
-    ids=lambda options: " ".join(options) or "plain",
 )
-def test_the_discount_follows_from_n_step_and_termination_with_every_option(options, width):
+def test_the_discount_follows_from_n_step_and_termination_with_every_option(width, options):
     buffer = ReplayBuffer(100, gamma=0.9, **options)
     done = np.arange(90) % 7 == 6
     rows = numbered(0, 90, width, terminated=done, done=np.zeros(90), goal=np.zeros((90, width), np.float32))
@@ -531,6 +437,8 @@ def test_the_discount_follows_from_n_step_and_termination_with_every_option(opti
     assert np.array_equal(batch["discount"], expected)
     assert 0 < np.count_nonzero(batch["discount"]) < batch["discount"].size
     assert_fit_for_torch(batch)
+    if options.get("sampler") == "sequence":
+        assert np.array_equal(batch.mask, batch.ids >= 0)
     if "her" not in options:
         draw = buffer.draw(32)
         some = buffer.rows(draw, keys=["discount", "action"])
@@ -615,28 +523,6 @@ def test_updated_priorities_apply_and_late_updates_are_ignored():
     assert buffer.stats()["late_updates"] == buffer.metrics()["replay/dropped/late_update"] == 2
 
 
-@pytest.mark.parametrize("pad", [False, True])
-def test_sequences_stay_in_their_episode_and_keep_their_order(pad):
-    batch = linked(sampler="sequence", sampler_options={"length": 5, "pad": pad}).sample(200)
-    is_row = batch.ids >= 0
-    assert batch["obs"].shape == (200, 5, 4)
-    assert is_row.all() != pad
-    assert np.array_equal(batch["action"][is_row], batch.ids[is_row])
-    assert (np.diff(batch.ids, axis=1) == 1)[is_row[:, 1:]].all()
-    assert not (batch["done"][:, :-1] & is_row[:, 1:]).any()
-    assert not batch["obs"][~is_row].any()
-    assert np.array_equal(batch.mask, is_row) if pad else batch.mask is None
-
-
-def test_max_reuse_limits_the_draws_of_each_row():
-    buffer = filled(50, max_reuse=2)
-    batches = [buffer.sample(20) for _ in range(5)]
-    assert np.bincount(np.concatenate([batch.ids for batch in batches])).tolist() == [2] * 50
-    assert {weight for batch in batches for weight in batch.weights.tolist()} == {1.0}
-    with pytest.raises(ReplayTimeoutError, match=r"only 0 more draws of the .* within max_reuse 2"):
-        buffer.sample(1)
-
-
 def stacked(**options):
     """Return the last 20 rows of an episode of 30; 3 of them lack stack frames and are discarded when drawn."""
     buffer = ReplayBuffer(20, frame_stack={"obs": 4}, **options)
@@ -665,19 +551,11 @@ def test_beta_anneals_per_returned_batch_despite_redraws(options):
 
 def test_discarded_draws_do_not_count_as_reuse():
     buffer = stacked(max_reuse=2)
-    with pytest.raises(ReplayTimeoutError, match="within max_reuse 2"):
+    with pytest.raises(ReplayTimeoutError, match=r"within max_reuse 2.*raise replay.capacity: rows that lack frames"):
         buffer.sample(36)
     ids = np.concatenate([buffer.sample(n).ids for n in (10, 10, 10, 4)])
     assert np.bincount(ids).tolist() == [0] * 13 + [2] * 17
     assert buffer.stats()["sampled"] == 34
-
-
-def test_a_reuse_bound_without_full_stacks_advises_a_larger_capacity():
-    buffer = ReplayBuffer(3, frame_stack={"obs": 4}, max_reuse=2)
-    buffer.extend(numbered(0, 30, done=np.zeros(30, bool)))
-    for _ in range(2):
-        with pytest.raises(ReplayTimeoutError, match=r"raise replay.capacity: rows that lack frames"):
-            buffer.sample(1)
 
 
 def test_draws_above_an_id_use_the_oldest_rows_last():
@@ -704,19 +582,16 @@ def test_rows_of_old_versions_are_not_drawn():
 @pytest.mark.parametrize("bound", [None, 1])
 def test_versions_never_decrease(bound):
     buffer = ReplayBuffer(100, max_staleness=bound)
-    with pytest.raises(ConfigurationError, match=r"set_version\(-1\): versions only grow, and 0 was"):
-        buffer.set_version(-1)
-    buffer.add(x=1)
     buffer.set_version(2)
-    with pytest.raises(ConfigurationError, match=r"set_version\(1\): versions only grow, and 2 was"):
-        buffer.set_version(1)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"set_version\(1\): versions only grow, and 2 was"):
+            buffer.set_version(1)
+        buffer.add(x=1)
 
 
 def test_a_version_set_before_the_first_row_applies():
     buffer = ReplayBuffer(100, max_staleness=1)
     buffer.set_version(5)
-    with pytest.raises(ConfigurationError, match="versions only grow"):
-        buffer.set_version(4)
     buffer.extend({"x": np.arange(4)}, versions=[3, 4, 4, 5])
     assert set(buffer.sample(200)["x"].tolist()) == {1, 2, 3}
 
@@ -786,51 +661,15 @@ def test_the_error_buffer_of_the_config_admits_whole_batches():
         wide.sample(128)
 
 
-def test_hindsight_goals_come_from_the_same_episode():
-    her = HindsightRelabeler(lambda achieved, desired, _info: -np.abs(achieved - desired)[:, 0], k=1)
-    buffer, numbers = ReplayBuffer(100, seed=3, her=her), np.arange(60, dtype=np.float32)
-    goals = {"next_achieved_goal": numbers[:, None], "desired_goal": np.full((60, 1), 500, np.float32)}
-    buffer.extend({**goals, "reward": np.full(60, -9, np.float32), "done": numbers % 20 == 19})
-    batch = buffer.sample(64)
-    is_new = batch["desired_goal"][:, 0] != 500
-    assert is_new.sum() == 32
-    goals = batch["desired_goal"][is_new, 0].astype(int)
-    assert (goals // 20 == batch.ids[is_new] // 20).all()
-    assert (goals >= batch.ids[is_new]).all()
-    assert np.array_equal(batch["reward"][is_new], batch.ids[is_new] - goals)
-    assert set(batch["reward"][~is_new].tolist()) == {-9.0}
-    other = restored(buffer, her=her)
-    assert_same(buffer.sample(16), other.sample(16))
-
-
-def test_dedup_next_halves_the_memory_of_observations():
-    shape = (3000,)
-    schema = {"obs": (np.float32, shape), "next_obs": (np.float32, shape), "done": np.bool_}
-    sizes = {}
-    for dedup_next in (False, True):
-        buffer = ReplayBuffer(2000, schema, dedup_next=dedup_next, prefault=False)
-        for first in range(0, 3000, 100):
-            obs = np.broadcast_to(np.arange(first, first + 101, dtype=np.float32)[:, None], (101, *shape))
-            buffer.extend({"obs": obs[:-1], "next_obs": obs[1:], "done": np.arange(first, first + 100) % 200 == 199})
-        sizes[dedup_next] = buffer.stats()["size_bytes"]
-    payload = 2000 * (2 * 12_000 + 1)
-    assert sizes[False] <= 1.02 * payload
-    assert sizes[True] <= 0.52 * payload
-
-
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
         ({}, {}),
-        (
-            {"kind": "prioritized", "prioritized": {"alpha": 0.9}},
-            {"sampler": "prioritized", "sampler_options": {"alpha": 0.9}},
-        ),
         ({"kind": "sequence", "sequence": {"length": 3}}, {"sampler": "sequence", "sampler_options": {"length": 3}}),
         ({"n_step": 3, "dedup_next": True, "max_reuse": 9}, {"n_step": 3, "dedup_next": True, "max_reuse": 9}),
         ({"frame_stack": {"obs": 2}, "padding": "zero"}, {"frame_stack": {"obs": 2}, "padding": "zero"}),
     ],
-    ids=["none", "prioritized", "sequence", "rows", "frames"],
+    ids=["none", "sequence", "rows", "frames"],
 )
 def test_from_config_passes_settings_to_the_buffer(settings, options):
     buffer = ReplayBuffer.from_config(ReplayConfig(capacity=50, **settings), seed=2)
@@ -843,10 +682,9 @@ def test_from_config_passes_settings_to_the_buffer(settings, options):
         assert_same(buffer.sample(16), twin.sample(16))
 
 
-@pytest.mark.parametrize("storage", ["ram", "shm"])
-def test_a_pickled_buffer_continues_with_the_same_draws(storage):
+def test_a_pickled_buffer_continues_with_the_same_draws():
     limiter = RateLimiter(100.0, error_buffer=1e5)
-    buffer = ReplayBuffer(50, sampler="prioritized", n_step=2, storage=storage, limiter=limiter, seed=3)
+    buffer = ReplayBuffer(50, sampler="prioritized", n_step=2, storage="shm", limiter=limiter, seed=3)
     for number in range(70):
         buffer.add(number=number, obs=np.full(3, number), reward=1.0, terminated=number % 7 == 6)
     buffer.update_priorities(np.arange(30, 60), np.arange(30) + 1.0)
@@ -858,12 +696,11 @@ def test_a_pickled_buffer_continues_with_the_same_draws(storage):
     assert pickle.loads(pickle.dumps(ReplayBuffer(5))).capacity == 5
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_loaded_buffer_accepts_keys_in_any_order(tmp_path, lazy):
+def test_a_loaded_buffer_accepts_keys_in_any_order(tmp_path):
     buffer, other = ReplayBuffer(10), ReplayBuffer(10)
     buffer.extend({"reward": np.arange(5.0), "obs": np.zeros((5, 1)), "action": np.arange(5)})
     buffer.save(tmp_path / "b")
-    other.load(tmp_path / "b", lazy=lazy)
+    other.load(tmp_path / "b", lazy=True)
     other.add(reward=7, obs=np.ones(1), action=8)
     other.add(reward=np.float32(9), obs=[2.0], action=10)
     assert {key: array[-2:].tolist() for rows, _ in other.iter_rows() for key, array in rows.items()} == {

@@ -61,28 +61,6 @@ def test_sampling_starts_at_min_size_and_earlier_inserts_need_no_samples():
     assert not limiter.can_insert()
 
 
-def test_removed_rows_must_be_replaced_before_sampling():
-    limiter = RateLimiter(1.0, min_size_to_sample=3, error_buffer=100)
-    limiter.inserted(3)
-    assert limiter.can_sample()
-    limiter.removed(3)
-    assert not limiter.can_sample()
-    limiter.inserted(3)
-    assert limiter.can_sample()
-
-
-def test_a_restored_limiter_keeps_its_balance():
-    original, restored = (RateLimiter(2.0, min_size_to_sample=5, error_buffer=30) for _ in range(2))
-    original.inserted(8)
-    original.sample(4)
-    restored.load_state_dict(original.state_dict())
-    for n in range(1, 20):
-        assert restored.can_sample(n) == original.can_sample(n)
-        assert restored.can_insert() == original.can_insert()
-        for limiter in (original, restored):
-            limiter.inserted(1)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
