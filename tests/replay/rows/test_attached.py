@@ -1,6 +1,3 @@
-import multiprocessing
-import pickle
-
 import numpy as np
 import pytest
 
@@ -27,23 +24,6 @@ def shared(capacity=64, **options):
     return buffer
 
 
-@pytest.mark.long
-def test_an_attached_process_reads_the_rows_drawn_by_the_owner():
-    buffer = shared(dedup_next=True, frame_stack={"obs": 3}, n_step=2)
-    draw = buffer.draw(16)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        arrays = pool.apply(read, (pickle.dumps(buffer.handle), pickle.dumps(draw)))
-    expected = buffer.rows(draw)
-    assert set(arrays) == set(expected)
-    for key, values in arrays.items():
-        assert np.array_equal(values, expected[key]), key
-
-
-def read(handle, draw):
-    return ReplayBuffer.attach(pickle.loads(handle)).rows(pickle.loads(draw)).data
-
-
 def test_overwritten_rows_are_not_returned():
     buffer = shared()
     view = ReplayBuffer.attach(buffer.handle)
@@ -57,16 +37,6 @@ def test_overwritten_rows_are_not_returned():
     buffer.clear()
     assert view.rows(draw) is None
     assert len(view) == 0
-
-
-def test_stacks_with_an_overwritten_frame_are_not_returned():
-    buffer = shared(frame_stack={"obs": 4})
-    view = ReplayBuffer.attach(buffer.handle)
-    draw = buffer.draw(4)
-    draw.ids[:] = 50  # the second row of an episode
-    assert np.array_equal(view.rows(draw)["obs"][0, :, 0, 0], [49, 49, 49, 50])
-    buffer.extend(frames(100, 50 - 36))
-    assert view.rows(draw) is None
 
 
 def test_rows_become_unreadable_before_they_are_overwritten(monkeypatch):
@@ -83,17 +53,6 @@ def test_rows_become_unreadable_before_they_are_overwritten(monkeypatch):
     monkeypatch.setattr(Ring, "write_rows", write)
     buffer.extend(frames(100, 1))
     assert batches == [None]
-
-
-def test_a_view_reads_single_keys_into_a_reused_batch():
-    buffer = shared()
-    view = ReplayBuffer.attach(buffer.handle)
-    first = view.rows(buffer.draw(8), keys=["obs"])
-    memory = first["obs"]
-    draw = buffer.draw(8)
-    again = view.rows(draw, first, ["obs"])
-    assert again["obs"] is memory
-    assert np.array_equal(memory[:, 0, 0], draw.ids)
 
 
 def test_a_handle_requires_shared_memory_and_a_schema():

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 
@@ -9,15 +10,12 @@ import pytest
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.memory import AttachedMemory, available_bytes, open_memory
 
-KINDS = ["ram", "shm", "mmap"]
-
 
 def opened(kind, tmp_path, **options):
     return open_memory(kind, tmp_path if kind == "mmap" else None, **options)
 
 
-@pytest.mark.parametrize("prefault", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "prefault"), [("ram", True), ("ram", False), ("shm", False), ("mmap", True)])
 def test_new_arrays_are_zeroed_and_writable(kind, prefault, tmp_path):
     memory = opened(kind, tmp_path, prefault=prefault)
     record = np.dtype([("a", np.int16), ("b", np.float64, (3,))])
@@ -91,8 +89,6 @@ time.sleep(60)
 
 
 def test_shared_memory_of_a_killed_owner_survives_only_in_attached_processes():
-    import pickle
-
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
     handle = pickle.loads(owner.stdout.read())
     owner.stdout.close()
@@ -124,35 +120,25 @@ def files_in(folder, files):
     return {f"{folder}/{name}": text for name, text in files.items()}
 
 
-@pytest.mark.parametrize(
-    ("files", "free_gib"),
-    [
-        ({}, 8),
-        (files_in("sys/fs/cgroup", V2), 2),
-        (files_in("sys/fs/cgroup", {**V2, "memory.max": "max\n"}), 8),
-        (files_in("sys/fs/cgroup", {**V2, "memory.current": f"{9 * GIB}\n"}), 0),
-        (files_in("sys/fs/cgroup", {"memory.max": f"{6 * GIB}\n"}), 6),
-        ({"proc/self/cgroup": "0::/jobs/17\n", **files_in("sys/fs/cgroup/jobs/17", V2)}, 2),
-        ({"proc/self/cgroup": "0::/jobs/17\n", **files_in("sys/fs/cgroup/jobs", V2)}, 2),
-        ({"proc/self/cgroup": "0::/other\n", **files_in("sys/fs/cgroup/jobs", V2)}, 8),
-        (files_in("sys/fs/cgroup/memory", V1), 2),
-        (files_in("sys/fs/cgroup/memory", {**V1, "memory.limit_in_bytes": f"{1 << 63}\n"}), 8),
-        ({"proc/self/cgroup": "5:cpu:/jobs\n4:memory:/jobs/17\n", **files_in("sys/fs/cgroup/memory/jobs", V1)}, 2),
-    ],
-    ids=[
-        "none",
-        "v2",
-        "unlimited",
-        "full",
-        "usage unknown",
-        "own",
-        "parent",
-        "other",
-        "v1",
-        "v1 unlimited",
-        "v1 parent",
-    ],
-)
+CGROUPS = {
+    "none": ({}, 8),
+    "v2": (files_in("sys/fs/cgroup", V2), 2),
+    "unlimited": (files_in("sys/fs/cgroup", {**V2, "memory.max": "max\n"}), 8),
+    "full": (files_in("sys/fs/cgroup", {**V2, "memory.current": f"{9 * GIB}\n"}), 0),
+    "usage unknown": (files_in("sys/fs/cgroup", {"memory.max": f"{6 * GIB}\n"}), 6),
+    "own": ({"proc/self/cgroup": "0::/jobs/17\n", **files_in("sys/fs/cgroup/jobs/17", V2)}, 2),
+    "parent": ({"proc/self/cgroup": "0::/jobs/17\n", **files_in("sys/fs/cgroup/jobs", V2)}, 2),
+    "other": ({"proc/self/cgroup": "0::/other\n", **files_in("sys/fs/cgroup/jobs", V2)}, 8),
+    "v1": (files_in("sys/fs/cgroup/memory", V1), 2),
+    "v1 unlimited": (files_in("sys/fs/cgroup/memory", {**V1, "memory.limit_in_bytes": f"{1 << 63}\n"}), 8),
+    "v1 parent": (
+        {"proc/self/cgroup": "5:cpu:/\n4:memory:/jobs/9\n", **files_in("sys/fs/cgroup/memory/jobs", V1)},
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "free_gib"), CGROUPS.values(), ids=CGROUPS)
 def test_available_memory_excludes_the_usage_of_the_control_group(tmp_path, files, free_gib):
     for name, text in (MEMINFO | files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
