@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from tests.replay.plain_replay import assert_drawn_by
 from trieye.exceptions import ConfigurationError
-from trieye.replay.samplers.base import spliced
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
@@ -26,8 +25,7 @@ def counted(sampler, ids, draws=400, n=64, seed=7):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize(("capacity", "added"), [(40, 40), (40, 77), (300, 700)])
+@pytest.mark.parametrize(("alpha", "capacity", "added"), [(0.0, 40, 40), (0.6, 300, 700), (2.0, 40, 77)])
 def test_rows_are_drawn_in_proportion_to_a_power_of_their_priority(alpha, capacity, added):
     priorities = np.random.default_rng(1).random(min(capacity, added)) + 0.1
     sampler, ids = sampler_after(capacity, added, priorities, alpha=alpha)
@@ -70,9 +68,9 @@ def test_beta_anneals_to_one_over_beta_draws_batches():
 def test_rows_with_priority_zero_are_drawn_only_with_an_epsilon():
     priorities = np.array([0.0, 1.0, 0.0, 0.0, 2.0, 0.0])
     sampler, ids = sampler_after(6, 9, priorities, epsilon=0.0)
-    assert np.flatnonzero(counted(sampler, ids)).tolist() == [1, 4]
+    assert np.flatnonzero(counted(sampler, ids, draws=5)).tolist() == [1, 4]
     sampler, ids = sampler_after(6, 9, priorities, epsilon=0.5)
-    assert counted(sampler, ids).all()
+    assert counted(sampler, ids, draws=5).all()
 
 
 def test_drawing_is_an_error_if_all_priorities_are_zero():
@@ -159,46 +157,13 @@ def test_priority_weights_match_a_slow_reference(capacity, actions):
         assert all(slow.chances[row_id] for row_id in sampler.draw(50, slow.low, slow.total, rng).ids.tolist())
 
 
-def test_a_restored_sampler_makes_the_same_draws():
-    rng = np.random.default_rng(0)
-    original, _ = sampler_after(3000, 5000, rng.random(3000), beta_draws=50)
-    original.draw(64, 2000, 5000, rng)
-    restored = PrioritizedSampler(3000, beta_draws=50)
-    restored.load_state_dict(original.state_dict())
-    twins = [np.random.default_rng(5) for _ in range(2)]
-    for sampler in (original, restored):
-        sampler.added(5000, 100)
-        sampler.update(np.arange(2100, 2200), np.arange(100.0))
-        sampler.added(5100, 1)
-    for _ in range(10):
-        one, other = (
-            sampler.draw(64, 2101, 5101, twin) for sampler, twin in zip((original, restored), twins, strict=True)
-        )
-        assert np.array_equal(one.ids, other.ids)
-        assert np.array_equal(one.weights, other.weights)
-        assert one.info == other.info
-
-
-def test_a_sampler_of_another_capacity_restores_the_newest_priorities():
+def test_a_sampler_of_another_capacity_and_alpha_restores_the_newest_priorities():
     original, _ = sampler_after(10, 15, np.arange(10.0), alpha=1.0, epsilon=0.0)
-    smaller = PrioritizedSampler(4, alpha=1.0, epsilon=0.0)
+    smaller = PrioritizedSampler(4, alpha=2.0, epsilon=0.0)
     smaller.load_state_dict(original.state_dict())
-    assert smaller.chances(np.arange(11, 15)).tolist() == [6, 7, 8, 9]
+    assert smaller.chances(np.arange(11, 15)).tolist() == [36, 49, 64, 81]
     larger = PrioritizedSampler(12, alpha=1.0, epsilon=0.0)
     larger.load_state_dict(original.state_dict())
     larger.added(15, 3)
     larger.draw(1, 6, 18, np.random.default_rng(0))
     assert larger.chances(np.arange(6, 18)).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9]
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_spliced_draws_have_the_weights_of_a_single_draw(beta):
-    sampler, rng = PrioritizedSampler(100, alpha=1.0, beta=beta, epsilon=0.0), np.random.default_rng(0)
-    sampler.added(0, 100)
-    sampler.update(np.arange(100), np.arange(1, 101))
-    draw = sampler.draw(32, 0, 100, rng)
-    for count in (1, 5, 20):  # each draw is divided by its own largest weight
-        draw = spliced(draw, rng.permutation(32)[:count], sampler.draw(count, 0, 100, rng))
-        expected = (draw.ids + 1.0) ** -beta
-        assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)
-        assert draw.weights.dtype == np.float32
