@@ -100,3 +100,9 @@ def content(replay):
 def row(value, *, terminated=False):
     """Return a row that encodes its origin."""
     return {"obs": np.full(3, value, np.float32), "x": value, "terminated": terminated}
+
+
+def add_rows(writer, values):
+    """Add a row of the first environment for each value."""
+    for value in values:
+        writer.add(**row(value))

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.replay.remote.conftest import row
+from tests.replay.remote.conftest import add_rows, row
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.hindsight import HindsightRelabeler
@@ -48,7 +48,7 @@ def test_batches_contain_consistent_rows_with_and_without_shared_memory(make_rep
             reader.sample(5, out=batch)
 
 
-@pytest.mark.parametrize(("prefetch", "attach"), [(0, True), (2, True), (2, False)])
+@pytest.mark.parametrize(("prefetch", "attach"), [(0, True), (2, False)])
 def test_iter_batches_yields_full_batches(make_replay, prefetch, attach):
     replay = make_replay()
     add(replay, range(500))
@@ -92,7 +92,7 @@ def test_redrawn_rows_count_once(make_replay):
         assert [batch.info["beta"] for batch in batches] == pytest.approx(0.4 + 0.6 * np.arange(20) / 100)
 
 
-def test_withheld_rows_do_not_count_as_used(make_replay):
+def test_withheld_rows_do_not_count_as_used_and_sampling_waits_for_unused_rows(make_replay):
     replay = make_replay(100, max_reuse=1)
     add(replay, range(100))
     with replay.reader(ahead=1, timeout_s=0.05) as reader:
@@ -103,6 +103,8 @@ def test_withheld_rows_do_not_count_as_used(make_replay):
                 ids.append(reader.sample(1).ids[0])
     assert len(ids) == len(set(ids))
     assert set(range(50, 150)) <= set(ids)
+    threading.Timer(0.05, add, (replay, range(8))).start()
+    assert replay.reader(ahead=1).sample(1).ids[0] >= 150
 
 
 def test_frame_stacks_overwritten_after_planning_are_redrawn(make_replay):
@@ -173,6 +175,8 @@ def test_sampling_waits_for_rows_and_the_timeout_states_the_reason(make_replay):
         reader.sample(4)
     with pytest.raises(ReplayTimeoutError, match=r"reached 0 of 10 rows in 0.05 s \(10 rows are missing\)"):
         reader.wait(10, timeout_s=0.05)
+    with pytest.raises(ConfigurationError, match="cannot attach to replay 'replay': it has no rows yet"):
+        replay.attach()
     threading.Timer(0.05, add, (replay, range(10))).start()
     check(replay.reader().sample(4), 4)
 
@@ -250,8 +254,7 @@ def test_a_rate_limiter_blocks_writers_and_readers_in_turn(make_replay):
     with replay.writer(flush_rows=8, max_inflight=1) as writer, replay.reader(ahead=2, timeout_s=0.2) as reader:
         with pytest.raises(ReplayTimeoutError, match="empty"):
             reader.sample(8)
-        for value in range(48):
-            writer.add(**row(value))
+        add_rows(writer, range(48))
         writer.flush()
         writer.add(**row(48))
         with pytest.raises(ReplayTimeoutError, match="the limiter of replay 'replay' requires more draws first"):
@@ -274,18 +277,6 @@ def test_a_writer_waits_for_the_limiter_with_batches_above_its_error_buffer(make
             writer.flush(0.2)
         while replay.stats()["added"] < 600:
             assert len(reader.sample(256)) == 256
-
-
-def test_sampling_waits_for_new_rows_after_max_reuse(make_replay):
-    replay = make_replay(max_reuse=1)
-    add(replay, range(8))
-    with replay.reader(ahead=1, timeout_s=0.05) as reader:
-        reader.sample(8)
-        with pytest.raises(ReplayTimeoutError, match="max_reuse 1"):
-            for _ in range(8):
-                reader.sample(1)
-    threading.Timer(0.05, add, (replay, range(8, 16))).start()
-    assert replay.reader(ahead=1).sample(1).ids[0] >= 8
 
 
 def no_reward(achieved, desired, info):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import trieye
-from tests.replay.remote.conftest import FlakyChannel, local_replay, row
+from tests.replay.remote.conftest import FlakyChannel, add_rows, local_replay, row
 from tests.waiting import wait_until
 from trieye.checkpoints.directory import load_parts
 from trieye.config.replay import ReplayConfig
@@ -40,31 +40,6 @@ def filled(server, seed=0):
 def draws(replay, count=5):
     reader = replay.reader(ahead=1)
     return [reader.sample(8)["x"].tolist() for _ in range(count)]
-
-
-def test_a_snapshot_restores_the_rows_and_their_next_draws(tmp_path):
-    replay = filled(ReplayServer(BUFFER))
-    draws(replay)
-    replay.snapshot(tmp_path / "snapshot")
-    after = draws(replay)
-    other = local_replay(BUFFER)
-    other.restore(tmp_path / "snapshot")
-    assert draws(other) == after
-    assert {name: count for name, count in other.stats().items() if name in {"size", "added"}} == {
-        "size": 50,
-        "added": 70,
-    }
-
-
-def test_redraws_of_rows_about_to_be_overwritten_count_once():
-    replay = local_replay({"capacity": 100})
-    with replay.writer() as writer:
-        for value in range(300):
-            writer.add(**row(value))
-            if value > 100:
-                writer.flush()
-                replay.ask(ReplayServer.batches, 1, 16, None, 5.0)
-    assert replay.stats()["sampled"] == 199 * 16
 
 
 def test_a_server_resumes_from_its_snapshot_with_its_own_capacity(tmp_path):
@@ -125,15 +100,6 @@ def test_a_config_describes_the_buffer():
         shared_arguments(ReplayConfig(kind="fragment"))
 
 
-def test_rows_get_the_model_version_of_the_server():
-    replay = filled(ReplayServer({"capacity": 50, "max_staleness": 0}))
-    replay.set_version(3)
-    with replay.writer() as writer:
-        writer.add(**row(1000))
-    assert set(replay.reader().sample(16)["x"]) == {1000}
-    assert replay.metrics()["replay/size"] == 50
-
-
 def test_environments_keep_their_numbers_across_a_restart(tmp_path):
     options = {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 10}}
     channel = FlakyChannel(lambda: ReplayServer(options, directory=tmp_path / "snapshot"))
@@ -158,14 +124,12 @@ def test_environments_keep_their_numbers_across_a_restart(tmp_path):
 def test_writers_of_a_restored_buffer_continue_none_of_its_episodes(tmp_path):
     options = {"capacity": 100, "sampler": "sequence", "sampler_options": {"length": 5}}
     buffer = ReplayBuffer(**options)
-    for value in range(5):
-        buffer.add(**row(value))
+    add_rows(buffer, range(5))
     buffer.save(tmp_path / "buffer")
     replay = local_replay(options)
     replay.restore(tmp_path / "buffer")
     with replay.writer() as writer:
-        for value in range(5, 10):
-            writer.add(**row(value))
+        add_rows(writer, range(5, 10))
         writer.flush()
         drawn = replay.reader().sample(100)["x"]
     assert {tuple(window) for window in drawn.tolist()} == {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}
@@ -209,15 +173,18 @@ def test_a_run_checkpoint_contains_the_replay(make_config):
     assert draws(other) == after
 
 
-def test_a_restart_after_a_restore_uses_the_restored_rows(tmp_path):
+def test_a_restore_and_a_later_restart_continue_with_the_restored_rows_and_draws(tmp_path):
     server = ReplayServer(BUFFER, directory=tmp_path / "snapshot")
     replay = filled(server)
+    draws(replay)
     replay.snapshot(tmp_path / "checkpoint")
+    after = draws(replay)
     filled(server, seed=1000)
     replay.snapshot()
     replay.restore(tmp_path / "checkpoint")
     again = local_replay(BUFFER, directory=tmp_path / "snapshot")
-    assert draws(again) == draws(replay)
+    assert draws(again) == draws(replay) == after
+    assert (again.stats()["size"], again.stats()["added"]) == (50, 70)
 
 
 def test_redrawn_rows_get_the_weights_of_a_single_draw():
@@ -232,6 +199,7 @@ def test_redrawn_rows_get_the_weights_of_a_single_draw():
         _, (draw,) = server.plan(1, 64, 0.0)
         expected = 1 / priorities[draw.ids]
         assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)
+        assert draw.weights.dtype == np.float32
         num_held_back += first >= 400 and draw.ids.min() >= first + 40 - 180
     assert num_held_back > 10
 
