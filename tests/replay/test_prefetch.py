@@ -57,7 +57,7 @@ PACKED = pytest.mark.parametrize("packed", [True, False], ids=["packed", "column
 
 
 @PACKED
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 5])
 def test_prefetched_batches_follow_the_order_of_draws_and_reuse_memory(depth, packed):
     rows = Rows(packed=packed)
     with closing(Prefetcher(rows.draw, rows.fill, depth=depth)) as batches:
@@ -185,8 +185,9 @@ def test_batches_sampled_to_a_device_equal_the_numpy_batches_and_stay_valid(pack
         assert torch.equal(batch.weights.cpu(), torch.from_numpy(numpy_batch.weights))
         for key in batch:
             assert torch.equal(batch[key].cpu(), torch.from_numpy(numpy_batch[key]))
-    one_by_one = buffer.iter_batches(4, prefetch=0, device=device)
-    assert torch.equal(next(one_by_one)["obs"].cpu(), torch.from_numpy(twin.sample(4)["obs"]))
+    for prefetch in (0, 2):
+        iterated = buffer.iter_batches(4, prefetch=prefetch, device=device)
+        assert torch.equal(next(iterated)["obs"].cpu(), torch.from_numpy(twin.sample(4)["obs"]))
     sampled = buffer.stats()["sampled"]
     with pytest.raises(ConfigurationError, match="device 'nonsense' cannot be used"):
         buffer.sample(4, device="nonsense")
@@ -203,15 +204,6 @@ def test_a_block_of_records_becomes_tensors_of_its_fields():
         assert np.array_equal(tensor.numpy(), records[key])
         assert tensor.numpy().dtype == records[key].dtype
     assert fields["n"].data_ptr() == records["n"].__array_interface__["data"][0]
-
-
-def test_an_invalid_depth_or_device_is_rejected():
-    rows = Rows()
-    with pytest.raises(ConfigurationError, match="prefetch is 0"):
-        Prefetcher(rows.draw, rows.fill, depth=0)
-    with pytest.raises(ConfigurationError, match="device 'nonsense' cannot be used"):
-        TorchBatches("nonsense")
-    assert threads() == []
 
 
 class OtherMemory(TorchBatches):

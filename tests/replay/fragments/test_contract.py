@@ -23,18 +23,6 @@ def test_a_waiting_fetch_never_receives_stale_chunks():
     assert numbers(leases[0]) == [[1], [1]]
 
 
-def test_partial_chunks_expire_or_end_with_their_session(clock):
-    buffer = make_buffer(fragments_per_chunk=2, partial_ttl_s=60, clock=clock)
-    fill(buffer, 100)
-    clock.now += 61
-    assert buffer.metrics()["replay/partial_chunks"] == 0
-    fill(buffer, 100, start=100)
-    buffer.set_version("other", 0)
-    metrics = buffer.metrics()
-    assert (metrics["replay/partial_chunks"], metrics["replay/bytes"]) == (0, 0)
-    assert (metrics["replay/dropped/expired"], metrics["replay/dropped/wrong_session"]) == (100, 100)
-
-
 def test_later_fetches_and_inserts_do_not_affect_an_open_lease():
     buffer = make_buffer(max_chunks=4, max_reuse=1)
     fill(buffer, 4)

@@ -23,11 +23,6 @@ def test_make_sampler_creates_each_sampler_by_name(name):
     assert len(sampler.draw(5, 0, 20, rng())) == 5
 
 
-def test_sequences_can_start_by_priority():
-    sampler = make_sampler("sequence", {"length": 3, "priorities": {"beta": 0.5}}, capacity=9, links=EpisodeLinks(9))
-    assert sampler.starts.beta == 0.5
-
-
 @pytest.mark.parametrize(
     ("name", "options", "bounds", "message"),
     [
@@ -81,12 +76,3 @@ def test_a_uniform_draw_equals_that_of_version_0_2_for_the_same_seed():
     first = low % capacity
     slots = rng(9).integers(first, first + high - low, 50)
     assert np.array_equal(UniformSampler().draw(50, low, high, rng(9)).ids, slots + (low - first))
-
-
-def test_uniform_draws_ignore_priorities_and_states():
-    sampler = UniformSampler()
-    sampler.added(0, 9)
-    sampler.forgot(3)
-    sampler.update(np.arange(3, 9), np.zeros(6))
-    sampler.load_state_dict(sampler.state_dict())
-    assert set(sampler.draw(200, 3, 9, rng()).ids.tolist()) == set(range(3, 9))
