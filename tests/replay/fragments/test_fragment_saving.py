@@ -70,30 +70,18 @@ def test_large_contents_are_split_into_groups_that_are_linked_individually():
     assert groups.plan({1, 2, 6, 7}, names, 20 << 20) == ([names[0], names[2]], [[7]])
 
 
-def test_fragments_of_an_unfinished_checkpoint_are_rewritten():
-    buffer = make_buffer()
-    fill(buffer, 3)
-    unfinished = buffer.state_parts([])
-    again = buffer.state_parts([])
-    assert unfinished.new.keys() != again.new.keys()
-    both = buffer.state_parts([*unfinished.new, *again.new])
-    assert both.kept == tuple(unfinished.new)
-    assert both.new == {}
-    other = FragmentBuffer(buffer.rules)
-    other.load_state_dict(saved(both, unfinished.new))
-    assert len(other) == 3
-
-
-def test_a_fragment_in_two_groups_is_restored_once():
+def test_fragments_of_an_unfinished_checkpoint_are_rewritten_and_restored_once():
     buffer = make_buffer()
     fill(buffer, 2)
-    first = buffer.state_parts([])
+    unfinished, again = buffer.state_parts([]), buffer.state_parts([])
+    assert unfinished.new.keys() != again.new.keys()
+    assert buffer.state_parts([*unfinished.new, *again.new]).kept == tuple(unfinished.new)
     fill(buffer, 1, start=2)
-    second = buffer.state_parts([])
-    both = buffer.state_parts([*first.new, *second.new])
-    assert both.kept == (*first.new, *second.new)
+    later = buffer.state_parts([])
+    both = buffer.state_parts([*unfinished.new, *later.new])
+    assert (both.kept, both.new) == ((*unfinished.new, *later.new), {})
     other = FragmentBuffer(buffer.rules)
-    other.load_state_dict(saved(both, {**first.new, **second.new}))
+    other.load_state_dict(saved(both, {**unfinished.new, **later.new}))
     assert other.metrics()["replay/bytes"] == 3 * FRAGMENT_BYTES
     assert sorted(numbers(other.fetch(3))) == [[0], [1], [2]]
 

@@ -38,11 +38,11 @@ def test_find_never_returns_a_slot_without_weight():
             assert weights.tolist() == [np.float32(0.1)] * 5
 
 
-@pytest.mark.parametrize("capacity", [16, 300, 70_000])
+@pytest.mark.parametrize("capacity", [300, 70_000])
 def test_the_largest_share_finds_the_last_slot_with_weight(capacity):
     # sums of the same weights differ in their last bits with the order of additions, in many of these trees
     rng = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(50):
         tree, count = SumTree(capacity), int(rng.integers(1, 12))
         tree.load(0, rng.random(count).astype(np.float32))
         slots_found, weights = tree.find(np.array([0.0, 1 - 2**-52, np.nextafter(1.0, 0.0)]))
@@ -50,31 +50,12 @@ def test_the_largest_share_finds_the_last_slot_with_weight(capacity):
         assert weights.all()
 
 
-@pytest.mark.long
-@given(CAPACITIES, st.lists(st.tuples(st.integers(0, 299), st.integers(1, 300), WEIGHTS), max_size=6), st.data())
-def test_a_changed_tree_equals_a_tree_built_from_its_weights(capacity, fills, data):
-    tree, plain = SumTree(capacity), np.zeros(capacity, np.float32)
-    for first, count, weight in fills:
-        slots = np.arange(first % capacity, first % capacity + min(count, capacity)) % capacity
-        tree.fill(first % capacity, len(slots), weight)
-        plain[slots] = weight
-        some = data.draw(hnp.arrays(np.int64, data.draw(st.integers(1, 20)), elements=st.integers(0, capacity - 1)))
-        values = data.draw(hnp.arrays(np.float32, len(some), elements=WEIGHTS))
-        tree.set(some, values)
-        for slot, value in zip(some, values, strict=True):  # the last of equal slots wins
-            plain[slot] = value
-    assert np.array_equal(tree.weights, plain)
-    fresh = SumTree(capacity)
-    fresh.load(0, plain)
-    shares = np.linspace(0, 1, 50, endpoint=False)
-    assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
-
-
-def test_sums_do_not_drift_over_many_updates():
+def test_after_many_updates_the_sums_equal_those_of_a_tree_built_from_the_weights():
     rng, tree = np.random.default_rng(0), SumTree(5000)
-    for _ in range(1000):
-        slots = rng.integers(0, 5000, 64)
+    for _ in range(500):
+        slots = rng.integers(0, 5000, 64)  # some repeatedly
         tree.set(slots, rng.random(64) * 10.0 ** rng.integers(-6, 7))
+        tree.fill(int(rng.integers(0, 5000)), int(rng.integers(1, 40)), rng.random())
     fresh = SumTree(5000)
     fresh.load(0, tree.weights)
     shares = np.linspace(0, 1, 200_000, endpoint=False)  # many positions near borders, which drifting sums would move
