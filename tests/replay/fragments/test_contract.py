@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from fragment_rows import FRAGMENT_BYTES, add, fill, make_buffer, meta, numbers, payload, versions
+from fragment_rows import FRAGMENT_BYTES, add, fill, make_buffer, meta, numbers, payload
 
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, LeaseExpiredError
@@ -73,20 +73,6 @@ def test_metrics_describe_fetched_chunks_and_are_absent_without_fetches():
     assert metrics["replay/reuse_mean"] == 1
     assert metrics["replay/dropped/gap"] == 1
     assert not {name for name in buffer.metrics() if "staleness" in name}
-
-
-def test_early_fragments_wait_for_their_session_and_version():
-    buffer = make_buffer(fragments_per_chunk=2, version=3, session="old")
-    assert add(buffer, 0, worker="a", version=3, session="old") == ["accepted"]
-    assert add(buffer, 1, worker="a", version=0, session="new") == ["early"]
-    assert add(buffer, 1, 1, 2, worker="a", version=0, session="new") == ["duplicate", "duplicate", "early"]
-    buffer.set_version("new", 0)
-    assert numbers(buffer.fetch(1)) == [[1, 2]]
-    assert add(buffer, 3, worker="a", version=3, session="old") == ["wrong_session"]
-    assert add(buffer, 0, 1, worker="b", version=2, session="new") == ["early", "early"]
-    assert len(buffer) == 1
-    buffer.set_version("new", 2)
-    assert versions(buffer) == [0, 2]
 
 
 @pytest.mark.long

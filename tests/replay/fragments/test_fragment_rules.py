@@ -41,10 +41,8 @@ def test_numpy_integers_become_python_integers():
     ("change", "message"),
     [
         ({"extra": 1}, "'extra' is unknown"),
-        ({"obs": [[1, 2], [3]]}, "key 'obs': cannot convert the value to an array: setting an array"),
         ({"obs": np.zeros((5, 2))}, "fragment 1 of worker 'w': replay key 'obs': expected shape (4, 2), got (5, 2)"),
         ({"bootstrap": np.zeros(3)}, "'bootstrap': expected int16, got float64"),
-        ({"number": 2**70}, "got object"),
         ({"obs": torch.zeros(STEPS, 2, requires_grad=True)}, "grad"),
         ({"bootstrap": np.full(3, 40_000)}, "out of range of int16"),
         ({7: 1}, "replay key 7 is unknown"),
@@ -159,7 +157,7 @@ def test_early_fragments_of_an_abandoned_session_do_not_block_the_next_session()
 
 def test_fragments_behind_an_early_one_wait_with_it():
     buffer = make_buffer(fragments_per_chunk=2)
-    assert [add(buffer, 0, version=1), add(buffer, 1)] == [["early"], ["early"]]
+    assert [add(buffer, 0, 0, version=1), add(buffer, 1)] == [["early", "duplicate"], ["early"]]
     buffer.set_version("s", 0)
     assert buffer.metrics()["replay/waiting_fragments"] == 2
     buffer.set_version("s", 1)

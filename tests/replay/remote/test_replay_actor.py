@@ -39,15 +39,18 @@ def start(ray):
         replay.close()
 
 
-def write(replay, number, count, flush_every):
-    """Write rows that encode their origin."""
+def add_rows(writer, number, values):
+    """Add rows that encode their origin."""
+    for value in values:
+        x = 10_000 * number + value
+        writer.add(obs=np.full(3, x, np.float32), x=x, terminated=False)
+
+
+def write(replay, number):
     with replay.writer(flush_rows=64) as writer:
-        for value in range(1, count + 1):
-            x = 10_000 * number + value
-            writer.add(obs=np.full(3, x, np.float32), x=x, terminated=False)
-            if value % flush_every == 0:
-                writer.flush()
-        return os.getpid()
+        for first in range(1, 601, 100):
+            add_rows(writer, number, range(first, first + 100))
+            writer.flush()
 
 
 def check(batch):
@@ -58,48 +61,43 @@ def check(batch):
 def test_no_row_is_lost_or_duplicated_after_kills_of_a_writer_and_the_actor(ray, start, tmp_path):
     replay = start(directory=tmp_path / "snapshot", snapshot_every_s=0.2)
     task = ray.remote(num_cpus=0, max_retries=0)(write)
-    done = [task.remote(replay, number, 1000, 100) for number in (1, 2)]
+    done = [task.remote(replay, number) for number in (1, 2)]
     victim = ray.remote(num_cpus=0)(Victim).remote()
-    acknowledged = ray.get(victim.add.remote(replay, 3, 500))
+    ray.get(victim.add.remote(replay, 3))
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(victim.die.remote())
     with replay.reader() as reader, replay.writer(flush_rows=64) as writer:
         check(batch := reader.sample(32))
         assert_fit_for_torch(batch)
         assert reader.stats()["reader_attached"]
-        for value in range(1, 301):
-            writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
+        add_rows(writer, 4, range(1, 301))
         writer.flush()
         ray.get(done)
         saved = replay.stats()["snapshots"] + 2
         wait_until(lambda: replay.stats()["snapshots"] >= saved)
-        for value in range(301, 401):
-            writer.add(obs=np.full(3, 40_000 + value, np.float32), x=40_000 + value, terminated=False)
+        add_rows(writer, 4, range(301, 401))
         writer.flush()
         pid = int(replay.stats()["pid"])
         os.kill(pid, signal.SIGKILL)
         for _ in range(30):  # more than the reader has drawn ahead
             check(reader.sample(32))
-        reader.wait(int(2000 + acknowledged + 400))
+        reader.wait(2 * 600 + 500 + 400)
         assert replay.stats()["pid"] != pid
         assert reader.stats()["reader_attached"]
         assert writer.stats()["lost_rows"] == 0
     values = np.array(content(replay))
-    for number, count in ((1, 1000), (2, 1000), (3, acknowledged), (4, 400)):
+    for number, count in ((1, 600), (2, 600), (3, 500), (4, 400)):
         assert (values[values // 10_000 == number] - 10_000 * number).tolist() == list(range(1, count + 1))
 
 
 class Victim:
     """A worker that is killed with rows in flight."""
 
-    def add(self, replay, number, count):
+    def add(self, replay, number):
         self.writer = replay.writer(flush_rows=1000, flush_ms=60_000)
-        for value in range(1, count + 101):
-            if value == count + 1:
-                self.writer.flush()
-            x = 10_000 * number + value
-            self.writer.add(obs=np.full(3, x, np.float32), x=x, terminated=False)
-        return count
+        add_rows(self.writer, number, range(1, 501))
+        self.writer.flush()
+        add_rows(self.writer, number, range(501, 601))
 
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
