@@ -1,4 +1,3 @@
-import pickle
 from collections import Counter
 from itertools import permutations
 
@@ -93,15 +92,3 @@ def test_the_chunk_pool_matches_a_plain_list(steps):
         assert pool.oldest(()) is (model[0] if model else None)
         higher = {chunk.id for chunk in model if chunk.version > version}
         assert {chunk.id for chunk in pool.newer_than(version)} == higher
-
-
-@pytest.mark.long
-def test_the_pool_does_not_grow_with_the_number_of_versions():
-    pool, sizes = pool_of([]), []
-    for number in range(10_000):
-        pool.add(chunk_of(number, number))
-        if len(pool) > 3:
-            pool.remove(pool.oldest(()))
-        if number in {100, 9_999}:
-            sizes.append(len(pickle.dumps(pool)))
-    assert sizes[1] < 1.2 * sizes[0]

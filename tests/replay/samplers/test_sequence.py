@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
 from trieye.exceptions import ConfigurationError
-from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.samplers.base import UniformSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 from trieye.replay.samplers.sequence import SequenceSampler
@@ -72,15 +71,6 @@ def test_every_possible_start_is_drawn_equally_often(length):
     starts = np.concatenate([sampler.draw(64, 0, 40, rng).ids[:, 0] for _ in range(200)])
     possible = sorted(plain_sequences(stream, 0, length))
     assert_drawn_by(np.isin(np.arange(40), possible), np.bincount(starts, minlength=40))
-
-
-def test_a_rare_start_among_very_many_rows_is_found():
-    links = EpisodeLinks(100_000)
-    ended = np.ones(100_000, bool)
-    ended[70_000:70_009] = False
-    links.add(np.arange(100_000), np.zeros(100_000, int), ended)
-    sampler = SequenceSampler(links, 10)
-    assert set(sampler.draw(8, 0, 100_000, np.random.default_rng(0)).ids[:, 0].tolist()) == {70_000}
 
 
 def test_starts_can_be_drawn_by_priority():
