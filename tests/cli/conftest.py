@@ -1,56 +1,33 @@
 """Commands and what they print; runs that were killed, and what their sinks show."""
 
+import io
+import json
+import os
+import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 
 import trieye
+from tests.forked import in_a_child
 from tests.moved import moved
+from tests.waiting import wait_until
 from trieye.cli import main
-
-STEPS = 300
-KILLED = """
-import os, signal, sys, time
-import trieye
 from trieye.runs import verify
 
-saves = "saves" in sys.argv
-config = trieye.TrieyeConfig(
-    app_name="agents",
-    run_name="first",
-    runtime={"kind": "local"},
-    persistence={"root_data_dir": sys.argv[1]},
-    sinks={
-        "tensorboard": {"enabled": True, "flush_interval_s": 0.1},
-        "mlflow": {"enabled": "mlflow" in sys.argv},
-        "console": {"enabled": False},
-    },
-    stats={
-        "processing_interval_seconds": 0.1,
-        "metrics": [{"name": "reward/mean", "raw_event_name": "reward", "log_frequency_steps": 70}],
-    },
-)
-with trieye.Run(config) as run:
-    for step in range(300):
-        run.step = step
-        if step == 200:
-            deadline = time.monotonic() + 30
-            run.flush()
-            while not any(s.name == "tensorboard" and s.index > 200 for s in verify(run.dir).sinks):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            if saves:
-                run.save(weights=[1.0, 2.0])
-        run.log({"loss": 1.0 / (step + 1), "reward": float(step)}, step=step)
-    run.step = 300
-    run.flush()
-    while saves and not os.path.exists(f"{run.dir}/checkpoints/checkpoint_step_200/MANIFEST.json"):
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+STEPS = 300
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+    def text(self):
+        """Return its text without colors."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
 
 
 class Command:
@@ -94,15 +71,53 @@ def command(capfd):
     return Command(capfd)
 
 
+def config_in(root, name="first", *, sinks=None, **settings):
+    """Return the config of a run of the app `agents` below a root, by default without sinks."""
+    off = {sink: {"enabled": False} for sink in ("mlflow", "tensorboard", "console")}
+    persistence = {"root_data_dir": str(root), **settings.pop("persistence", {})}
+    defaults = {"app_name": "agents", "run_name": name, "runtime": {"kind": "local"}, "sinks": off | (sinks or {})}
+    return trieye.TrieyeConfig(**{**defaults, **settings}, persistence=persistence)
+
+
+def train_until_killed(config, *, saves):
+    """Log 300 steps and kill this process, after TensorBoard has received the first 200."""
+    signal.alarm(120)  # longer than other forked children, since MLflow starts slowly
+    with trieye.Run(config) as run:
+        for step in range(STEPS):
+            run.step = step
+            if step == 200:
+                run.flush()
+                wait_until(lambda: any(sink.index > 200 for sink in verify(run.dir).sinks))
+                if saves:
+                    run.save(weights=[1.0, 2.0])
+            run.log({"loss": 1.0 / (step + 1), "reward": float(step)}, step=step)
+        run.step = STEPS
+        run.flush()
+        manifest = run.dir / "checkpoints/checkpoint_step_200/MANIFEST.json"
+        wait_until(lambda: manifest.exists() or not saves)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.fixture(scope="session")
 def _killed(tmp_path_factory):
     roots = {}
 
     def make(*options):
         if options not in roots:
-            root = roots[options] = tmp_path_factory.mktemp("killed")
-            done = subprocess.run([sys.executable, "-c", KILLED, str(root), *options], capture_output=True, text=True)
-            assert done.returncode == -signal.SIGKILL, done.stderr
+            roots[options] = tmp_path_factory.mktemp("killed")
+            metric = {"name": "reward/mean", "raw_event_name": "reward", "log_frequency_steps": 70}
+            config = config_in(
+                roots[options],
+                sinks={
+                    "tensorboard": {"enabled": True, "flush_interval_s": 0.1},
+                    "mlflow": {"enabled": "mlflow" in options},
+                },
+                stats={"processing_interval_seconds": 0.1, "metrics": [metric]},
+            )
+            if "mlflow" in options:
+                from trieye.sinks.mlflow import sink  # noqa: F401 - imported before the fork
+            code = in_a_child(lambda: train_until_killed(config, saves="saves" in options))
+            assert code == -signal.SIGKILL
         return roots[options]
 
     return make
@@ -133,3 +148,11 @@ def run(make_config):
 
 def losses(first=0, end=STEPS):
     return [(step, pytest.approx(1.0 / (step + 1))) for step in range(first, end)]  # event files have 32 bits
+
+
+def change_config(run_dir, part, **changes):
+    """Change fields in the stored config of a run."""
+    path = run_dir / "configs.json"
+    record = json.loads(path.read_text())
+    record[part].update(changes)
+    path.write_text(json.dumps(record))

@@ -1,42 +1,20 @@
 """`trieye attempts`: superseded points are listed by attempt, and restored by number."""
 
-import io
 import json
-import re
+import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 import trieye
+from tests.cli.conftest import Screen
 from tests.curves import curves_in_tensorboard
+from tests.forked import in_a_child
 from tests.json_schemas import validated
 from trieye import runs
 from trieye.cli import main
 from trieye.history.history import read_history
-
-KILLED = """
-import os, signal, sys
-import trieye
-
-config = trieye.TrieyeConfig(
-    app_name="agents",
-    run_name="first",
-    runtime={"kind": "local"},
-    persistence={"root_data_dir": sys.argv[1]},
-    sinks={"tensorboard": {"enabled": False}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
-    stats={
-        "processing_interval_seconds": 100.0,
-        "metrics": [{"name": "loss", "raw_event_name": "loss", "log_frequency_steps": 1}],
-    },
-)
-with trieye.Run(config) as run:
-    for step in range(int(sys.argv[2])):
-        run.log("loss", 1.0, step=step)
-    run._begun_attempt().flusher.flush()  # the hub accepts the events, and no flush marker follows
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
@@ -57,15 +35,6 @@ def curve(run_dir, metric="loss"):
 
 FIRST = [(step, 1.0) for step in range(10)]
 RESUMED = [*FIRST[:5], *((step, 2.0) for step in range(5, 13))]
-
-
-@pytest.mark.long
-def test_attempts_are_listed_with_their_superseded_points(run_dir, command):
-    attempts = json.loads(command.output("attempts", run_dir, "--json"))["attempts"]
-    assert [
-        (attempt["number"], attempt["shown"], attempt["superseded"], attempt["metrics"]) for attempt in attempts
-    ] == [(1, 5, 5, ["loss"]), (2, 8, 0, []), (3, 2, 0, [])]
-    assert "loss" in command.output("attempts", run_dir)
 
 
 def test_a_restored_attempt_replaces_later_ones_and_can_be_superseded_again(run_dir, command):
@@ -91,11 +60,23 @@ def test_a_restored_attempt_survives_the_next_start_of_the_program(run_dir, make
     assert curve(run_dir) == [*FIRST[:8], (8, 4.0), (9, 4.0)]
 
 
-def killed(root, *, steps=0):
-    """Return the directory of a run that was killed with its events in the journal."""
-    command = [sys.executable, "-c", KILLED, str(root), str(steps)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    return root / "agents" / "runs" / "first"
+@pytest.fixture
+def killed(make_config):
+    """Return a function that returns the directory of a run that was killed with its events in the journal."""
+    config = make_config(stats={"undeclared": "each", "processing_interval_seconds": 100.0})
+
+    def log(steps):
+        with trieye.Run(config) as run:
+            for step in range(steps):
+                run.log("loss", 1.0, step=step)
+            run._begun_attempt().flusher.flush()  # the hub accepts the events, and no flush marker follows
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def make(*, steps=0):
+        assert in_a_child(lambda: log(steps)) == -signal.SIGKILL
+        return config.persistence.get_run_base_dir()
+
+    return make
 
 
 def listed(command, *arguments):
@@ -104,14 +85,14 @@ def listed(command, *arguments):
 
 
 @pytest.mark.long
-def test_an_attempt_that_logged_nothing_is_listed(tmp_path, command):
-    run_dir = killed(tmp_path)
+def test_an_attempt_that_logged_nothing_is_listed(killed, command):
+    run_dir = killed()
     for _ in range(2):
         (attempt,) = listed(command, run_dir)["attempts"]
         assert (attempt["number"], attempt["shown"], attempt["first_step"]) == (1, 0, None)
         assert command.output("attempts", run_dir).splitlines()[2].split()[0] == "1"
         assert main(["close", str(run_dir)]) == 0
-    killed(tmp_path, steps=3)
+    killed(steps=3)
     assert [row.number for row in runs.attempts(run_dir)] == [1, 2]
 
 
@@ -137,13 +118,19 @@ def test_a_restoration_is_not_listed_as_an_attempt(run_dir, make_config):
     assert [row.shown for row in runs.attempts(run_dir)] == [10, 0, 2, 1]
 
 
-def test_attempts_have_the_first_and_last_step_of_their_points(run_dir, command):
-    names = ("first_step", "last_step", "superseded_first_step", "superseded_last_step")
-    assert [tuple(row[name] for name in names) for row in listed(command, run_dir)["attempts"]] == [
-        (0, 4, 5, 9),
-        (5, 12, None, None),
-        (0, 1, None, None),
-    ]
+def test_attempts_are_listed_with_the_steps_of_their_shown_and_superseded_points(run_dir, command):
+    columns = {
+        "number": [1, 2, 3],
+        "shown": [5, 8, 2],
+        "superseded": [5, 0, 0],
+        "metrics": [["loss"], [], []],
+        "first_step": [0, 5, 0],
+        "last_step": [4, 12, 1],
+        "superseded_first_step": [5, None, None],
+        "superseded_last_step": [9, None, None],
+    }
+    attempts = listed(command, run_dir)["attempts"]
+    assert {name: [attempt[name] for attempt in attempts] for name in columns} == columns
 
 
 @pytest.mark.parametrize("metrics", [["loss"], ["rollout/episode_return_mean", "train/policy_gradient_loss", "x", "y"]])
@@ -156,7 +143,7 @@ def test_the_table_fits_a_terminal_of_100_columns(metrics, make_config, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", screen := Screen())
         assert main(["attempts", str(run.dir)]) == 0
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    lines = screen.text().splitlines()
     assert max(map(len, lines)) <= 100, lines
     text = " ".join(" ".join(lines).split())
     num = 3 * len(metrics)
@@ -164,18 +151,13 @@ def test_the_table_fits_a_terminal_of_100_columns(metrics, make_config, monkeypa
     assert "(1,000,000-1,200,000)" in text
 
 
-def test_the_attempts_of_a_killed_run_name_the_command_that_adds_points_of_its_journal(tmp_path, command):
-    run_dir = killed(tmp_path, steps=7)
+def test_the_attempts_of_a_killed_run_name_the_command_that_adds_points_of_its_journal(killed, command):
+    run_dir = killed(steps=7)
     note = f"its process was killed: `trieye close {run_dir}` adds points that only its journal has"
     assert note in command.output("attempts", run_dir)
     assert main(["close", str(run_dir)]) == 0
     assert note not in command.output("attempts", run_dir)
     assert [row.shown for row in runs.attempts(run_dir)] == [7]
-
-
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
 
 
 class Net:

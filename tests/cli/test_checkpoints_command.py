@@ -89,7 +89,7 @@ def test_shared_bytes_count_linked_files_once(run_dir, capfd):
     assert document["disk_bytes"] == sum({stat.st_ino: stat.st_size for stat in files}.values())
 
 
-def test_damage_of_the_same_size_is_detected_by_reading(run_dir, capfd):
+def test_damage_of_the_same_size_is_detected_by_reading(run_dir, command, capfd):
     flip(part(run_dir, 30))
     assert listing(run_dir, capfd)[0] == 0
     code, _, rows = listing(run_dir, capfd, "--verify")
@@ -98,10 +98,10 @@ def test_damage_of_the_same_size_is_detected_by_reading(run_dir, capfd):
     (problem,) = rows[30]["problems"]
     assert f"{part(run_dir, 30)} is damaged: its checksum does not match" in problem
     assert rows[30]["lost_rows"] == ["200-299"]
-    assert main(["checkpoints", str(run_dir), "--verify"]) == 1
-    assert "checkpoint_step_30: replay rows 200-299 are lost" in capfd.readouterr().out
-    assert main(["verify", str(run_dir)]) == 1
-    assert "rows 200-299 of the replay of step 30 are lost" in " ".join(capfd.readouterr().out.split())
+    code, out, _ = command("checkpoints", run_dir, "--verify")
+    assert (code, "checkpoint_step_30: replay rows 200-299 are lost" in out) == (1, True)
+    code, out, _ = command("verify", run_dir)
+    assert (code, "rows 200-299 of the replay of step 30 are lost" in " ".join(out.split())) == (1, True)
 
 
 def test_each_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capfd):

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import os
 import re
 import socket
@@ -8,7 +7,7 @@ import msgspec
 import pytest
 
 import trieye
-from tests.cli.conftest import losses
+from tests.cli.conftest import change_config, losses
 from tests.curves import curves_in_mlflow, curves_in_tensorboard, mlflow_runs, record_of
 from tests.damage import contents, flip
 from trieye.cli import main
@@ -19,17 +18,10 @@ from trieye.process.lock import RunLock
 NOWHERE = "http://127.0.0.1:9"
 
 
-def change_config(run_dir, part, **changes):
-    path = run_dir / "configs.json"
-    record = json.loads(path.read_text())
-    record[part].update(changes)
-    path.write_text(json.dumps(record))
-
-
-def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(killed_run, capfd):
+def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(killed_run, command):
     run = killed_run("mlflow")
     died = read_status(run)["time"]
-    assert main(["close", str(run)]) == 0
+    assert "mlflow, tensorboard: delivered all " in command.output("close", run)
     in_tensorboard, in_mlflow = curves_in_tensorboard(run), curves_in_mlflow(run)
     assert in_tensorboard["loss"] == losses()
     assert in_mlflow["loss"] == losses()
@@ -37,17 +29,9 @@ def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(kille
     assert mlflow_runs(run)[1][0].info.status == "KILLED"
     record = record_of(run)
     assert (record.status, record.attempt, record.ended) == ("KILLED", 1, died)
-    assert "mlflow, tensorboard: delivered all " in capfd.readouterr().out
-
-
-@pytest.mark.long
-def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capfd):
-    run = killed_run()
-    assert main(["close", str(run)]) == 0
     before = contents(run)
-    assert main(["close", str(run)]) == 0
+    assert "'first' is recorded as KILLED; already complete: mlflow and tensorboard" in command.output("close", run)
     assert contents(run) == before
-    assert "'first' is recorded as KILLED; already complete: tensorboard" in capfd.readouterr().out
 
 
 @pytest.mark.long
@@ -92,15 +76,6 @@ def test_intact_entries_of_a_damaged_journal_are_delivered_and_the_loss_is_repor
     assert (run / "journal.db.damaged-1").exists()
     assert read_status(run)["dropped"]["journal_damage"] >= 1
     assert curves_in_tensorboard(run)["loss"][:200] == losses(end=200)
-
-
-def test_a_run_killed_before_its_journal_existed_can_be_closed(killed_run):
-    run = killed_run()
-    for path in run.glob("journal.db*"):
-        path.unlink()
-    assert main(["close", str(run)]) == 0
-    assert record_of(run).status == "KILLED"
-    assert Journal(run / "journal.db").damage == []
 
 
 def test_a_run_that_fails_to_open_is_not_recorded_as_closed(killed_run):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import trieye
+from tests.cli.conftest import config_in
 from tests.damage import contents
 from tests.json_schemas import validated
 from trieye.checkpoints.store import CheckpointStore
@@ -54,14 +54,7 @@ def test_a_converted_run_can_be_resumed_and_its_old_files_remain(old_run, tmp_pa
     store = CheckpointStore(old_run / "checkpoints")
     assert [entry.step for entry in store.entries()] == [9, 12]
     assert (store.latest().step, store.find("best").step) == (12, 9)
-    config = trieye.TrieyeConfig(
-        app_name="agents",
-        run_name=old_run.name,
-        runtime={"kind": "local"},
-        sinks={},
-        persistence={"root_data_dir": str(tmp_path / "root")},
-    )
-    logic = ActorLogic(config).open()
+    logic = ActorLogic(config_in(tmp_path / "root", old_run.name)).open()
     try:
         loaded = logic.load_initial_state()
     finally:

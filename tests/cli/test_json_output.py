@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import trieye
+from tests.cli.conftest import config_in
 from tests.json_schemas import SCHEMAS, SOURCE, formatted, validated
 from trieye.cli import COMMANDS, _parser, main
 from trieye.files.run_record import RunRecord
@@ -92,11 +93,8 @@ def project(tmp_path_factory):
     """A project with two finished runs, a killed one, a planned sweep and a pickle of trieye 0.1.5."""
     project = tmp_path_factory.mktemp("project")
     for name, best in (("first", 1.0), ("second", 2.0)):
-        config = trieye.TrieyeConfig(
-            app_name="agents", run_name=name, seed=int(best), runtime={"kind": "local"},
-            persistence={"root_data_dir": str(project / ".trieye_data")},
-            sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
-        )  # fmt: skip
+        sinks = {"tensorboard": {"enabled": True}}
+        config = config_in(project / ".trieye_data", name, seed=int(best), sinks=sinks)
         for _ in range(2):  # two attempts, and the second one supersedes
             with trieye.Run(config) as run:
                 run.log_params({"agent.lr": best})

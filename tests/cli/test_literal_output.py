@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import trieye
+from tests.cli.conftest import Screen
 from trieye.cli import main
 from trieye.hub import ray_cluster
 from trieye.hub.cluster import Node
@@ -34,11 +35,6 @@ PICTURES = str.maketrans("\x1b\n", "␛␊")
 
 class Config(trieye.TrieyeConfig):
     activation: str = "relu"
-
-
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def visible(value):
@@ -161,7 +157,6 @@ def test_tables_of_a_sweep_show_values_literally(plan, trieye_command, shown):
     ("arguments", "num_rows"),
     [
         (("results", "table", "ROOT", "--metric", "eval/return"), len(HOSTILE)),
-        (("results", "select", "ROOT", "--metric", "eval/return"), len(HOSTILE)),
         (("prune", "app", "--older-than", "0s", "--dry-run", "--root", "ROOT"), len(HOSTILE)),
         (("runs", "--root", "ROOT"), len(HOSTILE)),
         (("checkpoints", "app/run6", "--root", "ROOT"), 1),

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 import trieye
-from tests.cli.conftest import losses
-from tests.curves import curves_in_tensorboard
+from tests.cli.conftest import config_in, losses
+from tests.curves import curves_in_tensorboard, record_of
 from trieye.cli import main
 
 JOURNAL, LOG, SHARED = "journal.db", "journal.db-wal", "journal.db-shm"
@@ -22,18 +22,8 @@ def replace(*names):
 
 def resumed_status(run):
     """Resume a run from its checkpoint, and return the journal status that its hub publishes."""
-    config = trieye.TrieyeConfig(
-        app_name="agents",
-        run_name="first",
-        runtime={"kind": "local"},
-        persistence={"root_data_dir": str(run.parents[2])},
-        sinks={
-            "tensorboard": {"enabled": True, "flush_interval_s": 0.1},
-            "mlflow": {"enabled": False},
-            "console": {"enabled": False},
-        },
-        stats={"processing_interval_seconds": 0.1},
-    )
+    sinks = {"tensorboard": {"enabled": True, "flush_interval_s": 0.1}}
+    config = config_in(run.parents[2], sinks=sinks, stats={"processing_interval_seconds": 0.1})
     with trieye.Run(config) as resumed:
         assert resumed.restore()
         assert resumed.step == 200
@@ -61,6 +51,7 @@ def test_a_foreign_or_missing_journal_is_quarantined_and_the_curves_are_unchange
     assert main(["verify", str(run)]) == 1
     assert "journal" in capsys.readouterr().out
     assert main(["close", str(run)]) == 0
+    assert record_of(run).status == "KILLED"
     assert "the journal" in (stderr := capsys.readouterr().err)
     assert "was damaged" in stderr
     assert bool(list(run.glob("journal.db.damaged-1*"))) is bool(remaining)
@@ -70,9 +61,7 @@ def test_a_foreign_or_missing_journal_is_quarantined_and_the_curves_are_unchange
 
 
 def test_a_closed_run_without_sinks_notices_that_its_journal_is_missing(tmp_path):
-    config = trieye.TrieyeConfig(
-        run_name="first", runtime={"kind": "local"}, sinks={}, persistence={"root_data_dir": str(tmp_path)}
-    )
+    config = config_in(tmp_path)
     for is_damaged in (False, True):
         with trieye.Run(config) as run:
             run.log("loss", 1.0, step=1)

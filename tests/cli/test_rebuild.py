@@ -4,7 +4,7 @@ import time
 import pytest
 
 import trieye
-from tests.cli.conftest import losses
+from tests.cli.conftest import config_in, losses
 from tests.curves import curves_in_mlflow, curves_in_tensorboard, mlflow_runs, record_of
 from tests.damage import contents
 from tests.moved import moved
@@ -16,13 +16,7 @@ from trieye.runs.config import config_of
 def _closed(tmp_path_factory):
     """A run that was finished, with TensorBoard and MLflow."""
     root = tmp_path_factory.mktemp("closed")
-    config = trieye.TrieyeConfig(
-        app_name="agents",
-        run_name="first",
-        runtime={"kind": "local"},
-        persistence={"root_data_dir": str(root)},
-        sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": True}, "console": {"enabled": True}},
-    )
+    config = config_in(root, sinks={sink: {"enabled": True} for sink in ("tensorboard", "mlflow", "console")})
     with trieye.Run(config) as run:
         run.log_params({"lr": 0.1})
         for step in range(300):
@@ -43,18 +37,18 @@ def delete_event_files(run_dir):
 
 
 @pytest.mark.long
-def test_rebuild_refills_deleted_stores(closed_run, capfd):
+def test_rebuild_refills_deleted_stores_and_duplicates_no_points(closed_run, command):
     before = record_of(closed_run)
     delete_event_files(closed_run)
     shutil.rmtree(closed_run.parents[1] / "mlruns")
-    assert main(["rebuild", str(closed_run)]) == 0
+    assert "mlflow, tensorboard: delivered all 3" in command.output("rebuild", closed_run)
+    mlflow_run_id = record_of(closed_run).mlflow_run_id
+    command.output("rebuild", closed_run)
     assert curves_in_tensorboard(closed_run)["loss"] == losses()
     assert curves_in_mlflow(closed_run)["loss"] == losses()
     _, (run,) = mlflow_runs(closed_run)
-    assert run.data.params["lr"] == "0.1"
-    assert run.info.status == "FINISHED"
-    assert record_of(closed_run) == before.model_copy(update={"mlflow_run_id": run.info.run_id})
-    assert "mlflow, tensorboard: delivered all 3" in capfd.readouterr().out
+    assert (run.info.run_id, run.info.status, run.data.params["lr"]) == (mlflow_run_id, "FINISHED", "0.1")
+    assert record_of(closed_run) == before.model_copy(update={"mlflow_run_id": mlflow_run_id})
 
 
 @pytest.mark.long
@@ -68,17 +62,6 @@ def test_a_run_in_the_mlflow_trash_fails_at_once_with_the_restore_command(closed
     client.restore_run(run.info.run_id)
     assert main(["close", str(closed_run)]) == 0
     assert curves_in_mlflow(closed_run)["loss"] == losses()
-
-
-@pytest.mark.long
-def test_rebuild_duplicates_no_existing_points(closed_run):
-    _, (before,) = mlflow_runs(closed_run)
-    for _ in range(2):
-        assert main(["rebuild", str(closed_run)]) == 0
-    assert curves_in_tensorboard(closed_run)["loss"] == losses()
-    assert curves_in_mlflow(closed_run)["loss"] == losses()
-    _, (after,) = mlflow_runs(closed_run)
-    assert (after.info.run_id, after.data.params) == (before.info.run_id, before.data.params)
 
 
 def test_only_the_selected_sinks_are_opened(closed_run):

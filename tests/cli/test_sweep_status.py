@@ -1,23 +1,19 @@
 """`trieye sweep status`: its table on terminals of different widths."""
 
-import io
-import re
-import subprocess
+import os
+import signal
 import sys
 
 import pytest
 
+from tests.cli.conftest import Screen
+from tests.forked import forked
 from trieye.cli import main
 from trieye.sweeps.jobs import JobRecord
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.status import ENDED_BY
 
 ERROR = "ValueError: the shape of the input\nis not the shape of the first layer"
-
-
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture
@@ -35,8 +31,7 @@ def status(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", screen := Screen())
             assert main(["sweep", "status", str(tmp_path)]) == 1
-        text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
-        return [line.strip() for line in text.splitlines()]
+        return [line.strip() for line in screen.text().splitlines()]
 
     return lines
 
@@ -47,23 +42,15 @@ def test_errors_are_shown_below_a_narrow_table_and_inside_a_wide_one(status):
     assert any(line.startswith("0 ") and line.endswith(error) for line in status(200))
 
 
-HOLDER = """
-import sys
-from pathlib import Path
-from trieye.sweeps.record import lock_in
-
-with lock_in(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
 def test_the_status_of_a_running_sweep_names_its_process(status, tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "locked\n"
-        assert f"process {process.pid} is running the sweep, and starts the jobs that are left" in status(200)
-        process.stdin.close()
+    def hold_lock(report):
+        with lock_in(tmp_path):
+            report(os.getpid())
+            signal.pause()
+
+    with forked(hold_lock) as output:
+        process = f"process {output.readline().strip()}"
+        assert f"{process} is running the sweep, and starts the jobs that are left" in status(200)
     assert f"run unfinished jobs: trieye sweep relaunch {tmp_path}" in status(200)
 
 

@@ -1,37 +1,18 @@
 import contextlib
-import json
-import signal
-import subprocess
-import sys
+from itertools import count
 
 import pytest
 
+import trieye
+from tests.cli.conftest import change_config
 from tests.damage import contents, cut, flip
+from tests.forked import forked
+from tests.json_schemas import validated
 from tests.permissions import restricted_access
 from trieye.cli import main
 from trieye.history.history import History
 from trieye.journal.journal import Journal, Snapshot
 from trieye.runs import verify
-
-ALIVE = """
-import sys, trieye
-config = trieye.TrieyeConfig(
-    app_name="agents",
-    run_name="first",
-    runtime={"kind": "local"},
-    persistence={"root_data_dir": sys.argv[1]},
-    sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
-    stats={"processing_interval_seconds": 0.01},
-)
-with trieye.Run(config) as run:
-    step = 0
-    while True:
-        run.log("loss", 1.0, step=step)
-        if step == 100:
-            run.flush()
-            print("logging", flush=True)
-        step += 1
-"""
 
 
 def flip_often(path):
@@ -50,12 +31,12 @@ def damaged_run(killed_run):
     return run
 
 
-def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, capfd):
-    run = killed_run("mlflow", "saves")
+def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, command):
+    run = killed_run("saves")
+    change_config(run, "sinks", mlflow={"enabled": True})
     before = contents(run)
-    assert main(["verify", str(run)]) == 0
+    shown = command.output("verify", run)
     assert contents(run) == before
-    shown = capfd.readouterr().out
     assert "RUNNING, no process is writing to it" in shown
     assert "everything is intact" in shown
     assert "highest step is 200" in shown
@@ -65,19 +46,22 @@ def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, capfd):
 
 
 @pytest.mark.long
-def test_an_active_run_is_intact_at_any_moment(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", ALIVE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout.readline() == "logging\n"
+def test_an_active_run_is_intact_at_any_moment(make_config):
+    config = make_config(sinks={"tensorboard": {"enabled": True}}, stats={"processing_interval_seconds": 0.01})
+
+    def log(report):
+        with trieye.Run(config) as run:
+            for step in count():
+                run.log("loss", 1.0, step=step)
+                if step == 100:
+                    run.flush()
+                    report("logging")
+
+    with forked(log) as output:
+        assert output.readline() == "logging\n"
         for _ in range(10):
-            check = verify(tmp_path / "agents" / "runs" / "first")
+            check = verify(config.persistence.get_run_base_dir())
             assert (check.damage, check.is_alive, check.status) == ([], True, "RUNNING")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.mark.parametrize(
@@ -145,14 +129,12 @@ def test_quarantined_files_are_mentioned_and_are_not_damage(damaged_run, capfd):
     assert "note: journal.db.damaged-1 was found damaged and set aside" in shown
 
 
-def test_verify_prints_json_for_scripts(damaged_run, capfd):
+def test_verify_prints_json_for_scripts(damaged_run, command):
     flip(next(damaged_run.glob("history/*.parquet")))
-    assert main(["verify", str(damaged_run), "--json"]) == 1
-    document = json.loads(capfd.readouterr().out)
-    assert document["is_whole"] is False
-    assert document["run_dir"] == str(damaged_run)
-    parts = {part["name"]: part for part in document["parts"]}
-    assert {"what", "meaning", "advice"} == set(parts["history"]["damage"][0])
+    code, out, _ = command("verify", damaged_run, "--json")
+    document = validated(out)
+    assert (code, document["is_whole"], document["run_dir"]) == (1, False, str(damaged_run))
+    assert [part["name"] for part in document["parts"] if part["damage"]] == ["history"]
     assert [(sink["name"], sink["behind"]) for sink in document["sinks"]] == [("tensorboard", 0)]
 
 

@@ -61,8 +61,14 @@ def root(tmp_path_factory, warm_programs):
     return directory / "data"
 
 
-def test_a_pruned_job_of_a_sweep_is_not_called_stopped(root, tmp_path):
-    run_dir = moved(shutil.copytree(root / "agents/runs/stopped", tmp_path / "data/agents/runs/stopped"))
+@pytest.fixture
+def copied(root, tmp_path):
+    """A copy of these runs that a test may change."""
+    return shutil.copytree(root, tmp_path / "data")
+
+
+def test_a_pruned_job_of_a_sweep_is_not_called_stopped(copied, tmp_path):
+    run_dir = moved(copied / "agents/runs/stopped")
     job_dir = tmp_path / "sweep/5"
     job_dir.mkdir(parents=True)
     (job_dir / "run").symlink_to(run_dir)
@@ -107,19 +113,15 @@ def test_the_traceback_is_shown_once_and_its_last_line_is_the_reason(root, comma
     assert diagnose("finished", root=root).error is None
 
 
-def test_a_later_attempt_that_finishes_hides_the_earlier_error(root, tmp_path):
-    copied = tmp_path / "data"
-    shutil.copytree(root / "agents" / "runs" / "failed", copied / "agents" / "runs" / "finished")
-    record = copied / "agents" / "runs" / "finished" / "run.json"
+def test_a_later_attempt_that_finishes_hides_the_earlier_error(copied):
+    record = copied / "agents/runs/failed/run.json"
     record.write_text(record.read_text().replace('"attempt": 1', '"attempt": 2').replace("FAILED", "FINISHED"))
-    diagnosis = diagnose("finished", root=copied)
+    diagnosis = diagnose("failed", root=copied)
     assert diagnosis.error is None
     assert "finished" in diagnosis.reason
 
 
-def test_the_state_at_the_error_is_a_next_step(root, tmp_path):
-    copied = tmp_path / "data"
-    shutil.copytree(root, copied)
+def test_the_state_at_the_error_is_a_next_step(copied):
     checkpoints = moved(copied / "agents" / "runs" / "failed") / "checkpoints"
     shutil.copytree(checkpoints / "checkpoint_step_7", checkpoints / "crash-8")
     step = diagnose("failed", root=copied).next_steps[1]
@@ -153,9 +155,7 @@ def test_a_renamed_run_with_a_name_fixed_in_code_offers_no_command_that_starts_a
     assert step.effect == f"run its program, which does not find the run in {renamed}"
 
 
-def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp_path, command):
-    copied = tmp_path / "data"
-    shutil.copytree(root, copied)
+def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(copied, command):
     logs = copied / "agents" / "runs" / "failed" / "logs"
     for name in ("output.log", "failure_of_attempt_1.txt"):
         (logs / name).unlink()
@@ -168,9 +168,7 @@ def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp
     assert "[bold]text" in text
 
 
-def test_a_run_whose_files_are_gone_is_still_explained(root, tmp_path):
-    copied = tmp_path / "data"
-    shutil.copytree(root, copied)
+def test_a_run_whose_files_are_gone_is_still_explained(copied):
     run_dir = moved(copied / "agents" / "runs" / "killed")
     for part in ("logs", "checkpoints", "provenance", "journal.db", "history"):
         shutil.rmtree(run_dir / part, ignore_errors=True)
@@ -180,13 +178,8 @@ def test_a_run_whose_files_are_gone_is_still_explained(root, tmp_path):
     assert diagnosis.next_steps[0].command.startswith("trieye close")
 
 
-def test_a_killed_run_is_not_listed_with_a_step_before_its_checkpoint(tmp_path):
-    config = trieye.TrieyeConfig(
-        app_name="agents", run_name="first", runtime={"kind": "local"}, persistence={"root_data_dir": str(tmp_path)},
-        sinks={"mlflow": {"enabled": False}, "console": {"enabled": False}, "tensorboard": {"enabled": False}},
-        stats={"processing_interval_seconds": 3600},  # no status is published in between
-    )  # fmt: skip
-    with trieye.Run(config) as run:
+def test_a_killed_run_is_not_listed_with_a_step_before_its_checkpoint(make_config):
+    with trieye.Run(make_config(stats={"processing_interval_seconds": 3600})) as run:  # publishes no status until then
         run.log({"loss": 1.0}, step=7)
         run.save(step=7, state={"a": 1.0}).wait()
         diagnosis = diagnose(run.dir)  # as it would be after SIGKILL
