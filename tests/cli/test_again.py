@@ -13,6 +13,8 @@ import pytest
 
 import trieye
 from tests import warm
+from tests.cli.conftest import config_in
+from tests.damage import cut
 from tests.json_schemas import validated
 from trieye import results, runs
 from trieye.config.redaction import HIDDEN
@@ -21,9 +23,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
 from trieye.results.runs import seed_in
-from trieye.run.provenance import Provenance
 from trieye.runs import get
-from trieye.runs.comparing import Divergence
 from trieye.runs.program import LOAD, Program
 from trieye.sweeps.record import SweepRecord, moved_program
 
@@ -88,8 +88,7 @@ train()
 
 def git(directory, *arguments):
     options = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *options, *arguments], cwd=directory, check=True, capture_output=True, text=True)
-    return done.stdout
+    subprocess.run(["git", *options, *arguments], cwd=directory, check=True, capture_output=True)
 
 
 def run_program(directory, *arguments, program="train.py", code=0):
@@ -115,21 +114,29 @@ def _made(tmp_path_factory):
 
 @pytest.fixture
 def project(_made, warm_programs, monkeypatch):
-    """A project under git with the run `first` of ten steps, whose best one is 6; runs of a test are deleted after it.
+    """A project under git with the run `first` of ten steps, whose best one is 6, restored after each test.
 
     A new interpreter runs `first`; forks of a warm process run the others.
     """
     monkeypatch.chdir(_made)
     monkeypatch.setenv("COLUMNS", "200")
+    first, data = runs_of(_made) / "first", _made / ".trieye_data"
+    changeable = (_made / "conf/train.yaml", _made / "train.py", first / "run.json", provenance_of(first))
+    contents = {path: path.read_bytes() for path in changeable}
+    entries = {path for directory in (_made, data, first.parent) for path in directory.iterdir()}
     yield _made
-    runs = _made / ".trieye_data" / "agents" / "runs"
-    for other in (path for path in runs.iterdir() if path.name != "first"):
-        shutil.rmtree(other)
-    (_made / "conf" / "train.yaml").write_text(CONFIG)
+    for path in {path for directory in (_made, data, first.parent) for path in directory.iterdir()} - entries:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path, content in contents.items():
+        path.write_bytes(content)
 
 
 def runs_of(project):
     return project / ".trieye_data" / "agents" / "runs"
+
+
+def provenance_of(run_dir):
+    return run_dir / "provenance" / "attempt-1.json"
 
 
 def run_names(project):
@@ -153,6 +160,13 @@ def update_json(path, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
+def copy_first(project, name):
+    """Copy the run `first` as another run of its app, and return its directory."""
+    run_dir = shutil.copytree(runs_of(project) / "first", runs_of(project) / name)
+    update_json(run_dir / "run.json", run_name=name, run_id="another")
+    return run_dir
+
+
 def test_a_rerun_reproduces_its_run_and_reports_no_differences(command, project):
     code, out, err = command("rerun", "first")
     assert code == 0, err
@@ -162,73 +176,58 @@ def test_a_rerun_reproduces_its_run_and_reports_no_differences(command, project)
     assert record_of(project, "first_rerun").forked_from is None
 
 
-@pytest.mark.long
-def test_a_rerun_is_planned_from_python_and_a_fork_reported_as_json(command, project):
+def test_a_rerun_is_planned_from_python_and_a_dry_run_reports_the_plan_as_json(command, project):
     plan = runs.plan_rerun("first", ["agent.lr=0.125"])
-    assert (plan.run_dir, dict(plan.divergence.config)) == (
-        runs_of(project) / "first_rerun",
-        {"agent.lr": (0.25, 0.125)},
-    )
+    assert plan.run_dir == runs_of(project) / "first_rerun"
+    assert dict(plan.divergence.config) == {"agent.lr": (0.25, 0.125)}
+    document = validated(command.output("rerun", "first", "agent.lr=0.125", "--dry-run", "--json"))
+    assert (document["run_dir"], document["command"]) == (str(plan.run_dir), plan.program.command(plan.overrides))
     assert run_names(project) == ["first"]
-    code, out, _ = command("rerun", "first", "agent.lr=0.125", "--dry-run", "--json")
-    document = validated(out)
-    assert (code, document["run_dir"], document["command"]) == (
-        0,
-        str(plan.run_dir),
-        plan.program.command(plan.overrides),
-    )
-    code, out, _ = command("fork", "first", "loop.steps=12", "--checkpoint", "best", "--json")
-    document = validated(out)  # the output of the program is on stderr
-    assert (code, document["is_dry_run"], document["changes"]["config"]["loop.steps"]) == (0, False, [10, 12])
-    assert runs.get("first_fork").forked_from == "agents/first@6"
 
 
-def test_restarts_that_choose_the_same_name_become_two_runs(project):
+def test_a_restart_takes_the_next_name_while_another_one_reserves_its_name(project):
     plans = [runs.plan_rerun("first", ["loop.steps=2", f"seed={seed}"]) for seed in (1, 2)]
-    assert [plan.start() for plan in plans] == [0, 0]
-    assert run_names(project) == ["first", "first_rerun", "first_rerun_2"]
-    assert [config_of(project, name)["seed"] for name in run_names(project)[1:]] == [1, 2]
-    assert record_of(project, "first_rerun").attempt == 1
+    with plans[0].reserved():
+        assert plans[1].start() == 0
+    assert run_names(project) == ["first", "first_rerun_2"]  # the reserved name is free again
+    assert config_of(project, "first_rerun_2")["seed"] == 2
 
 
-def test_a_reserved_name_is_free_again_if_the_program_never_starts(project):
-    plans = [runs.plan_rerun("first", ["run_name=second"]) for _ in range(2)]
-    with plans[0].reserved(), pytest.raises(ConfigurationError, match="run_name=second: this run already exists"):
-        plans[1].start()
-    assert run_names(project) == ["first"]
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [(["rerun", "first"], "first_rerun"), (["fork", "first", "--checkpoint", "step:2"], "first_fork")],
-)
-def test_a_restart_does_not_take_the_name_of_a_run_in_the_mirror(words, name, command, project, tmp_path):
-    words = [*words, f"persistence.mirror=file://{tmp_path}/mirror", "loop.steps=4"]
-    command.output(*words, "seed=1")
-    run_id = record_of(project, name).run_id
-    shutil.rmtree(runs_of(project) / name)  # as on another machine
-    assert f"run_name={name}_2" in command.output(*words, "seed=2", "--dry-run")
-    assert run_names(project) == ["first"]
-    command.output(*words, "seed=2")
-    assert run_names(project) == ["first", f"{name}_2"]
-    record = record_of(project, f"{name}_2")
-    assert (config_of(project, f"{name}_2")["seed"], record.attempt, record.status) == (2, 1, "FINISHED")
-    assert record.summary["progress/env_steps"]["last"] == 16.0
-    assert record.run_id != run_id
-    assert re.search(rf"run_name={name}\b", command.output(*words, "persistence.mirror=null", "--dry-run"))
-
-
-def test_a_typed_name_that_the_mirror_has_is_refused(command, project, tmp_path):
+@pytest.fixture
+def mirror(project, tmp_path):
+    """Return the URL of a mirror, and a function that adds a run which this machine does not have."""
     url = f"file://{tmp_path}/mirror"
-    words = ["run_name=second", f"persistence.mirror={url}", "loop.steps=2"]
+
+    def add(name):
+        with trieye.Run(config_in(project / ".trieye_data", name, persistence={"mirror": url})) as run:
+            run.log("loss", 1.0)
+        shutil.rmtree(run.dir)
+
+    return url, add
+
+
+def test_a_restart_does_not_take_the_name_of_a_run_in_the_mirror(command, project, mirror):
+    url, add_run = mirror
+    plan = runs.plan_rerun("first", [f"persistence.mirror={url}"])
+    add_run("first_rerun")
+    with plan.reserved() as reserved:
+        assert reserved.run_dir.name == "first_rerun_2"
+    add_run("first_fork")
+    words = ["fork", "first", "--checkpoint", "step:2", f"persistence.mirror={url}", "--dry-run"]
+    assert "run_name=first_fork_2" in command.output(*words)
+    assert run_names(project) == ["first"]
+
+
+def test_a_typed_name_of_another_run_or_of_a_run_in_the_mirror_is_refused(command, project, mirror):
+    url, add_run = mirror
+    words = ["run_name=second", f"persistence.mirror={url}"]
     plan = runs.plan_rerun("first", words)
-    command.output("rerun", "first", *words)
-    shutil.rmtree(runs_of(project) / "second")
-    for arguments in (["rerun", "first"], ["rerun", "first", "--dry-run"], ["fork", "first", "--checkpoint", "step:2"]):
-        err = command.error(*arguments, *words, "loop.steps=4")
-        assert f"run_name=second: this run already exists in the mirror {url}" in err
+    with plan.reserved(), pytest.raises(ConfigurationError, match="run_name=second: this run already exists; choose"):
+        plan.start()
+    add_run("second")
     with pytest.raises(ConfigurationError, match="run_name=second: this run already exists in the mirror"):
         plan.start()
+    assert f"this run already exists in the mirror {url}" in command.error("rerun", "first", *words)
     assert run_names(project) == ["first"]
     command.output("rerun", "first", *words, "app_name=others", "--dry-run")  # the mirror has it in another app
 
@@ -254,76 +253,51 @@ def test_an_unsigned_stored_command_needs_confirmation_from_python(planted):
 
 def test_changes_since_the_run_are_shown_before_the_start(command, project):
     (project / "conf" / "train.yaml").write_text(CONFIG.replace("steps: 10", "steps: 20"))
-    provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
-    before = provenance.read_text()
-    recorded = json.loads(before)
+    provenance = provenance_of(runs_of(project) / "first")
+    recorded = json.loads(provenance.read_text())
     update_json(
         provenance,
         packages={**recorded["packages"], "numpy": "1.0.0"},
-        commit={**recorded["commit"], "is_dirty": True},
+        commit={**recorded["commit"], "sha": "0" * 40, "is_dirty": True},
         sources={**recorded["sources"], "imported_later": "0" * 16},
     )
     (project / "imported_later.py").write_text("LR = 2\n")
-    try:
-        code, out, err = command("rerun", "first", "agent.lr=0.125", "--dry-run", "run_name=second")
-    finally:
-        provenance.write_text(before)
+    code, out, err = command("rerun", "first", "agent.lr=0.125", "--dry-run", "run_name=second")
     assert code == 0, err
     lines = err.splitlines()
     assert "config: agent.lr: 0.25 -> 0.125  (override)" in lines
     assert any("module imported_later: 00000000 -> " in line for line in lines)
     assert "config: loop.steps: 10 -> 20" in lines
     assert f"packages: numpy: 1.0.0 -> {np.__version__}" in lines
+    assert f"commit: sha: {'0' * 40} -> {recorded['commit']['sha']}" in lines
     assert "commit: the run had uncommitted changes; the patch was not stored" in lines
     assert not any("run_name" in line for line in lines)
     assert out.endswith(" train.py agent.lr=0.125 run_name=second\n")
     assert run_names(project) == ["first"]
 
 
-def test_a_module_edited_without_a_commit_is_shown(project):
-    recorded = Provenance.last(runs_of(project) / "first")
-    before, after = (
-        recorded.model_copy(update={"sources": {"net": digest * 8, "same": "x"}}) for digest in ("ab", "cd")
-    )
-    assert Divergence.between(({}, before), ({}, after)).commit == {"module net": ("abababab", "cdcdcdcd")}
-
-
-def test_a_commit_made_since_the_run_is_shown(command, project):
-    sha = git(project, "rev-parse", "HEAD").strip()
-    git(project, "commit", "-q", "--allow-empty", "-m", "second")
-    try:
-        err = command("rerun", "first", "--dry-run")[2]
-    finally:
-        git(project, "reset", "-q", "--hard", sha)
-    assert f"commit: sha: {sha} -> " in err
-
-
 def test_overrides_unknown_to_the_program_are_named_and_can_be_omitted(command, project):
-    provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
-    before = provenance.read_text()
-    update_json(provenance, overrides=["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"])
-    try:
-        code, _, err = command("rerun", "first", "--dry-run", "--yes")
-        assert (code, "no run was created" in err) == (2, True)
-        assert "agent.learning_rate" in err
-        out = command.output("rerun", "first", "--without", "agent.learning_rate", "--dry-run", "--yes")
-        assert out.endswith(" train.py agent.lr=0.25 run_name=first_rerun\n")
-        err = command("rerun", "first", "--without", "agent.lrn")[2]
-        assert "--without agent.lrn: the run has no such override" in err
-    finally:
-        provenance.write_text(before)
+    overrides = ["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"]
+    update_json(provenance_of(runs_of(project) / "first"), overrides=overrides)
+    err = command.error("rerun", "first", "--dry-run", "--yes")
+    assert "no run was created" in err
+    assert "agent.learning_rate" in err
+    out = command.output("rerun", "first", "--without", "agent.learning_rate", "--dry-run", "--yes")
+    assert out.endswith(" train.py agent.lr=0.25 run_name=first_rerun\n")
+    err = command.error("rerun", "first", "--without", "agent.lrn")
+    assert "--without agent.lrn: the run has no such override" in err
 
 
 def test_the_hydra_config_of_a_program_that_creates_its_config_in_code_is_part_of_the_run(command, project, tmp_path):
     (tmp_path / "own.py").write_text(OWN_HYDRA)
-    for lr, seed in ((0.5, 1), (0.25, 1), (0.25, 2)):
+    for lr, seed in ((0.5, 1), (0.25, 2)):
         words = [f"+net.lr={lr}", f"+seed={seed}", "+api_token=abcdefgh", f"hydra.run.dir={tmp_path}/{lr}_{seed}"]
         run_program(project, *words, program=str(tmp_path / "own.py"))
-    assert dict(runs.diff("own_0.5_1", "own_0.25_1").divergence.config) == {"net.lr": (0.5, 0.25)}
+    assert dict(runs.diff("own_0.5_1", "own_0.25_2").divergence.config) == {"net.lr": (0.5, 0.25), "hydra.seed": (1, 2)}
     assert config_of(project, "own_0.5_1")["api_token"] == HIDDEN
     assert seed_in({"seed": 0, "hydra.seed": 3}) == 3  # of a program that does not pass its seed to TrieyeConfig
     loaded = results.load([path for path in runs_of(project).iterdir() if path.name != "first"]).runs
-    assert {(run.params["net.lr"], run.seed) for run in loaded} == {(0.5, 1), (0.25, 1), (0.25, 2)}
+    assert {(run.params["net.lr"], run.seed) for run in loaded} == {(0.5, 1), (0.25, 2)}
     assert "add run_name to its Hydra config" in command.error("rerun", "own_0.5_1")
     update_json(runs_of(project) / "own_0.5_1" / "run.json", status="KILLED")
     assert "run_name=" not in runs.diagnose("own_0.5_1").next_steps[0].command
@@ -351,12 +325,10 @@ def planted(project):
         run_dir = runs_of(project) / "planted"
         shutil.copytree(runs_of(project) / "first", run_dir)
         update_json(run_dir / "run.json", run_name="planted")
-        update_json(run_dir / "provenance" / "attempt-1.json", **values)
+        update_json(provenance_of(run_dir), **values)
         return run_dir, project / "trace"
 
-    yield plant_copy
-    (project / "stranger.py").unlink()
-    (project / "trace").unlink(missing_ok=True)
+    return plant_copy
 
 
 @pytest.mark.parametrize("words", [["rerun", "--dry-run"], ["fork"]])
@@ -383,12 +355,12 @@ def test_an_unsigned_stored_command_runs_only_when_confirmed(words, command, pla
 
 def test_a_tampered_override_directory_or_sweep_invalidates_the_signature(command, planted, tmp_path):
     run_dir, trace = planted(overrides=["hydra/launcher=stranger"])
-    path = run_dir / "provenance" / "attempt-1.json"
+    path = provenance_of(run_dir)
     assert command("rerun", "planted", "--dry-run")[0] == 2
     update_json(path, overrides=["agent.lr=0.25"], directory=str(tmp_path))
     code, _, err = command("rerun", "planted", "--dry-run")
     assert (code, f"cd {trace.parent} && " in err) == (2, True)  # the program next to the run
-    shutil.copy(run_dir.with_name("first") / "provenance" / "attempt-1.json", path)
+    shutil.copy(provenance_of(run_dir.with_name("first")), path)
     assert command("rerun", "planted", "--dry-run")[0] == 0
     sweep = {"spec": [], "program": [sys.executable, "stranger.py", "\x1b[2K"], "working_dir": str(trace.parent)}
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
@@ -400,77 +372,36 @@ def test_a_tampered_override_directory_or_sweep_invalidates_the_signature(comman
 
 def test_a_missing_program_or_directory_is_named(command, project):
     (project / "train.py").rename(project / "moved.py")
-    try:
-        code, _, err = command("rerun", "first")
-    finally:
-        (project / "moved.py").rename(project / "train.py")
-    assert code == 2
-    assert "train.py" in err
-    provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
-    before = provenance.read_text()
-    update_json(provenance, directory="/nowhere/at/all")
-    (project / "train.py").rename(project / "moved.py")  # else the program is next to the run
-    try:
-        code, _, err = command("rerun", "first")
-    finally:
-        (project / "moved.py").rename(project / "train.py")
-        provenance.write_text(before)
-    assert code == 2
+    assert "train.py" in command.error("rerun", "first")
+    update_json(provenance_of(runs_of(project) / "first"), directory="/nowhere/at/all")
+    err = command.error("rerun", "first")
     assert "/nowhere/at/all, which is gone" in err
     assert "train.py" in err
 
 
-@pytest.mark.long
-def test_a_moved_project_runs_its_own_program_after_confirmation(command, project, tmp_path, monkeypatch):
-    moved = tmp_path / "moved"
-    project.rename(moved)
-    monkeypatch.chdir(moved)
-    record = runs_of(moved) / "first" / "run.json"
-    before = record.read_text()
-    try:
-        code, _, err = command("rerun", "first", "run_name=second", "--yes")
-        program, second = Program.of(get("first")), record_of(moved, "second")
-        update_json(record, status="KILLED")
-        advice = [step.command for step in runs.diagnose("first").next_steps]
-    finally:
-        record.write_text(before)
-        moved.rename(project)
-    assert code == 0, err
-    assert (program.directory, program.is_signed) == (moved, False)
-    assert second.status == "FINISHED"
-    assert advice == [f"cd {moved} && {sys.executable} train.py agent.lr=0.25 run_name=first"]
-
-
-@pytest.mark.long
-def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(command, project, tmp_path, monkeypatch):
-    copied, at_first = shutil.copytree(project, tmp_path / "copied"), run_names(project)
-    begun = (project / "begun.txt").read_text()
-    monkeypatch.chdir(copied)
-    code, _, err = command("rerun", "first", "--dry-run")
-    assert (code, f"cd {copied} && " in err, "--yes" in err) == (2, True, True)
-    assert f"cd {copied} && " in command.output("fork", "first", "--checkpoint", "best", "loop.steps=7", "--yes")
-    assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
-    assert (project / "begun.txt").read_text() == begun
-
-
 @pytest.mark.parametrize("transfer", [Path.rename, shutil.copytree], ids=["moved", "copied"])
-def test_a_sweep_job_of_a_moved_or_copied_project_runs_the_program_of_its_own_sweep(
+def test_a_moved_or_copied_project_runs_its_own_program_after_confirmation(
     transfer, command, project, tmp_path, monkeypatch
 ):
     old, new = shutil.copytree(project, tmp_path / "old"), tmp_path / "new"
-    run_dir, sweep_dir = runs_of(old) / "first", Path("multirun", "lr")
-    update_json(run_dir / "run.json", group=str(old / sweep_dir), job=0)
-    fork_server = [sys.executable, "-c", "import fork_server"]
-    update_json(run_dir / "provenance" / "attempt-1.json", directory=str(old), command=fork_server)
-    words = [sys.executable, str(old / "train.py")]
-    SweepRecord(spec=[], program=words, working_dir=str(old)).write(old / sweep_dir)
+    sweep_dir, first = Path("multirun", "lr"), runs_of(new) / "first"
+    update_json(provenance_of(runs_of(old) / "first"), directory=str(old))
+    SweepRecord(spec=[], program=["python", str(old / "train.py")], working_dir=str(old)).write(old / sweep_dir)
     transfer(old, new)
-    update_json(new / sweep_dir / "sweep.json", program=[sys.executable, "-u", str(old / "train.py")])
     monkeypatch.chdir(new)
-    for arguments in (["rerun", "first"], ["fork", "first", "--checkpoint", "best"]):
-        out = command.output(*arguments, "--dry-run", "--yes")
-        assert f"cd {new} && {sys.executable} -u {new / 'train.py'} agent.lr=0.25 run_name=first_{arguments[0]}" in out
-    assert not Program.of(get("first")).is_signed
+    err = command.error("rerun", "first", "--dry-run")
+    assert f"cd {new} && " in err
+    assert "--yes" in err
+    update_json(first / "run.json", status="KILLED", owner=None)
+    resume_command = runs.diagnose("first").next_steps[0].command
+    assert resume_command == f"cd {new} && {sys.executable} train.py agent.lr=0.25 run_name=first"
+    # a job runs the program of its sweep
+    update_json(first / "run.json", group=str(old / sweep_dir), job=0)
+    update_json(provenance_of(first), command=[sys.executable, "-c", "import fork_server"])
+    update_json(new / sweep_dir / "sweep.json", program=[sys.executable, "-u", str(old / "train.py")])
+    program = Program.of(get("first"))
+    assert (program.directory, program.is_signed) == (new, False)
+    assert program.words == [sys.executable, "-u", str(new / "train.py")]
 
 
 @pytest.mark.parametrize(
@@ -510,37 +441,44 @@ def test_a_run_behind_a_symbolic_link_belongs_to_its_project(project, tmp_path):
         assert (program.directory, program.is_signed) == (project, True)
 
 
-def test_a_fork_starts_from_the_best_checkpoint_with_its_own_history_and_objective(command, project):
-    code, out, err = command("fork", "first", "--checkpoint", "best", "agent.lr=0.5", "loop.steps=12")
-    assert code == 0, err
+def test_a_fork_reproduces_its_parent_with_its_own_history_and_a_nested_fork_records_its_ancestry(command, project):
+    out = command.output("fork", "first", "--checkpoint", "best", "loop.steps=12")
     assert "starts from agents/first at step 6, objective -0" in out
     assert "persistence.load_checkpoint_path=first:step:6" in out
-    assert err.splitlines()[:2] == [
-        "config: agent.lr: 0.25 -> 0.5  (override)",
-        "config: loop.steps: 10 -> 12  (override)",
-    ]
     parent, fork = record_of(project, "first"), record_of(project, "first_fork")
     assert fork.forked_from.name == "agents/first@6"
     assert (fork.forked_from.run_id, fork.forked_from.objective) == (parent.run_id, 0.0)
     assert config_of(project, "first_fork")["persistence"]["load_checkpoint_path"] == "first:step:6"
-    assert np.array_equal(weights_of(project, "first_fork", 6), weights_of(project, "first", 6))  # the fork's own copy
+    for step in (6, 10):  # step 6: the fork's own copy
+        assert np.array_equal(weights_of(project, "first_fork", step), weights_of(project, "first", step))
     assert fork.summary["eval/return"] == {"last": -6.0, "min": -6.0, "max": -2.0, "step": 12}  # not the parent's 0
     assert fork.summary["progress/env_steps"]["last"] == 48.0
     assert "forked from agents/first@6" in command("watch", "first_fork", "--once")[1]
     listed = {run["name"]: run["forked_from"] for run in json.loads(command("runs", "--json")[1])["runs"]}
     assert listed == {"first": None, "first_fork": "agents/first@6"}
+    # into another app: the reference to the checkpoint is its path
+    words = ["first_fork", "app_name=others", "run_name=nested", "loop.steps=14"]
+    document = validated(command.output("fork", *words, "--json"))  # the output of the program is on stderr
+    assert (document["is_dry_run"], document["changes"]["config"]["loop.steps"]) == (False, [12, 14])
+    checkpoint = runs_of(project) / "first_fork/checkpoints/checkpoint_step_12"
+    nested = project / ".trieye_data/others/runs/nested"
+    overrides = json.loads(provenance_of(nested).read_text())["overrides"]
+    assert [word for word in overrides if "load_checkpoint" in word] == [
+        f"persistence.load_checkpoint_path={checkpoint}"
+    ]
+    shutil.rmtree(checkpoint.parents[1])
+    forked_from = RunRecord.read(nested / "run.json").forked_from
+    assert forked_from.line == "agents/first_fork@12, which was forked from agents/first@6"
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_fork_resumes_from_its_own_checkpoints_without_its_parent(command, project):
-    shutil.copytree(runs_of(project) / "first", runs_of(project) / "parent")
-    update_json(runs_of(project) / "parent" / "run.json", run_name="parent", run_id="another")
-    code, out, _ = command(
-        "fork", "parent", "--checkpoint", "step:6", "loop.steps=30", "run_name=fork", "agent.kill_at=8"
-    )
+    parent = copy_first(project, "parent")
+    words = ["parent", "--checkpoint", "step:6", "loop.steps=30", "run_name=fork", "agent.kill_at=8"]
+    code, out, _ = command("fork", *words)
     assert code == 128 + signal.SIGKILL
-    shutil.rmtree(runs_of(project) / "parent")
+    shutil.rmtree(parent)
     command_line = out.splitlines()[-1].partition(" && ")[2].split()  # the printed command
     done = subprocess.run(command_line, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -552,19 +490,6 @@ def test_a_killed_fork_resumes_from_its_own_checkpoints_without_its_parent(comma
     assert record.forked_from.name == "agents/parent@6"  # although its last attempt resumed from its own checkpoint
 
 
-@pytest.mark.slow
-def test_a_fork_reproduces_its_parent_and_a_nested_fork_records_its_ancestry(command, project):
-    assert command("fork", "first", "--checkpoint", "step:6", "run_name=second")[0] == 0
-    assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
-    assert runs.fork("second", ["run_name=third", "loop.steps=12"], checkpoint="latest") == 0
-    shutil.rmtree(runs_of(project) / "second")
-    assert record_of(project, "third").forked_from.line == "agents/second@10, which was forked from agents/first@6"
-    overrides = json.loads((runs_of(project) / "third" / "provenance" / "attempt-1.json").read_text())["overrides"]
-    assert [word for word in overrides if "load_checkpoint" in word] == [
-        "persistence.load_checkpoint_path=second:step:10"
-    ]
-
-
 @pytest.mark.long
 def test_another_architecture_is_rejected_before_a_run_is_created(command, project):
     err = command.error("fork", "first", "--checkpoint", "best", "agent.width=4", code=1)
@@ -573,51 +498,32 @@ def test_another_architecture_is_rejected_before_a_run_is_created(command, proje
     assert run_names(project) == ["first"]
 
 
-@pytest.mark.slow
-def test_a_fork_into_another_app_refers_to_the_checkpoint_by_path(command, project):
-    command.error("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=first")  # unique in a root
-    out = command.output("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=elsewhere")
-    assert f"load_checkpoint_path={runs_of(project)}/first/checkpoints/checkpoint_step_6" in out
-    record = RunRecord.read(project / ".trieye_data" / "others" / "runs" / "elsewhere" / "run.json")
-    assert record.forked_from.name == "agents/first@6"
-    shutil.rmtree(project / ".trieye_data" / "others")
-
-
 def test_an_active_run_can_be_forked_but_not_into_an_existing_run(command, project):
-    shutil.copytree(runs_of(project) / "first", runs_of(project) / "taken")
-    update_json(runs_of(project) / "taken" / "run.json", run_name="taken", run_id="another")
-    with RunLock(runs_of(project) / "first" / "run.lock"), RunLock(runs_of(project) / "taken" / "run.lock"):
+    taken = copy_first(project, "taken")
+    with RunLock(runs_of(project) / "first" / "run.lock"), RunLock(taken / "run.lock"):
         command.output("fork", "first", "--checkpoint", "best", "--dry-run")
         err = command.error("fork", "first", "--checkpoint", "best", "run_name=taken")
         assert "run_name=taken: this run already exists and is still running" in err
-    code, _, err = command("rerun", "first", "run_name=taken")
-    assert (code, "run_name=taken: this run already exists" in err) == (2, True)
+    err = command.error("rerun", "first", "run_name=taken")
+    assert "run_name=taken: this run already exists" in err
     assert "to resume it: cd " in err
     assert err.endswith("train.py agent.lr=0.25 run_name=taken\n")  # not the name that it was started with
 
 
-def test_a_program_that_never_restores_is_rejected_without_training(command, project, tmp_path):
-    (project / "loops.py").write_text(NEVER_RESTORES)
-    try:
-        run_program(project, "run_name=loops", program="loops.py")
-        code, _, err = command("fork", "loops", "run_name=second")
-    finally:
-        (project / "loops.py").unlink()
-    assert code == 1
-    assert "before run.restore()" in err
-    assert run_names(project) == ["first", "loops"]
+def test_a_program_that_never_restores_is_rejected_without_training(command, project, planted):
+    planted(command=[sys.executable, "stranger.py"], overrides=[])
+    (project / "stranger.py").write_text(NEVER_RESTORES)
+    assert "before run.restore()" in command.error("fork", "planted", "--checkpoint", "step:2", "--yes", code=1)
+    assert run_names(project) == ["first", "planted"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["fork", "frist"], ("'frist'", "did you mean 'first'?")),
-        (["rerun", "frist"], ("'frist'", "did you mean 'first'?")),
+        (["fork", "first", "--checkpoint", "best", "run_name=first"], ("run_name=first: this run already exists",)),
         (["diff", "first", "frist"], ("'frist'", "did you mean 'first'?")),
-        (
-            ["fork", "first", "--checkpoint", "step:7"],
-            ("no checkpoint step:7", "choose from: step:6, "),
-        ),
+        (["fork", "first", "--checkpoint", "step:7"], ("no checkpoint step:7", "choose from: step:6, ")),
         (["fork", "first", "--checkpoint", "bset"], ("'bset' is not a checkpoint", "did you mean 'best'?", "step:N")),
         (["fork", "first"], ("it would be over at once", "loop.steps=10 done", "raise that limit")),
         (["fork", "first", "--checkpoint", "best", "agent.lrn=1"], ("no run was created", "agent.lrn", "agent.lr")),
@@ -631,27 +537,15 @@ def test_an_invalid_argument_lists_the_valid_choices_and_creates_nothing(argumen
     assert run_names(project) == ["first"]
 
 
-def test_an_ambiguous_run_name_lists_the_apps(command, project):
-    other = project / ".trieye_data" / "others" / "runs" / "first"
-    shutil.copytree(runs_of(project) / "first", other)
-    try:
-        code, _, err = command("fork", "first", "--checkpoint", "best")
-    finally:
-        shutil.rmtree(project / ".trieye_data" / "others")
-    assert code == 2
-    assert "agents/first, others/first" in err
-
-
 @pytest.mark.long
 def test_a_truncated_checkpoint_is_rejected_before_a_run_is_created(command, project):
-    shutil.copytree(runs_of(project) / "first", runs_of(project) / "cut")
-    update_json(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
-    file = next((runs_of(project) / "cut" / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1])
-    err = command.error("fork", "cut", "--checkpoint", "step:6", code=1)
+    run_dir = copy_first(project, "truncated")
+    file = next((run_dir / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
+    cut(file)
+    err = command.error("fork", "truncated", "--checkpoint", "step:6", code=1)
     assert "no run was created" in err
     assert file.name in err
-    assert run_names(project) == ["cut", "first"]
+    assert run_names(project) == ["first", "truncated"]
 
 
 @pytest.mark.parametrize(
@@ -703,8 +597,7 @@ def test_a_dry_run_enables_no_sink_of_trieye(tmp_path):
 
 @pytest.mark.parametrize("file", ["run.json", "configs.json"])
 def test_a_damaged_run_file_is_named(file, command, project):
-    shutil.copytree(runs_of(project) / "first", runs_of(project) / "broken")
-    (runs_of(project) / "broken" / file).write_text("{")
+    (copy_first(project, "broken") / file).write_text("{")
     for arguments in (["rerun", "broken"], ["fork", "broken"], ["diff", "first", "broken"]):
         code, _, err = command(*arguments)
         assert code in {1, 2}
@@ -712,35 +605,12 @@ def test_a_damaged_run_file_is_named(file, command, project):
 
 
 @pytest.mark.slow
-def test_a_job_of_a_sweep_is_rerun_and_forked_as_a_single_run(command, project):
+def test_a_job_of_a_sweep_is_forked_as_a_single_run(command, project):
     run_program(project, "-m", "agent.lr=0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
-    job = (project / "multirun" / "lr" / "0" / "run").resolve().name
+    job = project / "multirun" / "lr" / "0" / "run"
     out = command.output("fork", job, "--checkpoint", "step:2", "run_name=alone", "--dry-run")
-    assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone persistence.load_checkpoint_path={job}:step:2" in out
-    out = command.output("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")
-    assert "agent.lr=0.5 loop.steps=4 run_name=" in out
-    shutil.rmtree(project / "multirun")
-
-
-@pytest.mark.long
-def test_two_runs_are_compared_as_a_table_and_as_json(command, project):
-    assert command("rerun", "first", "agent.lr=0.5", "loop.steps=4", "run_name=second")[0] == 0
-    out = command.output("diff", "first", "second")
-    rows = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    for row in (
-        ["config", "agents/first", "agents/second"],
-        ["agent.lr", "0.25", "0.5"],
-        ["loop.steps", "10", "4"],
-        ["best eval/return", "0", "-2"],
-        ["progress/env_steps", "40", "16"],
-    ):
-        assert row in rows
-    assert rows.count(["no difference"]) == 2  # commit and packages
-    differences = json.loads(command("diff", "first", "second", "--json")[1])
-    assert differences["config"] == {"agent.lr": [0.25, 0.5], "loop.steps": [10, 4]}
-    assert (differences["commit"], differences["packages"]) == ({}, {})
-    assert differences["metrics"]["progress/env_steps"] == [40.0, 16.0]
-    assert [run["run"] for run in differences["runs"]] == ["agents/first", "agents/second"]
+    checkpoint = f"persistence.load_checkpoint_path={job.resolve().name}:step:2"
+    assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone {checkpoint}" in out
 
 
 def test_killed_runs_and_runs_without_provenance_are_compared_by_what_was_recorded(command, project, killed_run):
