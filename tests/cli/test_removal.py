@@ -45,6 +45,19 @@ def trieye_command(tmp_path, capfd):
     return RootCommand(capfd, options=("--root", tmp_path / "root"))
 
 
+@pytest.fixture
+def prune(trieye_command):
+    """Return a function that prunes the app `agents` without asking, and returns the output."""
+
+    def run(*options, older_than="0s"):
+        return trieye_command.output("prune", "agents", "--older-than", older_than, "--yes", *options)
+
+    return run
+
+
+BEST = ("--keep", "best:1", "--metric", "loss", "--mode", "min")
+
+
 def update_record(run_dir, **values):
     record = RunRecord.read(run_dir / "run.json")
     record.model_copy(update=values).save(run_dir / "run.json")
@@ -52,20 +65,6 @@ def update_record(run_dir, **values):
 
 def remaining_runs(tmp_path):
     return {path.name for path in (tmp_path / "root" / "agents" / "runs").iterdir()}
-
-
-@pytest.mark.long
-def test_a_run_is_deleted_with_its_mlflow_run_and_mirror_and_no_other(make_run, tmp_path, trieye_command):
-    everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
-    first, second = make_run("first", **everywhere), make_run("second", **everywhere)
-    before = contents(second)
-    output = trieye_command.output("rm", "first", "--yes")
-    assert remaining_runs(tmp_path) == {"second"}
-    assert not first.exists()
-    assert contents(second) == before
-    assert [path.name for path in (tmp_path / "mirror" / "agents").iterdir() if any(path.rglob("*.*"))] == ["second"]
-    assert [run.info.run_name for run in mlflow_runs(second)[1]] == ["second"]
-    assert "mlflow runs restore" in output
 
 
 def test_a_run_whose_mlflow_run_is_in_the_trash_can_be_deleted(make_run, tmp_path, trieye_command):
@@ -96,32 +95,32 @@ def test_nothing_is_deleted_without_confirmation(make_run, trieye_command, monke
     assert contents(run_dir) == before
 
 
-def test_names_of_runs_to_delete_are_never_truncated(make_run, trieye_command):
+def test_names_of_runs_to_delete_are_never_truncated(make_run, prune):
     make_run("2026112_first", sinks={"mlflow": {"enabled": True}})
     make_run("2026112_second_that_has_quite_a_long_name")
-    output = trieye_command.output("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
+    output = prune("--dry-run")  # 80 columns wide
     beginnings = "".join(line.split(" ")[0] for line in output.splitlines())  # also of names folded to two lines
     assert "agents/2026112_first" in beginnings
     assert "agents/2026112_second_that_has_quite_a_long_name" in beginnings
 
 
-def test_an_active_run_is_never_deleted(make_run, trieye_command, tmp_path):
+def test_an_active_run_is_never_deleted(make_run, trieye_command, prune, tmp_path):
     idle, alive = make_run("idle"), make_run("alive", age_s=1e6)
     with RunLock(alive / "run.lock"):
         assert "alive" in trieye_command.error("rm", "idle", "alive", "--yes", code=3)
         assert idle.exists()  # all selected runs, or none
-        assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
+        prune(older_than="1d")
     assert remaining_runs(tmp_path) == {"idle", "alive"}
 
 
-def test_a_copy_of_an_active_run_is_deleted_and_the_moved_run_itself_is_not(make_run, trieye_command, tmp_path):
+def test_a_copy_of_an_active_run_is_deleted_and_the_moved_run_itself_is_not(make_run, trieye_command, prune, tmp_path):
     active = make_run("active", age_s=1e6)
     with RunLock(active / "run.lock"):
         shutil.copytree(active, active.with_name("copy"))
         active.rename(active.with_name("moved"))
         assert "still running" in trieye_command.error("rm", "moved", "--yes", code=3)
-        assert trieye_command("rm", "copy", "--yes")[0] == 0
-        assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
+        trieye_command.output("rm", "copy", "--yes")
+        prune(older_than="1d")
         assert remaining_runs(tmp_path) == {"moved"}
         active.with_name("moved").rename(active)  # where the lock is released
 
@@ -218,17 +217,17 @@ def test_a_name_of_several_runs_is_refused_even_if_one_more_is_half_deleted(
     assert half_deleted.exists()
 
 
-def test_prune_completes_the_deletion_of_the_only_run(half_deleted, trieye_command):
-    trieye_command.output("prune", "agents", "--older-than", "1d", "--yes")
+def test_prune_completes_the_deletion_of_the_only_run(half_deleted, prune):
+    prune(older_than="1d")
     assert not half_deleted.exists()
 
 
-def test_prune_completes_interrupted_deletions_but_follows_no_link(half_deleted, make_run, tmp_path, trieye_command):
+def test_prune_completes_interrupted_deletions_but_follows_no_link(half_deleted, make_run, tmp_path, prune):
     second = make_run("second")
     (tmp_path / "precious" / "file").mkdir(parents=True)
     link = second.with_name(half_deleted.name.replace("first", "link"))
     link.symlink_to(tmp_path / "precious")
-    trieye_command.output("prune", "agents", "--older-than", "1d", "--yes")
+    prune(older_than="1d")
     assert sorted(second.parent.iterdir()) == [link, second]
     assert (tmp_path / "precious" / "file").exists()
 
@@ -239,74 +238,59 @@ def test_no_run_starts_from_a_half_deleted_one(half_deleted, make_config):
     assert half_deleted.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "remaining"),
-    [
-        ((), {"fresh"}),
-        (("--keep", "newest:2"), {"fresh", "third"}),
-        (("--keep", "best:1", "--metric", "loss", "--mode", "min"), {"fresh", "second"}),
-        (("--keep", "best:1", "--metric", "loss", "--mode", "max", "--keep", "newest:2"), {"fresh", "third", "first"}),
-    ],
-)
-def test_prune_deletes_old_runs_except_the_best_and_the_newest(
-    arguments, remaining, make_run, tmp_path, trieye_command
-):
-    for days, (name, loss) in enumerate([("fresh", 2.0), ("third", 3.0), ("second", 1.0), ("first", 4.0)]):
-        make_run(name, loss, age_s=days * 86_400 + 60)
-    assert trieye_command("prune", "agents", "--older-than", "1d", "--yes", *arguments)[0] == 0
-    assert remaining_runs(tmp_path) == remaining
-
-
-def test_prune_lists_the_objective_of_each_run_and_why_it_keeps_others(make_run, trieye_command):
+def test_prune_deletes_old_runs_except_the_best_and_lists_why_it_keeps_others(make_run, prune, tmp_path):
     for days, (name, loss) in enumerate([("fresh", 2.0), ("third", 3.25), ("second", 1.5), ("first", 4.5)]):
         run_dir = make_run(name, loss, age_s=days * 86_400 + 60)
-    arguments = ("--older-than", "1d", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--dry-run")
     with RunLock(run_dir / "run.lock"):
-        output = trieye_command.output("prune", "agents", *arguments)
+        output = prune(*BEST, "--dry-run", older_than="1d")
     (line,) = (line.split() for line in output.splitlines() if line.startswith("agents/third"))
     assert line[2] == "3.25"
     for kept in ("agents/fresh (2): used recently", "agents/second (1.5): the best", "agents/first (4.5): running"):
         assert f"keeping {kept}" in output
+    assert remaining_runs(tmp_path) == {"fresh", "third", "second", "first"}
+    prune(*BEST, older_than="1d")
+    assert remaining_runs(tmp_path) == {"fresh", "second"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("prune", "agent", "--older-than", "1d"), "agents"),
-        (("prune", "first", "--older-than", "1d"), "it is a run, and only the runs of an app are pruned"),
-        (("prune", "agents", "--older-than", "soon"), "30d"),
-        (("prune", "agents", "--older-than", "1d", "--keep", "best"), "best:5"),
-        (("prune", "agents", "--older-than", "1d", "--keep", "best:1", "--metric", "los"), "loss"),
-        (("prune", "agents", "--older-than", "1d", "--keep", "best:1", "--metric", "loss"), "--mode min"),
-        (("rm", "firts"), "first"),
-    ],
-)
-def test_an_invalid_argument_lists_the_valid_ones_and_deletes_nothing(arguments, message, make_run, trieye_command):
+def test_an_invalid_argument_lists_the_valid_ones_and_deletes_nothing(make_run, trieye_command):
     run_dir = make_run("first", age_s=1e6)
-    code, output, _ = trieye_command(*arguments)
-    assert code in {1, 2}
-    assert message in output
-    assert run_dir.exists()
+    old, best = ("--older-than", "1d"), ("--keep", "best:1")
+    for arguments, message in (
+        (("prune", "agent", *old), "agents"),
+        (("prune", "first", *old), "it is a run, and only the runs of an app are pruned"),
+        (("prune", "agents", "--older-than", "soon"), "30d"),
+        (("prune", "agents", *old, "--keep", "best"), "best:5"),
+        (("prune", "agents", *old, *best, "--metric", "los"), "loss"),
+        (("prune", "agents", *old, *best, "--metric", "loss"), "--mode min"),
+        (("rm", "firts"), "first"),
+    ):
+        code, output, _ = trieye_command(*arguments)
+        assert (code in {1, 2}, message in output) == (True, True), arguments
+        assert run_dir.exists()
 
 
-def test_deleting_a_copy_spares_the_mlflow_run_and_mirror_of_the_original(make_run, tmp_path, trieye_command):
+def test_a_run_is_deleted_with_its_mlflow_run_and_mirror_and_a_copy_without_those_of_the_original(
+    make_run, tmp_path, trieye_command
+):
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
-    original = make_run("first", **everywhere)
+    original, second = make_run("first", **everywhere), make_run("second", **everywhere)
     sibling = shutil.copytree(original, original.with_name("first_backup"))
     same_name = shutil.copytree(original, tmp_path / "other" / "agents" / "runs" / "first")
     shutil.copytree(original.parents[1] / "mlruns", same_name.parents[1] / "mlruns")
     no_layout = shutil.copytree(original, tmp_path / "backup")
-    before = contents(original), contents(tmp_path / "mirror")
+    before = contents(original), contents(second), contents(tmp_path / "mirror")
     for copy in (sibling, same_name, no_layout):
-        code, output, _ = trieye_command("rm", str(copy), "--yes")
-        assert (code, copy.exists()) == (0, False), output
-        assert (contents(original), contents(tmp_path / "mirror")) == before
-        assert [run.info.run_name for run in mlflow_runs(original)[1]] == ["first"]
+        output = trieye_command.output("rm", copy, "--yes")
+        assert not copy.exists()
+        assert (contents(original), contents(second), contents(tmp_path / "mirror")) == before
+        assert {run.info.run_name for run in mlflow_runs(original)[1]} == {"first", "second"}
         if copy == sibling:
             assert "agents/first_backup" in output
-    assert [run.info.run_name for run in mlflow_runs(same_name)[1]] == ["first"]
-    code, output, _ = trieye_command("rm", "first", "--yes")
-    assert (code, mlflow_runs(original)[1], contents(tmp_path / "mirror")) == (0, [], {}), output
+    assert {run.info.run_name for run in mlflow_runs(same_name)[1]} == {"first", "second"}
+    assert "mlflow runs restore" in trieye_command.output("rm", "first", "--yes")
+    assert (remaining_runs(tmp_path), contents(second)) == ({"second"}, before[1])
+    assert [run.info.run_name for run in mlflow_runs(second)[1]] == ["second"]
+    assert {name.split("/")[1] for name in contents(tmp_path / "mirror")} == {"second"}
 
 
 def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirror(make_run, tmp_path, trieye_command):
@@ -315,11 +299,11 @@ def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirror(make_run, tmp_p
     renamed = original.rename(original.with_name("renamed"))
     copy = shutil.copytree(renamed, original.with_name("copy"))
     before = contents(tmp_path / "mirror")
-    code, output, _ = trieye_command("rm", "copy", "--yes")
-    assert (code, copy.exists(), contents(tmp_path / "mirror")) == (0, False, before), output
+    trieye_command.output("rm", "copy", "--yes")
+    assert (copy.exists(), contents(tmp_path / "mirror")) == (False, before)
     assert len(mlflow_runs(original)[1]) == 1
-    code, output, _ = trieye_command("rm", "renamed", "--yes")
-    assert (code, renamed.exists(), contents(tmp_path / "mirror")) == (0, False, {}), output
+    trieye_command.output("rm", "renamed", "--yes")
+    assert (renamed.exists(), contents(tmp_path / "mirror")) == (False, {})
     assert mlflow_runs(original)[1] == []
 
 
@@ -378,14 +362,15 @@ def test_deleting_a_symbolic_link_does_not_delete_its_run(make_run, tmp_path, tr
     assert remaining_runs(tmp_path) == {"first", "link"}
 
 
-@pytest.mark.parametrize("command", ["close", "rebuild"])
-def test_a_copy_never_writes_to_the_mlflow_run_of_the_original(command, make_run, trieye_command):
+def test_a_copy_never_writes_to_the_mlflow_run_of_the_original(make_run, trieye_command):
     original = make_run("first", sinks={"tensorboard": {"enabled": True}})
     copy = shutil.copytree(original, original.with_name("copy"))
     before = contents(copy)
-    code, output, _ = trieye_command(command, "copy")
-    assert (code, str(original) in output, "trieye fork" in output) == (2, True, True), output
-    assert contents(copy) == before
+    for command in ("close", "rebuild"):
+        output = trieye_command.error(command, "copy")
+        assert str(original) in output
+        assert "trieye fork" in output
+        assert contents(copy) == before
 
 
 def test_a_run_from_another_machine_must_be_claimed_before_it_is_closed(make_run, trieye_command):
@@ -400,14 +385,13 @@ def test_a_run_from_another_machine_must_be_claimed_before_it_is_closed(make_run
     assert mlflow_runs(run_dir)[1] == []
 
 
-def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tmp_path, trieye_command):
-    killed_run("", directory="root")
+def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tmp_path, prune):
+    killed_run()
     for name in ("second", "third"):
         make_run(name, loss=1.0, age_s=1e6)
-    assert re.search(r"agents/first +LOST ", trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")[1])
-    arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    code, output, _ = trieye_command("prune", "agents", *arguments)
-    assert (code, remaining_runs(tmp_path)) == (0, {"first"}), output
+    assert re.search(r"agents/first +LOST ", prune("--dry-run"))
+    prune(*BEST)
+    assert remaining_runs(tmp_path) == {"first"}
 
 
 def test_prune_accepts_the_directory_of_an_app_outside_the_root(make_run, tmp_path, command):
@@ -436,70 +420,55 @@ def test_a_run_that_another_process_deleted_since_it_was_listed_leaves_no_direct
     assert list(run_dir.parent.iterdir()) == []
 
 
-def test_prune_keeps_the_last_used_of_equally_good_runs(make_run, tmp_path, trieye_command):
+def test_prune_keeps_the_last_used_of_equally_good_runs(make_run, tmp_path, prune):
     for days, name in enumerate(("newest", "middle", "oldest")):
         make_run(name, 1.0, age_s=days * 86_400 + 60)
-    arguments = ("--older-than", "0s", "--keep", "best:2", "--metric", "loss", "--mode", "min", "--yes")
-    code, output, _ = trieye_command("prune", "agents", *arguments)
-    assert (code, remaining_runs(tmp_path)) == (0, {"newest", "middle"}), output
+    output = prune("--keep", "best:2", "--metric", "loss", "--mode", "min")
+    assert remaining_runs(tmp_path) == {"newest", "middle"}
     assert "agents/newest (1)" in output
     assert ": among the 2 best\n" in output
 
 
-def test_prune_lists_all_kept_runs_and_the_sweeps_of_deleted_jobs(make_run, trieye_command, monkeypatch, tmp_path):
+def test_prune_lists_all_kept_runs_and_the_sweeps_of_deleted_jobs(make_run, prune, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for number, sweep in enumerate(("lr", "lr", "seeds", None)):
         run_dir = make_run(f"old{number}", age_s=1e6)
         update_record(run_dir, group=None if sweep is None else f"{tmp_path}/multirun/{sweep}")
     for number in range(12):
         shutil.copytree(run_dir, run_dir.with_name(f"copy{number}"))
-    output = trieye_command.output("prune", "agents", "--older-than", "0s", "--keep", "newest:13", "--dry-run")
+    output = prune("--keep", "newest:13", "--dry-run")
     assert "2 of these runs are jobs of the sweep multirun/lr\n" in output
     assert "1 of these runs is a job of the sweep multirun/seeds\n" in output
     (line,) = (line for line in output.splitlines() if line.startswith("keeping "))
     assert (line.count("agents/copy"), line.endswith(": among the 13 newest")) == (12, True)
 
 
-def test_prune_never_prefers_a_diverged_run_to_a_finite_one(make_run, make_config, tmp_path, trieye_command):
-    make_run("good", 1.0, age_s=1e6)
-    with trieye.Run(make_config(app_name="agents", run_name="diverged")) as run:
-        for step, loss in enumerate([0.1, float("nan"), float("nan")]):
-            run.log("loss", loss, step=step)
-    arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    assert "0.1 (diverged)" in trieye_command("runs", "agents", "--metric", "loss", "--mode", "min")[1]
-    code, output, _ = trieye_command("prune", "agents", *arguments)
-    assert (code, remaining_runs(tmp_path)) == (0, {"good"}), output
-
-
-def test_prune_keeps_runs_with_an_unknown_objective(make_run, make_config, tmp_path, trieye_command):
-    for name, loss in (("best", 1.0), ("worse", 2.0)):
-        make_run(name, loss, age_s=1e6)
-    make_run("diverged", float("nan"), age_s=1e6)
-    with trieye.Run(make_config(app_name="agents", run_name="unknown")):
-        pass
-    arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    code, output, _ = trieye_command("prune", "agents", *arguments)
-    assert (code, remaining_runs(tmp_path)) == (0, {"best", "diverged", "unknown"}), output
-    assert "agents/unknown" in output
-
-
-def test_prune_keeps_a_run_with_a_damaged_record_and_reports_it(make_run, tmp_path, trieye_command):
-    make_run("old", age_s=1e6)
+def test_prune_keeps_runs_with_an_unknown_objective_and_prefers_finite_to_diverged_ones(
+    make_run, make_config, tmp_path, trieye_command, prune
+):
+    make_run("best", 1.0, age_s=1e6)
+    make_run("unrated", float("nan"), age_s=1e6)
     (make_run("damaged", age_s=1e6) / "run.json").write_text("{")
-    output = trieye_command.output("prune", "agents", "--older-than", "1d", "--yes")
-    assert remaining_runs(tmp_path) == {"damaged"}
+    for name, losses in (("diverged", (0.1, float("nan"), float("nan"))), ("empty", ())):
+        with trieye.Run(make_config(app_name="agents", run_name=name)) as run:
+            for step, loss in enumerate(losses):
+                run.log("loss", loss, step=step)
+    assert "0.1 (diverged)" in trieye_command.output("runs", "agents", "--metric", "loss", "--mode", "min")
+    output = prune(*BEST)
+    assert remaining_runs(tmp_path) == {"best", "unrated", "damaged", "empty"}
+    assert "agents/empty" in output
     assert "keeping agents/damaged" in output
 
 
-def test_prune_skips_symbolic_links_and_reports_them(make_run, tmp_path, trieye_command):
+def test_prune_skips_symbolic_links_and_reports_them(make_run, tmp_path, prune):
     make_run("first", age_s=1e6)
     away = make_run("away", age_s=1e6).rename(tmp_path / "away")
     runs = tmp_path / "root" / "agents" / "runs"
     (runs / "link").symlink_to(away)
     (runs.parent / "archive").symlink_to(shutil.copytree(runs, tmp_path / "elsewhere", symlinks=True))
     before = contents(tmp_path / "away"), contents(tmp_path / "elsewhere")
-    code, output, _ = trieye_command("prune", "agents", "--older-than", "0s", "--yes")
-    assert (code, remaining_runs(tmp_path)) == (0, {"link"}), output
+    output = prune()
+    assert remaining_runs(tmp_path) == {"link"}
     assert (contents(tmp_path / "away"), contents(tmp_path / "elsewhere")) == before
     assert output.count("symbolic link") == 3
     assert str(away) in output
