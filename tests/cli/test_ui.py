@@ -2,7 +2,6 @@ import contextlib
 import http.client
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -11,16 +10,15 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import psutil
 import pytest
 
 import trieye
-from tests import warm
+from tests.cli.conftest import Screen, config_in
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.cli.pages import MAX_STORES, PageSelection, pages_of
@@ -30,22 +28,14 @@ from trieye.process.local_servers import free_port
 from trieye.runs.finding import resolve
 from trieye.sinks.mlflow.pages import experiments_of
 
-WARM = warm.LIGHT
 SWEEP = "/of/a sweep/2026-01-01"
 NO_REPORT = "no report: pass an app, a sweep or a run"
 
 
 def make_run(root, name, *, app="agents", sinks=("mlflow", "tensorboard"), group=None):
-    config = trieye.TrieyeConfig(
-        app_name=app,
-        run_name=name,
-        runtime={"kind": "local"},
-        persistence={"root_data_dir": str(root), "auto_resume_latest": False},
-        sinks={sink: {"enabled": sink in sinks} for sink in ("mlflow", "tensorboard", "console")},
-    )
+    config = config_in(root, name, app_name=app, sinks={sink: {"enabled": True} for sink in sinks})
     with trieye.Run(config, group=group) as run:
         run.log({"loss": 0.5}, step=1)
-    return run.dir
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +139,10 @@ def ui():
         yield start
 
 
-def get(link, path, *, host=None, **body):
+def get(link, path, **body):
     address = link.partition("/#")[0].rstrip("/")
     data = json.dumps(body).encode() if body else None
-    headers = {"Content-Type": "application/json"} | ({} if host is None else {"Host": host})
+    headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}{path}", data=data, headers=headers)  # noqa: S310 - our own address
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=60) as answer:
@@ -220,7 +210,7 @@ def test_any_end_of_the_command_ends_its_servers(root, ui, number):
 
 @pytest.mark.slow
 def test_a_dead_server_is_an_error_with_the_end_of_its_log(root, ui):
-    shown = ui("events", "--root", root)
+    shown = ui("events", "--root", root, "--only", "tensorboard")
     next(one for one in shown.family if "tensorboard.main" in one.cmdline()).kill()
     rest = shown.process.stdout.read()
     assert shown.process.wait() == 1
@@ -307,59 +297,48 @@ def test_a_run_without_sinks_has_only_the_report(root, tmp_path, command):
     assert f"nothing to show in the browser: {NO_REPORT}" in command.error("ui", "--root", root, "--only", "report")
 
 
-def test_the_report_is_regenerated_on_each_load_and_served_only_locally(root, ui, tmp_path):
-    shown = ui("first", "--root", root, "--only", "report")
-    link = shown.links["report"]
-    assert link == f"{link.rpartition(':')[0]}:{urlsplit(link).port}/"
-    status, page = get(link, "/")
-    assert (status, b"<h1>No report</h1>" in page) == (200, True)  # the metric is ambiguous
-    assert b"nor a returned number; add --metric (choose from: loss)<p>" in page
-    assert b"<code>trieye results report " in page
-    change(root / "agents" / "runs" / "first" / "configs.json", of="loop", objective="loss")
-    status, page = get(link, "/")
-    assert (status, b"<h1>loss of first</h1>" in page) == (200, True)
-    assert b"<code>.trieye_data/agents/runs/first</code>" in page  # relative to the working directory
-    assert b'<a href="/' not in page  # a browser opens no files from here
-    for path, host, expected in (("/etc/passwd", None, 404), ("/", "evil.example:80", 403)):
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            get(link, path, host=host)
-        assert refused.value.code == expected
-        refused.value.close()
-    assert shown.end(signal.SIGINT)[0] == 0
-    assert shown.is_gone()
-
-
-def test_the_report_page_names_a_package_that_is_not_installed(root, monkeypatch):
-    run_dir = root / "agents" / "runs" / "first"
-    change(run_dir / "configs.json", of="loop", objective="loss")
-    monkeypatch.delitem(sys.modules, "trieye.results.report", raising=False)
+def test_the_report_is_regenerated_on_each_load(root, monkeypatch):
+    source = ".trieye_data/agents/runs/first"
+    _, page = _page(source)
+    assert "<h1>No report</h1>" in page  # the metric is ambiguous
+    assert "nor a returned number; add --metric (choose from: loss)<p>" in page
+    assert "<code>trieye results report " in page
+    change(root / "agents/runs/first/configs.json", of="loop", objective="loss")
+    _, page = _page(source)
+    assert "<h1>loss of first</h1>" in page
+    assert f"<code>{source}</code>" in page
+    assert '<a href="/' not in page  # a browser opens no files from here
+    monkeypatch.delitem(sys.modules, "trieye.results.report")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "the report needs matplotlib, which is not installed: pip install matplotlib" in _page(str(run_dir))[1]
+    assert "the report needs matplotlib, which is not installed: pip install matplotlib" in _page(source)[1]
 
 
-def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_path):
+def test_the_report_is_served_only_under_local_names_and_without_other_files(tmp_path):
     port = free_port()
 
-    def status_of(host):
+    def get_as(host, path=HEALTH):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with contextlib.closing(connection):
-            connection.request("GET", HEALTH, headers={"Host": host})
-            return connection.getresponse().status
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
 
     def is_up():
         with contextlib.suppress(ConnectionRefusedError):
-            return status_of(f"127.0.0.1:{port}")
+            return get_as("localhost")
 
     with subprocess.Popen(server_command(str(tmp_path), ".", port)) as server:
         try:
             wait_until(is_up)
-            answered = [status_of(host) for host in ("localhost", "127.0.0.1", "LOCALHOST:80", f"localhost:{port}")]
-            refused = [
-                status_of(host) for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "[")
-            ]
+            for host in ("localhost", "127.0.0.1", "LOCALHOST:80", f"localhost:{port}"):
+                assert get_as(host)[0] == 200
+            for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "["):
+                assert get_as(host, "/") == (403, b"")
+            assert get_as("localhost", "/etc/passwd")[0] == 404
+            status, page = get_as("localhost", "/")
+            assert (status, b"<h1>No report</h1>" in page) == (200, True)
         finally:
             server.kill()
-    assert (answered, refused) == ([200] * 4, [403] * 4)
 
 
 def test_a_run_with_a_damaged_config_is_named_and_skipped(root, tmp_path, command):
@@ -390,27 +369,17 @@ def test_an_existing_server_is_linked_without_its_password(root, capfd):
 
 
 @pytest.mark.parametrize(
-    ("display", "arguments", "opens"),
-    [(":7", [], True), pytest.param(":7", ["--no-browser"], False, marks=pytest.mark.long), ("", [], False)],
+    ("display", "arguments", "is_opened"), [(":7", [], True), (":7", ["--no-browser"], False), ("", [], False)]
 )
-def test_a_browser_opens_only_with_a_display(root, tmp_path, warm_programs, display, arguments, opens):
-    run_dir = root / "agents" / "runs" / "first"
-    change(run_dir / "configs.json", mlflow_tracking_uri="http://127.0.0.1:9")
-    record = json.loads((run_dir / "run.json").read_text())
-    (run_dir / "run.json").write_text(json.dumps({**record, "mlflow_run_id": None}))  # nothing to ask the server for
-    browser = tmp_path / "browser"
-    browser.write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/opened\n")
-    browser.chmod(0o755)
-    command = [sys.executable, "-m", "trieye.cli", "ui", str(run_dir), "--only", "mlflow", *arguments]
-    environment = {**os.environ, "BROWSER": f"{browser} %s", "DISPLAY": display, "WAYLAND_DISPLAY": ""}
-    ours, theirs = pty.openpty()
-    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, check=False)
-    os.close(theirs)
-    with os.fdopen(ours) as terminal:
-        assert terminal.readline() == "MLflow  http://127.0.0.1:9/#/experiments\n"
-    assert (done.returncode, done.stderr) == (0, b"")
-    opened = tmp_path / "opened"
-    assert (opened.read_text() if opened.exists() else "") == ("http://127.0.0.1:9/#/experiments\n" if opens else "")
+def test_a_browser_opens_only_with_a_display(root, monkeypatch, display, arguments, is_opened):
+    change(root / "agents/runs/first/configs.json", mlflow_tracking_uri="http://127.0.0.1:9")
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(sys, "stdout", Screen())
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert main(["ui", "first", "--root", str(root), "--only", "mlflow", *arguments]) == 0
+    assert opened == (["http://127.0.0.1:9/#/experiments"] if is_opened else [])
 
 
 def test_a_store_without_a_server_is_named_without_its_password(root, command):
