@@ -24,11 +24,6 @@ def make_runs(root, *names):
         (root / name / "run.json").touch()
 
 
-@pytest.mark.parametrize("reference", ["second", "agents/second"])
-def test_a_name_selects_a_run_below_the_root(root, reference):
-    assert run_directory(reference, root=root) == root / "agents/runs/second"
-
-
 def test_the_app_distinguishes_runs_of_the_same_name(root):
     assert run_directory("others/first", root=root) == root / "others/runs/first"
     with pytest.raises(ConfigurationError, match=r"'first': .*agents/first, others/first"):
@@ -41,15 +36,17 @@ def test_directories_distinguish_runs_of_the_same_name_and_app(root):
         run_directory("agents/second", root=root)
 
 
-@pytest.mark.parametrize("reference", ["../root/agents/runs/first", "../link", "{root}/agents/runs/first/"])
-def test_a_path_selects_the_run_in_any_directory(root, reference, tmp_path):
-    (tmp_path / "link").symlink_to(root / "agents/runs/first")
-    assert run_directory(reference.format(root=root), root=Path("nowhere")) == root / "agents/runs/first"
+@pytest.mark.parametrize(
+    "reference", ["second", "agents/second", "../root/agents/runs/second", "../link", "{root}/agents/runs/second/"]
+)
+def test_a_name_below_the_root_or_a_path_selects_a_run(root, reference, tmp_path):
+    (tmp_path / "link").symlink_to(root / "agents/runs/second")
+    assert run_directory(reference.format(root=root), root=root) == root / "agents/runs/second"
 
 
-def test_the_working_directory_can_be_the_run(root, monkeypatch):
+def test_a_path_selects_the_run_outside_the_root(root, monkeypatch):
     monkeypatch.chdir(root / "agents/runs/first")
-    assert run_directory(".", root=root) == root / "agents/runs/first"
+    assert run_directory(".", root=Path("nowhere")) == root / "agents/runs/first"
 
 
 def test_an_unknown_name_suggests_the_closest_one_and_names_the_root(root):

@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,31 +10,9 @@ import pytest
 
 import trieye
 from tests.forked import lines_until_killed
+from tests.waiting import wait_until
 from trieye import runs
-from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.process.lock import RunLock
-
-KILLED = """
-import os, signal, sys, time
-import trieye
-from trieye import runs
-
-config = trieye.TrieyeConfig(
-    app_name="agents", run_name="killed", runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[1]},
-    sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
-    stats={"processing_interval_seconds": 0.01},
-)
-with trieye.Run(config) as run:
-    for step in range(20):
-        run.step = step
-        run.log({"loss": 1.0 / (step + 1)})
-    run.flush()
-    deadline = time.monotonic() + 30
-    while runs.get(run.dir).step != 19:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+from trieye.exceptions import ConfigurationError
 
 
 @pytest.fixture
@@ -66,11 +42,27 @@ def make_run(make_config, root):
 
 
 @pytest.fixture
-def killed(root):
-    """Directory of a run that was killed at step 19 with TensorBoard behind."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    return root / "agents" / "runs" / "killed"
+def killed(make_config, root):
+    """Return a function that kills an attempt of a run at step 19 with TensorBoard behind; returns its directory."""
+    config = make_config(
+        app_name="agents",
+        run_name="killed",
+        persistence={"root_data_dir": str(root)},
+        sinks={"tensorboard": {"enabled": True}},
+        stats={"processing_interval_seconds": 0.01},
+    )
+
+    def log(report):
+        with trieye.Run(config) as run:
+            for step in range(20):
+                run.step = step
+                run.log({"loss": 1.0 / (step + 1)})
+            run.flush()
+            wait_until(lambda: runs.get(run.dir).step == 19)
+            report(run.dir)
+            signal.pause()
+
+    return lambda: Path(lines_until_killed(log, 1)[0])
 
 
 def test_get_resolves_a_run_name_anywhere_in_the_project(make_run, root, monkeypatch):
@@ -90,115 +82,34 @@ def test_get_resolves_a_run_name_anywhere_in_the_project(make_run, root, monkeyp
         runs.get("frist")
 
 
-def test_runs_can_be_listed_selected_and_ordered(make_run):
-    make_run("old", 2.0, age_s=86_400 * 3, seed=7)
-    make_run("best", 9.0, age_s=60)
-    make_run("other", 4.0, app="others")
-    listing = runs.find()
-    assert ({run.name for run in listing.runs}, listing.skipped) == ({"old", "best", "other"}, [])
-    assert [run.name for run in runs.ordered(listing.runs)] == ["other", "best", "old"]
-    assert [run.name for run in runs.ordered(listing.runs, "objective")] == ["best", "other", "old"]
-    assert [run.name for run in runs.select(listing.runs, newer_than_s=3600.0, where={"app_name": "agents"})] == [
-        "best"
-    ]
-    assert [run.name for run in runs.select(listing.runs, where={"seed": "7"})] == ["old"]
-    assert runs.select(runs.find("others").runs, status={"KILLED"}) == []
-    with pytest.raises(ConfigurationError, match="did you mean 'agents'"):
-        runs.find("agent")
-    with pytest.raises(ConfigurationError, match="did you mean 'seed'"):
-        runs.select(listing.runs, where={"sed": "0"})
-
-
-def test_a_directory_without_a_record_is_reported_as_skipped(make_run):
-    (make_run("first").parent / "interrupted").mkdir()
-    (skipped,) = runs.find("agents").skipped
-    assert skipped.directory.name == "interrupted"
-    assert "it has no run.json" in skipped.reason
-
-
-def test_verify_names_the_damaged_file_and_its_consequence(make_run):
-    run_dir = make_run("first")
-    assert runs.verify("first").damage == []
-    (saved,) = runs.checkpoints("first").checkpoints
-    assert (saved.step, saved.state, saved.marks) == (5, "sizes fit", ("latest",))
-    assert runs.checkpoints("first", checksums=True).checkpoints[0].state == "whole"
-    part = next(path for path in (run_dir / "checkpoints" / saved.name).iterdir() if path.name != "MANIFEST.json")
-    part.write_bytes(b"x" * part.stat().st_size)
-    (damage,) = runs.verify("first").damage
-    assert part.name in damage.what
-    assert damage.meaning == "it cannot be loaded"
-
-
-@pytest.mark.long
 def test_a_killed_run_is_lost_until_it_is_closed(killed):
+    run_dir = killed()
     assert runs.get("killed").status == "LOST"
     progress = []
     delivery = runs.close("killed", progress=lambda done, total: progress.append((done, total)))
-    assert (delivery.run_dir, delivery.status, delivery.sinks, delivery.missing) == (
-        killed,
-        "KILLED",
-        ["tensorboard"],
-        {},
-    )
+    assert (delivery.run_dir, delivery.status, delivery.sinks) == (run_dir, "KILLED", ["tensorboard"])
+    assert delivery.missing == {}
     assert progress[-1] == (delivery.num_items, delivery.num_items)
     assert runs.get("killed").status == "KILLED"
     assert runs.close("killed").took_s == 0.0  # nothing was left
-    with RunLock(killed / "run.lock"), pytest.raises(RunLockedError):
-        runs.close("killed")
 
 
-@pytest.mark.long
-def test_a_killed_attempt_of_a_closed_run_is_shown_up_to_its_last_point(make_config, root):
+def test_a_killed_attempt_of_a_closed_run_is_shown_up_to_its_last_point(killed, make_config, root):
     config = make_config(app_name="agents", run_name="killed", persistence={"root_data_dir": str(root)})
     with trieye.Run(config) as run:
         run.log({"loss": 1.0}, step=3)
     assert runs.get("killed").step == 3
-    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed()
     assert runs.get("killed").step == 19
     assert runs.get("killed").metrics["loss"]["last"] == pytest.approx(0.05)
 
 
-@pytest.mark.long
-def test_a_sink_is_rebuilt_from_the_history(killed):
-    runs.close(killed)
-    for path in killed.glob("*tfevents*"):
-        path.unlink()
-    delivery = runs.rebuild(killed, ["tensorboard"])
-    assert delivery.missing == {}
-    assert list(killed.glob("*tfevents*"))
-    with pytest.raises(ConfigurationError, match="did you mean 'tensorboard'"):
-        runs.rebuild(killed, ["tensorbord"])
-
-
-def test_superseded_points_of_an_attempt_are_restored(make_config, root):
-    config = make_config(app_name="agents", run_name="first", persistence={"root_data_dir": str(root)})
-    for loss in (1.0, 2.0):
-        with trieye.Run(config) as run:
-            for step in (1, 2):
-                run.log({"loss": loss}, step=step)
-            run.flush()
-    first, second = runs.attempts("first")
-    assert (first.shown, first.superseded, first.metrics) == (0, 2, ["loss"])
-    runs.restore_attempt("first", 1)
-    first, second = runs.attempts("first")
-    assert (first.shown, second.superseded) == (2, 2)
-    with pytest.raises(ConfigurationError, match="choose from: 2"):
-        runs.restore_attempt("first", 1)
-
-
-def test_a_run_can_be_removed_but_not_while_active_or_through_a_link(make_run, tmp_path, monkeypatch):
+def test_a_stored_run_is_removed_but_not_through_a_link(make_run, tmp_path, monkeypatch):
     run_dir = make_run("first")
-    with RunLock(run_dir / "run.lock"), pytest.raises(RunLockedError, match="is still running; nothing was deleted"):
-        runs.remove("first")
-    (tmp_path / "link").symlink_to(run_dir)
-    with pytest.raises(ConfigurationError, match="symbolic link"):
-        runs.remove(tmp_path / "link")
-    run_dir.parent.joinpath("link").symlink_to(make_run("elsewhere").rename(tmp_path / "elsewhere"))
-    for found in runs.find("agents").runs:
-        if found.name != "first":
-            with pytest.raises(ConfigurationError, match="elsewhere is neither below"):
-                runs.remove(found)
+    run_dir.with_name("link").symlink_to(make_run("elsewhere").rename(tmp_path / "elsewhere"))
+    linked = next(run for run in runs.find("agents").runs if run.name != "first")
+    with pytest.raises(ConfigurationError, match="elsewhere is neither below"):
+        runs.remove(linked)
     plan = runs.remove("first", dry_run=True)
     assert (plan.run_dir, plan.name, list(plan.notes())) == (run_dir, "agents/first", [])
     assert run_dir.exists()
@@ -222,17 +133,8 @@ def test_prune_removes_old_runs_except_the_best_and_the_newest(make_run):
     assert runs.prune("agents", older_than_s=60.0, keep_newest=9).removals == []  # more than exist
 
 
-def test_reading_a_killed_run_does_not_reset_its_age(make_config, root):
-    config = make_config(app_name="agents", persistence={"root_data_dir": str(root)})
-
-    def log(report):
-        with trieye.Run(config) as run:
-            run.log({"loss": 1.0}, step=1)
-            run.flush()
-            report(run.dir)
-            signal.pause()
-
-    run_dir = Path(lines_until_killed(log, 1)[0])
+def test_reading_a_killed_run_does_not_reset_its_age(killed):
+    run_dir = killed()
     for path in (run_dir, *run_dir.iterdir()):
         os.utime(path, (1e9, 1e9))
     for _ in range(2):
