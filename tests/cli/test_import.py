@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sqlite3
 import struct
 import zlib
@@ -33,15 +32,19 @@ def _in_tmp_path(tmp_path, monkeypatch):
 
 def write_tensorboard():
     for seed in (1, 2):
-        writer = SummaryWriter(f"runs/CartPole__dqn__{seed}")
-        table = f"|param|value|\n|-|-|\n|seed|{seed}|\n|learning_rate|0.001|"
-        writer.add_text("hyperparameters", table)
-        for step in STEPS:
-            writer.add_scalar("charts/return", step * seed, step, walltime=1.7e9 + step)
-        writer.add_scalar("losses/ünï", 0.5, 5, walltime=1.7e9)
-        writer.add_scalar("losses/ünï", math.nan, 6, walltime=1.7e9)
-        writer.close()
+        with SummaryWriter(f"runs/CartPole__dqn__{seed}") as writer:
+            table = f"|param|value|\n|-|-|\n|seed|{seed}|\n|learning_rate|0.001|"
+            writer.add_text("hyperparameters", table)
+            for step in STEPS:
+                writer.add_scalar("charts/return", step * seed, step, walltime=1.7e9 + step)
+            writer.add_scalar("losses/ünï", 0.5, 5, walltime=1.7e9)
+            writer.add_scalar("losses/ünï", math.nan, 6, walltime=1.7e9)
     return "runs", "runs"
+
+
+def log_return(directory, value, step=1, **options):
+    with SummaryWriter(directory) as writer:
+        writer.add_scalar("charts/return", value, step, **options)
 
 
 def write_mlflow():
@@ -148,16 +151,12 @@ def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(command):
     assert output.count("already imported") == 2
     assert output.endswith("compare them: trieye results table .trieye_data/old\n")
     document = validated(command.output("import", "tensorboard", path, "--app", "old", "--json"))
-    imported, problems = import_runs("tensorboard", Path(path), app="old")
-    assert [run["run_dir"] for run in document["runs"]] == [str(run.directory) for run in imported]
-    assert (document["problems"], problems, {run.is_new for run in imported}) == ([], [], {False})
+    assert [run["run_dir"] for run in document["runs"]] == [str(run_dir.resolve()) for run_dir in (first, second)]
+    assert (document["problems"], {run["is_new"] for run in document["runs"]}) == ([], {False})
     assert (read_history(first).num_rows, RunRecord.read(first / "run.json").attempt) == (before, 1)
-    writer = SummaryWriter("others/CartPole__dqn__1")
-    writer.add_scalar("charts/return", 5.0, 1)
-    writer.close()
+    log_return("others/CartPole__dqn__1", 5.0)
     assert main(["import", "tensorboard", "others", "--app", "old"]) == 0
     assert (first.parent / "CartPole__dqn__1-2").is_dir()
-    assert second.is_dir()
 
 
 @pytest.mark.long
@@ -168,9 +167,7 @@ def test_runs_of_two_projects_with_equal_relative_paths_are_both_imported_once(t
         return imported.directory.name, imported.is_new
 
     for number, project in enumerate(("one", "two")):
-        writer = SummaryWriter(tmp_path / project / "runs/PPO_1")
-        writer.add_scalar("charts/return", number, 1, walltime=1.7e9 + number)
-        writer.close()
+        log_return(tmp_path / project / "runs/PPO_1", number, walltime=1.7e9 + number)
     assert directory_of_import("one", "runs") == ("PPO_1", True)
     assert directory_of_import("two", "runs") == ("PPO_1-2", True)
     assert directory_of_import("one", "runs") == ("PPO_1", False)
@@ -181,9 +178,7 @@ def test_runs_of_two_projects_with_equal_relative_paths_are_both_imported_once(t
 
 def test_the_seed_in_a_directory_name_is_imported():
     for seed in (1, 2):
-        writer = SummaryWriter(f"runs/PPO_{seed}")
-        writer.add_scalar("charts/return", 1.0, 1)
-        writer.close()
+        log_return(f"runs/PPO_{seed}", 1.0)
     import_runs("tensorboard", Path("runs"), app="old")
     results = load(".trieye_data/old")
     assert results.seeds == [1, 2]
@@ -274,7 +269,6 @@ def test_a_file_that_is_not_from_wandb_is_named(capfd):
     ("line", "reason"),
     [
         ("start_time: abc", "start_time='abc' is not a number of milliseconds since 1970"),
-        ("start_time: [1]", "start_time=[1] is not a number"),
         ("name: 'open", "found unexpected end of stream"),
     ],
 )
@@ -322,23 +316,13 @@ def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, command)
 
 def test_media_omitted_from_a_tensorboard_import_are_named(capfd):
     write_tensorboard()
-    writer = SummaryWriter("runs/CartPole__dqn__1")
-    writer.add_histogram("weights", np.arange(4.0), 0)
-    writer.add_image("frame", np.zeros((3, 2, 2)), 0)
-    writer.add_text("note", "hello", 0)
-    writer.close()
+    with SummaryWriter("runs/CartPole__dqn__1") as writer:
+        writer.add_histogram("weights", np.arange(4.0), 0)
+        writer.add_image("frame", np.zeros((3, 2, 2)), 0)
+        writer.add_text("note", "hello", 0)
     assert main(["import", "tensorboard", "runs"]) == 0
     (note,) = [line for line in capfd.readouterr().err.splitlines() if "only scalars" in line]
     assert all(name in note for name in ("CartPole__dqn__1", "histograms: weights", "images: frame", "texts: note"))
-
-
-@pytest.mark.long
-def test_a_damaged_event_file_is_named_by_the_import(capfd):
-    write_tensorboard()
-    (path,) = Path("runs/CartPole__dqn__1").iterdir()
-    path.write_bytes(path.read_bytes()[:-30])
-    assert main(["import", "tensorboard", "runs"]) == 0
-    assert str(path) in capfd.readouterr().err
 
 
 def test_invalid_times_and_steps_of_event_files_are_named_and_cost_no_other_point(capfd):
@@ -363,9 +347,7 @@ def test_invalid_times_and_steps_of_event_files_are_named_and_cost_no_other_poin
 def test_a_grown_run_is_imported_again_without_duplicate_points():
     write_tensorboard()
     assert main(["import", "tensorboard", "runs"]) == 0
-    writer = SummaryWriter("runs/CartPole__dqn__1")
-    writer.add_scalar("charts/return", 7.0, 30)
-    writer.close()
+    log_return("runs/CartPole__dqn__1", 7.0, step=30)
     assert main(["import", "tensorboard", "runs"]) == 0
     table = read_history(".trieye_data/runs/runs/CartPole__dqn__1")
     rows = zip(table["metric"].to_pylist(), table["step"].to_pylist(), strict=True)
@@ -373,11 +355,18 @@ def test_a_grown_run_is_imported_again_without_duplicate_points():
     assert sorted(rows) == [*(("charts/return", step) for step in [*STEPS, 30]), ("losses/ünï", 5), *dropped]
 
 
-@pytest.mark.parametrize("arguments", [["tensorboard", "nowhere"], ["mlflow", "."], ["wandb-offline", "."]], ids=str)
-def test_a_directory_without_runs_is_named(arguments, capfd):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tensorboard", "nowhere"], "nowhere does not exist"),
+        (["mlflow", "."], "no runs found"),
+        (["wandb-offline", "."], "contains no wandb run"),
+    ],
+    ids=str,
+)
+def test_a_directory_without_runs_is_named(arguments, message, capfd):
     assert main(["import", *arguments]) != 0
-    output = capfd.readouterr().err
-    assert "nowhere does not exist" in output or re.search(r"contains no wandb run|no runs found", output)
+    assert message in capfd.readouterr().err
 
 
 def test_runs_of_trieye_are_not_imported(make_config, capfd):

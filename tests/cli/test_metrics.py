@@ -50,19 +50,6 @@ def test_a_name_that_is_also_a_pattern_selects_only_its_metric(run):
     assert list(points(run.dir, ["loss[01]"])) == ["loss0"]
 
 
-def test_a_run_without_points_has_no_metrics(run):
-    assert points(run.dir) == {}
-
-
-def test_superseded_points_are_left_out(make_config):
-    config = make_config()
-    for offset in (0.0, 100.0):
-        with trieye.Run(config) as run:
-            for step in range(3):
-                run.log({"loss": offset + step}, step=step)
-    assert points(run.dir, ["loss"])["loss"].values.tolist() == [100.0, 101.0, 102.0]
-
-
 def test_reading_thousands_of_metrics_takes_seconds(run, monkeypatch):
     names = np.tile([f"layer/{number}" for number in range(4000)], 50)
     columns = {"metric": names, **dict.fromkeys(["step", "value", "wall_time", "count"], np.arange(len(names)))}

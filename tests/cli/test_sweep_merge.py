@@ -60,6 +60,13 @@ def shared(tmp_path, monkeypatch):
     return disk
 
 
+def record_job(shared, run, state="completed"):
+    """Record job 0 of the sweep with a link to its run."""
+    job = shared / "sweep" / "0"
+    JobRecord(index=0, overrides=["seed=0"], state=state).write(job)
+    (job / "run").symlink_to(run)
+
+
 def node(disk, job):
     """Run a job like a node with a separate disk."""
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "-d", "sweep", "-i", str(job)]
@@ -130,10 +137,7 @@ def test_runs_that_mlflow_lacks_are_delivered_until_it_has_them(shared, make_con
     config = make_config(app_name="nodes", sinks={"console": {"enabled": False}}, persistence=persistence)
     with trieye.Run(config) as run:
         run.log("loss", 1.0, step=1)
-    job = shared / "sweep" / "0"
-    job.mkdir()
-    JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)
-    (job / "run").symlink_to(run.dir)
+    record_job(shared, run.dir)
     store.touch()  # a file in the place of the directory
     merge = ["sweep", "merge", "sweep", "--timeout", "0.1", "--root"]
     here, central = tmp_path / "root", tmp_path / "central"
@@ -153,20 +157,14 @@ def test_runs_that_mlflow_lacks_are_delivered_until_it_has_them(shared, make_con
 
 def test_a_job_that_is_still_running_here_is_not_opened_for_delivery(shared, make_config, command):
     config = make_config(app_name="nodes", persistence={"mirror": f"file://{shared}/mirror"})
-    job = shared / "sweep" / "0"
-    job.mkdir()
-    JobRecord(index=0, overrides=["seed=0"], state="running").write(job)
     with trieye.Run(config) as run:
-        (job / "run").symlink_to(run.dir)
+        record_job(shared, run.dir, state="running")
         output = command.output("sweep", "merge", "sweep", "--root", config.persistence.root_data_dir)
     assert "job 0 is still running; merge again after it has ended" in output
 
 
 def test_a_link_to_a_missing_run_is_reported_with_its_job(shared, capfd):
-    job = shared / "sweep" / "0"
-    job.mkdir()
-    JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)
-    (job / "run").symlink_to("short")
+    record_job(shared, "short")
     assert main(["sweep", "merge", "sweep"]) == 1
     output = capfd.readouterr()
     assert "job 0: " in output.out

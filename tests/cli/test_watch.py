@@ -33,19 +33,9 @@ def test_watch_once_shows_the_current_state_of_an_active_run(run, command):
 
 
 def test_explorers_have_separate_lines(run, command):
-    metrics = {
-        "explorer/alive": 3,
-        "explorer/restarts": 2,
-        "explorer/lost_fragments": 0,
-        "sync/version": 41,
-        "sync/publish_ms": 1.5,
-    }
-    metrics |= {
-        "explorer/10/staleness": 2,
-        "explorer/0/staleness": 1,
-        "replay/staleness_mean": 0.25,
-        "replay/staleness_max": 2,
-    }
+    metrics = {"explorer/alive": 3, "explorer/restarts": 2, "explorer/lost_fragments": 0}
+    metrics |= {"sync/version": 41, "sync/publish_ms": 1.5, "explorer/10/staleness": 2, "explorer/0/staleness": 1}
+    metrics |= {"replay/staleness_mean": 0.25, "replay/staleness_max": 2}
     for step in range(3):
         run.log(metrics | {"loss": 1.0}, step=step)
     run.flush()
@@ -55,15 +45,6 @@ def test_explorers_have_separate_lines(run, command):
     assert f"{expected} · restarts 2 · fragments lost 0 lag 0: 1, 10: 2" in lines
     assert not re.search(r"explorer/|sync/", lines)
     assert "loss" in lines
-
-
-@pytest.mark.long
-def test_watch_prints_once_into_a_pipe(run):
-    done = subprocess.run(
-        [sys.executable, "-m", "trieye.cli", "watch", str(run.dir)], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "app/run  RUNNING" in done.stdout
 
 
 def test_a_killed_run_is_shown_with_the_command_that_closes_it(killed_run, command):
