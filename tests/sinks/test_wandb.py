@@ -31,9 +31,8 @@ def _own_wandb(tmp_path_factory):
         for name in ("CONFIG", "CACHE", "DATA"):
             patch.setenv(f"WANDB_{name}_DIR", str(home))
         patch.setenv("WANDB_ERROR_REPORTING", "false")
-        patch.setenv(
-            "WANDB_X_SAVE_REQUIREMENTS", "false"
-        )  # listing the installed packages takes half the time of a run
+        # listing the installed packages takes half the time of a run
+        patch.setenv("WANDB_X_SAVE_REQUIREMENTS", "false")
         yield
         import wandb
 
@@ -152,27 +151,14 @@ def test_numeric_parameters_are_numbers_and_never_change_and_tags_are_replaced_b
     sink.set_tags({"team": "b", "fold": "3"})
     sink.log_params({"lr": "1e-3", "layers": "2", "double": "True", "name": "dqn", "sizes": "[64, 64]", "none": "None"})
     texts = {"commit": "123e456", "data": "2024_01_15", "parent": "20261121_215857_3"}
-    sink.log_params({**texts, "seed": "12345678901234567891"})
-    sink.log_params({"lr": "0.5", "path\udcff": "/a\udcff", "version": "1.2.3", "code": "07", "nan": "nan"})
+    texts |= {"version": "1.2.3", "code": "07", "nan": "nan"}
+    sink.log_params({**texts, "seed": "12345678901234567891", "path\udcff": "/a\udcff", "lr": "0.5"})
     sink.close("FINISHED")
     config = config_of(run)
     assert config["tags"] == {"team": "b", "note": "x", "fold": "3"}
-    assert {name: config[name] for name in ("lr", "layers", "double", "name", "sizes", "none")} == {
-        "lr": 1e-3,
-        "layers": 2,
-        "double": True,
-        "name": "dqn",
-        "sizes": "[64, 64]",
-        "none": "None",
-    }
-    assert {name: config[name] for name in texts} == texts
-    assert config["seed"] == 12345678901234567891
-    assert (config["path\\udcff"], config["version"], config["code"], config["nan"]) == (
-        "/a\\udcff",
-        "1.2.3",
-        "07",
-        "nan",
-    )
+    expected = {"lr": 1e-3, "layers": 2, "double": True, "name": "dqn", "sizes": "[64, 64]", "none": "None"}
+    expected |= {**texts, "seed": 12345678901234567891, "path\\udcff": "/a\\udcff"}
+    assert {name: config[name] for name in expected} == expected
 
 
 def test_invalid_points_affect_neither_others_nor_reserved_keys(run):
@@ -195,13 +181,18 @@ def test_invalid_points_affect_neither_others_nor_reserved_keys(run):
     }
 
 
-def test_artifacts_are_copied_to_the_files_of_the_run(run, tmp_path):
+def test_artifacts_are_copied_to_the_files_of_the_run_and_nowhere_else(run, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a [1].yaml").write_text("a: 1")
     (tmp_path / "one.txt").write_text("1")
     sink = opened(run)
     sink.log_artifact(tmp_path / "one.txt", "sub/dir")
     sink.log_artifact(tmp_path / "configs", None)
+    for target in ("../../outside", "/tmp/outside", ".."):
+        with pytest.raises(ProcessingError, match=r"one\.txt"):
+            sink.log_artifact(tmp_path / "one.txt", target)
+    with pytest.raises(ProcessingError, match="does not exist"):
+        sink.log_artifact(tmp_path / "nothing.txt", None)
     (tmp_path / "one.txt").write_text("changed later")
     sink.close("FINISHED")
     root = files_of(run)[0].parent / "files"
@@ -211,46 +202,29 @@ def test_artifacts_are_copied_to_the_files_of_the_run(run, tmp_path):
     assert {"sub/dir/one.txt", "configs/a [1].yaml"} <= sent
 
 
-def test_an_artifact_path_outside_the_run_is_rejected(run, tmp_path):
-    (tmp_path / "one.txt").write_text("1")
-    sink = opened(run)
-    for target in ("../../outside", "/tmp/outside", ".."):
-        with pytest.raises(ProcessingError, match=r"one\.txt"):
-            sink.log_artifact(tmp_path / "one.txt", target)
-    with pytest.raises(ProcessingError, match="does not exist"):
-        sink.log_artifact(tmp_path / "nothing.txt", None)
-    sink.close("FINISHED")
-
-
-def test_images_histograms_and_texts_are_logged_at_their_step(run):
-    sink = opened(run)
-    sink.log_media(media.image("eval/board é", [[0.0, 1.0]], step=3, time=1.7e9))
-    sink.log_media(media.histogram("weights", range(1300), bins=1300, step=3, time=1.7e9))
-    sink.log_media(media.text("note", "# <b>", step=4, time=1.7e9))
-    sink.close("FINISHED")
-    image, histogram, text = rows_of(run)
-    assert (image["global_step"], histogram["global_step"], text["global_step"]) == (3, 3, 4)
-    files = files_of(run)[0].parent / "files"
-    assert image["eval/board é"]["width"] == 2
-    assert (files / image["eval/board é"]["path"]).read_bytes().startswith(b"\x89PNG")
-    assert len(histogram["weights"]["values"]) == len(histogram["weights"]["bins"]) - 1 <= 512
-    assert sum(histogram["weights"]["values"]) == 1300
-    assert "# &lt;b&gt;" in (files / text["note"]["path"]).read_text()
-
-
-def test_videos_and_tables_are_logged_as_such(run):
+def test_media_are_logged_at_their_step(run):
     frames = np.zeros((3, 4, 6, 3), np.uint8)
     frames[np.arange(3), 0, np.arange(3)] = 255
     sink = opened(run)
-    sink.log_media(video.video("episode", frames, fps=10, format="gif", step=3, time=1.7e9))
-    sink.log_media(table.table("games", {"won": [True, None], "by": [2, "time"]}, step=4, time=1.7e9))
+    sink.log_media(media.image("eval/board é", [[0.0, 1.0]], step=3, time=1.7e9))
+    sink.log_media(media.histogram("weights", range(1300), bins=1300, step=4, time=1.7e9))
+    sink.log_media(media.text("note", "# <b>", step=5, time=1.7e9))
+    sink.log_media(video.video("episode", frames, fps=10, format="gif", step=6, time=1.7e9))
+    sink.log_media(table.table("games", {"won": [True, None], "by": [2, "time"]}, step=7, time=1.7e9))
     sink.close("FINISHED")
-    shown, rows = rows_of(run)
-    assert (shown["global_step"], rows["global_step"]) == (3, 4)
-    files = files_of(run)[0].parent / "files"
-    with Image.open(files / shown["episode"]["path"]) as opened_again:
+    rows, files = rows_of(run), files_of(run)[0].parent / "files"
+    assert [row["global_step"] for row in rows] == [3, 4, 5, 6, 7]
+    image, histogram, text, shown, games = (
+        row[name] for row, name in zip(rows, ("eval/board é", "weights", "note", "episode", "games"), strict=True)
+    )
+    assert image["width"] == 2
+    assert (files / image["path"]).read_bytes().startswith(b"\x89PNG")
+    assert len(histogram["values"]) == len(histogram["bins"]) - 1 <= 512
+    assert sum(histogram["values"]) == 1300
+    assert "# &lt;b&gt;" in (files / text["path"]).read_text()
+    with Image.open(files / shown["path"]) as opened_again:
         assert opened_again.n_frames == 3
-    table_file = json.loads((files / rows["games"]["path"]).read_text())
+    table_file = json.loads((files / games["path"]).read_text())
     assert (table_file["columns"], table_file["data"]) == (["won", "by"], [[True, 2], [None, "time"]])
 
 
@@ -298,45 +272,42 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def run_program(program, tmp_path, **environment):
-    """Run a program with a separate wandb process."""
-    mine = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | environment
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    return subprocess.run(command, env=mine, capture_output=True, text=True, timeout=120)
-
-
 def test_flushed_points_survive_a_kill_of_the_hub(tmp_path):
-    done = run_program(KILLED, tmp_path)
+    # without this variable, the program starts its own wandb process
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
     assert done.returncode == -9
     (path,) = files_of(make_run_info(tmp_path))
-    wait_until(
-        lambda: sum(record.HasField("history") for record in records_in(path)) == 1000
-    )  # wandb's process detects the death of its parent
+    # wandb's process detects the death of its parent
+    wait_until(lambda: sum(record.HasField("history") for record in records_in(path)) == 1000)
 
 
-NOT_LOGGED_IN = """
-import sys
-from pathlib import Path
-from trieye.config.sinks import WandbSinkConfig
-from trieye.exceptions import TrieyeError
-from trieye.sinks.wandb import WandbSink
-from trieye.testing import make_run_info
-sys.stdin.isatty = sys.stderr.isatty = lambda: True
-try:
-    WandbSink(WandbSinkConfig(enabled=True)).open(make_run_info(Path(sys.argv[1])))
-except TrieyeError as error:
-    print(error)
-"""
+@pytest.fixture
+def logged_out(tmp_path, monkeypatch):
+    """Return a function that sets a variable of wandb for a user without a login in front of a terminal."""
+    import wandb
+
+    def set_variable(name, value):
+        wandb.teardown()  # the next sink reads the variables
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    yield set_variable
+    wandb.teardown()
 
 
-def test_a_missing_login_is_an_error_without_a_prompt(tmp_path):
-    done = run_program(NOT_LOGGED_IN, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", HOME=str(tmp_path))
-    for part in ("wandb login", "WANDB_API_KEY", "sinks.wandb.mode=offline"):
-        assert part in done.stdout, done.stderr
+def test_a_missing_login_is_an_error_without_a_prompt(run, logged_out):
+    logged_out("WANDB_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(TrieyeError, match=r"`wandb login`, set WANDB_API_KEY, or set sinks\.wandb\.mode=offline"):
+        WandbSink(WandbSinkConfig(enabled=True)).open(run)
 
 
-@pytest.mark.long
-def test_wandb_mode_applies_if_the_config_sets_no_mode(tmp_path):
-    done = run_program(NOT_LOGGED_IN, tmp_path, WANDB_MODE="offline", HOME=str(tmp_path))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert files_of(make_run_info(tmp_path))
+def test_wandb_mode_applies_if_the_config_sets_no_mode(run, logged_out, capfd):
+    logged_out("WANDB_MODE", "offline")
+    sink = WandbSink(WandbSinkConfig(enabled=True))
+    sink.open(run)
+    sink.close("FINISHED")
+    assert files_of(run)
+    assert capfd.readouterr() == ("", "")
