@@ -16,14 +16,6 @@ from trieye.sinks.mlflow.sink import MlflowSink
 PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 
 
-def image(name="board", step=7):
-    return media.image(name, PIXELS, step=step, time=1.7e9)
-
-
-def text(name="note", step=7, text="# Größe\n"):
-    return media.text(name, text, step=step, time=1.7e9)
-
-
 @pytest.fixture
 def sink(run):
     sink = MlflowSink()
@@ -36,73 +28,40 @@ def files(run, sink):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_an_image_is_stored_under_its_name_and_step(run, sink):
+def test_images_and_texts_are_stored_under_their_name_and_step(run, sink):
     assert isinstance(sink, MediaSink)
-    sink.log_media(image("eval/board", 7))
-    sink.log_media(image("eval/board", -8))
+    for step in (7, -8):
+        sink.log_media(media.image("eval/board", PIXELS, step=step, time=1.7e9))
+    for text in ("first", "# Größe\n"):  # the second one replaces the first one
+        sink.log_media(media.text("note", text, step=7, time=1.7e9))
+    sink.log_media(media.histogram("weights", [1.0, 2.0], step=1, time=1.7e9))  # ignored
+    stored = files(run, sink)
+    assert set(stored) == {"images/eval/board/step_7.png", "images/eval/board/step_-8.png", "texts/note/step_7.md"}
+    assert (np.asarray(Image.open(io.BytesIO(stored["images/eval/board/step_7.png"]))) == PIXELS).all()
+    assert stored["texts/note/step_7.md"] == "# Größe\n".encode()
+
+
+def test_names_of_images_stay_distinct_and_cannot_escape_the_image_directory(run, sink, tmp_path):
+    names = ["../../outside", "/etc/x", "a/../../../b", "..", ".", "a//b", "a b:c", "acc@1", "a\\b", "%2e"]
+    names += ["x" * 250, "é" * 300, "é" * 301, "@" * 60, "@" * 61]
+    for name in names:
+        sink.log_media(media.image(name, PIXELS, step=7, time=1.7e9))
     stored_files = files(run, sink)
-    assert set(stored_files) == {"images/eval/board/step_7.png", "images/eval/board/step_-8.png"}
-    assert (np.asarray(Image.open(io.BytesIO(stored_files["images/eval/board/step_7.png"]))) == PIXELS).all()
-
-
-def test_a_text_is_stored_as_markdown(run, sink):
-    sink.log_media(text())
-    assert files(run, sink) == {"texts/note/step_7.md": "# Größe\n".encode()}
-
-
-def test_a_repeated_text_replaces_the_earlier_one(run, sink):
-    sink.log_media(text(text="first"))
-    sink.log_media(text(text="second"))
-    assert files(run, sink) == {"texts/note/step_7.md": b"second"}
-
-
-def test_a_histogram_is_ignored_without_an_error(run, sink):
-    sink.log_media(media.histogram("weights", [1.0, 2.0], step=1, time=1.7e9))
-    assert files(run, sink) == {}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../../outside",
-        "/etc/x",
-        "a/../../../b",
-        "..",
-        ".",
-        "a//b",
-        "a b:c",
-        "acc@1",
-        "é" * 300,
-        "x" * 250,
-        "a\\b",
-        "%2e",
-    ],
-)
-def test_image_names_cannot_escape_the_image_directory(run, sink, name, tmp_path):
-    before = set(tmp_path.rglob("*.png"))
-    sink.log_media(image(name))
-    ((path, content),) = files(run, sink).items()
-    assert path.startswith("images/")
-    assert path.endswith("/step_7.png")
-    assert content == image(name).png
-    assert len(set(tmp_path.rglob("*.png")) - before) == 1
-
-
-def test_names_that_differ_only_at_the_end_stay_distinct(run, sink):
-    for name in ("é" * 250, "é" * 251, "@" * 60, "@" * 61):
-        sink.log_media(text(name))
-    assert len(files(run, sink)) == 4
+    assert len(stored_files) == len(names)
+    assert all(path.startswith("images/") and path.endswith("/step_7.png") for path in stored_files)
+    assert len(list(tmp_path.rglob("*.png"))) == len(names)
 
 
 def test_a_failed_write_can_be_retried(run, sink):
+    image = media.image("board", PIXELS, step=7, time=1.7e9)
     directory = run.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.write_text("a file where the artifacts belong")
     with pytest.raises(TrieyeError, match=f"step_7.png cannot be uploaded to file://{directory}"):
-        sink.log_media(image())
+        sink.log_media(image)
     directory.unlink()
-    sink.log_media(image())
-    assert MlflowClient(tracking_uri=run.tracking_uri).list_artifacts(sink.run_id, "images/board")
+    sink.log_media(image)
+    assert set(files(run, sink)) == {"images/board/step_7.png"}
 
 
 def test_the_tag_of_logged_tables_stays_within_the_limit_of_mlflow(run, sink):

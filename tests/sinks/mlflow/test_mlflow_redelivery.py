@@ -1,9 +1,7 @@
 """Points that are delivered twice: after a kill with the same times, after a rewind with other times."""
 
 import dataclasses
-import random
 
-import pytest
 from mlflow import MlflowClient
 
 from trieye.sinks.mlflow.sink import MlflowSink
@@ -12,14 +10,14 @@ from trieye.stats.point import Point
 from trieye.testing import MemoryHistory
 
 METRICS = ("loss", "episode/return", "acc@1")
-NUM_STEPS = 1200
+NUM_STEPS = 400
 
 
 def points_of(name, num_steps=NUM_STEPS, at=1.7e9):
     return [Point(name, step * 0.25, step, at + step * 0.01) for step in range(num_steps)]
 
 
-def histories(run, sink, names=("loss", "episode/return", "acc_x40_1")):
+def histories(run, sink, names=("loss",)):
     client = MlflowClient(tracking_uri=run.tracking_uri)
     return {
         name: [(metric.value, metric.step) for metric in client.get_metric_history(sink.run_id, name)] for name in names
@@ -41,41 +39,19 @@ def write(sink, points, size=1000):
         sink.write(points[first : first + size])
 
 
-def expected():
-    return [(step * 0.25, step) for step in range(NUM_STEPS)]
-
-
 def test_points_redelivered_after_a_kill_are_stored_once(run):
     points = [point for step in zip(*map(points_of, METRICS), strict=True) for point in step]
     first = opened(run)
-    write(first, points[:2400])
-    second = opened(run)  # the hub was killed before the cursor of the last 1800 points was stored
-    write(second, points[600:], size=777)
+    write(first, points[:800])
+    second = opened(run)  # the hub was killed before the cursor of the last 600 points was stored
+    write(second, points[200:], size=277)
     third = opened(run)
     write(third, points)
     assert third.run_id == first.run_id
-    assert {name: sorted(history) for name, history in histories(run, third).items()} == {
-        "loss": expected(),
-        "episode/return": expected(),
-        "acc_x40_1": expected(),
-    }
-    assert latest(run, third) == dict.fromkeys(("loss", "episode/return", "acc_x40_1"), (NUM_STEPS - 1) * 0.25)
-
-
-@pytest.mark.long
-def test_overlapping_redeliveries_store_each_point_once_with_the_latest_value(run):
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    points = points_of("loss")
-    sink = opened(run)
-    for _ in range(4):
-        first = rng.randrange(NUM_STEPS)
-        some = points[first : first + rng.randrange(1, 1000)]
-        write(sink, rng.sample(some, len(some)), size=rng.randrange(100, 1000))
-    write(sink, points)
-    write(sink, points[100:200])
-    assert sorted(histories(run, sink, ["loss"])["loss"]) == expected(), seed
-    assert latest(run, sink) == {"loss": (NUM_STEPS - 1) * 0.25}
+    names = ("loss", "episode/return", "acc_x40_1")
+    for name, history in histories(run, third, names).items():
+        assert sorted(history) == [(step * 0.25, step) for step in range(NUM_STEPS)], name
+    assert latest(run, third) == dict.fromkeys(names, (NUM_STEPS - 1) * 0.25)
 
 
 def test_points_of_a_rewound_branch_are_stored_only_if_they_differ(run):
@@ -85,21 +61,13 @@ def test_points_of_a_rewound_branch_are_stored_only_if_they_differ(run):
     second = opened(run)
     second.note_superseded(branch[100:])
     rerun = [Point("loss", step * 0.25 + (step >= 150), step, 1.8e9 + step) for step in range(100, 220)]
-    write(second, rerun, size=33)
+    for _ in range(2):  # a repeated write omits the same points
+        write(second, rerun, size=33)
     original = [(step * 0.25, step) for step in range(200)]
-    assert sorted(histories(run, second, ["loss"])["loss"]) == sorted(
+    assert sorted(histories(run, second)["loss"]) == sorted(
         [*original, *((step * 0.25 + 1, step) for step in range(150, 220))]
     )
     assert latest(run, second) == {"loss": 219 * 0.25 + 1}
-
-
-def test_a_repeated_write_omits_the_same_points(run):
-    first = opened(run)
-    write(first, points_of("loss", 10))
-    first.note_superseded(points_of("loss", 10))
-    for _ in range(2):
-        first.write(points_of("loss", 12, at=1.8e9))
-    assert sorted(histories(run, first, ["loss"])["loss"]) == expected()[:12]
 
 
 def test_another_store_without_the_run_receives_all_points(run):
@@ -110,4 +78,4 @@ def test_another_store_without_the_run_receives_all_points(run):
     source.append(points_of("loss", 40)[30:])
     sink = MlflowSink()
     assert SinkThread(sink, run_in_other_store, source).close("FINISHED", 60.0)
-    assert sorted(step for _, step in histories(run_in_other_store, sink, ("loss",))["loss"]) == list(range(40))
+    assert sorted(step for _, step in histories(run_in_other_store, sink)["loss"]) == list(range(40))

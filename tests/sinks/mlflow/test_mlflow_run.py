@@ -40,7 +40,10 @@ def parents(client, view=ViewType.ACTIVE_ONLY):
 
 
 def test_members_of_a_sweep_share_a_parent_run(run, client):
-    sinks = [member(run, number) for number in range(3)]
+    alone = member(run, 0, group=None)
+    assert PARENT_TAG not in client.get_run(alone.run_id).data.tags
+    assert parents(client) == {}
+    sinks = [member(run, number) for number in (1, 2)]
     ((parent_id, parent),) = parents(client).items()
     assert parent.info.run_name == "2026-11-21/07-41-45"
     assert {tag: parent.data.tags.get(tag) for tag in (SWEEP_TAG, RUN_ID_TAG, PARENT_TAG)} == {
@@ -48,44 +51,27 @@ def test_members_of_a_sweep_share_a_parent_run(run, client):
         RUN_ID_TAG: None,
         PARENT_TAG: None,
     }
-    for number, sink in enumerate(sinks):
+    for number, sink in enumerate(sinks, 1):
         tags = client.get_run(sink.run_id).data.tags
         assert (tags[PARENT_TAG], tags[SWEEP_TAG], tags[RUN_ID_TAG]) == (parent_id, GROUP, f"member-{number}")
         assert SWEEP_PARENT_TAG not in tags
 
 
-def test_a_run_without_a_sweep_has_no_parent(run, client):
-    sink = member(run, 0, group=None)
-    assert PARENT_TAG not in client.get_run(sink.run_id).data.tags
-    assert parents(client) == {}
-
-
 @pytest.mark.long
 def test_every_sweep_has_its_own_parent(run, client):
     # SQL's LIKE would confuse some of these
-    groups = [
-        GROUP,
-        GROUP + "/",
-        "/Data/app/multirun/2026-11-21/07-41-45",
-        "/it's",
-        '/it"s',
-        '/it\'s "x"',
-        "/it_s",
-        "%",
-    ]
-    ids = {
-        group: client.get_run(member(run, number, group=group).run_id).data.tags[PARENT_TAG]
-        for number, group in enumerate(groups)
+    groups = [GROUP, GROUP + "/", "/Data/app/multirun/2026-11-21/07-41-45", '/it\'s "x"', "/it_s", "%"]
+    first, later = (
+        {
+            group: client.get_run(member(run, number, group=group).run_id).data.tags[PARENT_TAG]
+            for number, group in enumerate(groups, first_number)
+        }
+        for first_number in (0, 100)
+    )
+    assert first == later
+    assert {run_id: parent.data.tags[SWEEP_TAG] for run_id, parent in parents(client).items()} == {
+        run_id: group for group, run_id in first.items()
     }
-    later_ids = {
-        group: client.get_run(member(run, number + 100, group=group).run_id).data.tags[PARENT_TAG]
-        for number, group in enumerate(groups)
-    }
-    assert later_ids == ids
-    assert {group: run.data.tags[SWEEP_TAG] for group, run_id in ids.items() for run in [client.get_run(run_id)]} == {
-        group: group for group in groups
-    }
-    assert len(parents(client)) == len(groups)
 
 
 @pytest.mark.parametrize(
@@ -97,20 +83,14 @@ def test_a_sweep_is_named_by_the_last_parts_of_its_directory(group, name):
 
 
 def test_the_parent_is_running_while_any_member_is(run, client):
-    statuses = []
     first = member(run, 1)
     ((parent_id, parent),) = parents(client).items()
-    statuses.append(parent.info.status)
-    for close in (lambda: first.close("FAILED"), lambda: member(run, 2), lambda: member(run, 3).close("KILLED")):
-        close()
+    statuses = [parent.info.status]
+    for number, status in ((1, "FAILED"), (2, "RUNNING"), (2, "KILLED")):
+        (first if number == 1 else member(run, number)).close(status)
         statuses.append(client.get_run(parent_id).info.status)
     assert statuses == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
     assert client.get_run(first.run_id).info.status == "FAILED"
-
-
-def test_a_preempted_member_leaves_its_parent_running(run, client):
-    member(run, 1).close("RUNNING")
-    assert [parent.info.status for parent in parents(client).values()] == ["RUNNING"]
 
 
 def test_a_restarted_member_continues_its_run_and_is_no_parent(run, client):

@@ -2,21 +2,16 @@ import logging
 import sys
 import threading
 
-import pytest
 from mlflow import MlflowClient
 
 from tests.waiting import wait_until
-from trieye.config.sinks import SinksConfig
-from trieye.sinks.fan_out import make_sinks
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.system import SystemMetrics
 from trieye.stats.point import Point
 
-THREAD = "trieye-sink-mlflow-system"
-
 
 def has_thread():
-    return any(thread.name == THREAD for thread in threading.enumerate())
+    return any(thread.name == "trieye-sink-mlflow-system" for thread in threading.enumerate())
 
 
 def opened(run, interval_s=0.1):
@@ -29,31 +24,9 @@ def metrics_of(run, sink):
     return MlflowClient(tracking_uri=run.tracking_uri).get_run(sink.run_id).data.metrics
 
 
-def steps_of(run, sink, name="system/cpu_utilization_percentage"):
+def steps_of(run, sink):
     client = MlflowClient(tracking_uri=run.tracking_uri)
-    return sorted(metric.step for metric in client.get_metric_history(sink.run_id, name))
-
-
-def test_system_metrics_are_logged_while_the_sink_is_open(run, caplog):
-    sink = opened(run)
-    sink.write([Point("loss", 1.0, 1, 1.7e9)])
-    wait_until(lambda: "system/disk_usage_megabytes" in metrics_of(run, sink))
-    sink.close("FINISHED")
-    assert not has_thread()
-    metrics = metrics_of(run, sink)
-    assert metrics["loss"] == 1.0
-    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
-    assert caplog.records == []
-
-
-def test_a_later_attempt_continues_the_steps(run):
-    for _ in range(2):
-        sink = opened(run)
-        before = len(steps_of(run, sink))
-        wait_until(lambda sink=sink, before=before: len(steps_of(run, sink)) >= before + 2)
-        sink.close("RUNNING")
-    steps = steps_of(run, sink)
-    assert steps == list(range(len(steps)))
+    return sorted(metric.step for metric in client.get_metric_history(sink.run_id, "system/cpu_utilization_percentage"))
 
 
 def test_system_metrics_are_disabled_by_default(run):
@@ -62,10 +35,18 @@ def test_system_metrics_are_disabled_by_default(run):
     sink.close("FINISHED")
 
 
-@pytest.mark.parametrize(("settings", "interval_s"), [({}, None), ({"system_metrics": True}, 10.0)])
-def test_the_sink_receives_the_interval_of_the_config(settings, interval_s):
-    (sink,) = make_sinks(SinksConfig(mlflow={"enabled": True, **settings}))
-    assert sink._system_metrics_interval_s == interval_s
+def test_system_metrics_are_logged_while_the_sink_is_open_and_a_later_attempt_continues_their_steps(run, caplog):
+    for num_steps in (2, 4):
+        sink = opened(run)
+        wait_until(lambda sink=sink, num_steps=num_steps: len(steps_of(run, sink)) >= num_steps, pause_s=0.05)
+        sink.close("RUNNING")
+        assert not has_thread()
+    steps = steps_of(run, sink)
+    assert steps == list(range(len(steps)))
+    metrics = metrics_of(run, sink)
+    assert "system/disk_usage_megabytes" in metrics
+    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
+    assert caplog.records == []
 
 
 def test_a_missing_psutil_disables_only_the_system_metrics(run, monkeypatch, caplog):
