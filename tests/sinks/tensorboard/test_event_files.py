@@ -111,15 +111,17 @@ def test_no_points_are_lost_once_a_full_disk_has_space_again(files, make, tmp_pa
     assert make().go_back(position)
 
 
-def test_going_back_truncates_later_events_and_starts_a_new_file(make, tmp_path):
-    first, second = make(), make()
+def test_going_back_truncates_later_events_and_starts_a_new_file_that_an_open_reader_follows(make, tmp_path):
+    first, second, reader = make(), make(), Reader(tmp_path)
     position = write(first, 1, 2)
+    assert reader.values() == [(1, 1.0), (2, 2.0)]
     write(first, 3)
     assert second.go_back(position)
     assert steps_in(tmp_path) == [1, 2]
     assert second.flush() == position
     assert write(second, 3, 4).file > position.file
     assert steps_in(tmp_path) == [1, 2, 3, 4]
+    assert reader.values() == [(step, float(step)) for step in (1, 2, 3, 4)]
 
 
 def test_going_back_repairs_any_truncation_of_the_last_write(make, tmp_path):
@@ -152,7 +154,7 @@ def test_going_back_detects_a_changed_file(make, tmp_path, damage):
     assert not make().go_back(position)
 
 
-def test_going_back_removes_later_files_and_keeps_earlier_ones(make, tmp_path):
+def test_going_back_removes_later_files_and_without_a_position_all_files(make, tmp_path):
     write(make(), 1)
     position = write(make(), 2)
     write(make(), 3)
@@ -161,6 +163,8 @@ def test_going_back_removes_later_files_and_keeps_earlier_ones(make, tmp_path):
     assert steps_in(tmp_path) == [1, 2]
     write(other, 3)
     assert steps_in(tmp_path) == [1, 2, 3]
+    assert make().go_back(FilePosition())
+    assert steps_in(tmp_path) == []
 
 
 def test_a_position_outside_the_directory_is_rejected(make, tmp_path):
@@ -171,12 +175,6 @@ def test_a_position_outside_the_directory_is_rejected(make, tmp_path):
     assert (tmp_path / name).exists()
     assert not make().go_back(FilePosition(name, 0, 0))
     assert outside.read_bytes() == b"another program"
-
-
-def test_going_back_without_a_position_removes_all_events(make, tmp_path):
-    write(make(), 1, 2)
-    assert make().go_back(FilePosition())
-    assert steps_in(tmp_path) == []
 
 
 def test_going_back_discards_buffered_events(files, tmp_path):
@@ -242,16 +240,6 @@ class Reader:
         self.multiplexer.Reload()
         tensors = self.multiplexer.Tensors("run", tag)
         return [(event.step, tensor_util.make_ndarray(event.tensor_proto).item()) for event in tensors]
-
-
-def test_an_open_reader_follows_later_attempts(make, tmp_path):
-    first, second = make(), make()
-    position = write(first, 1, 2)
-    reader = Reader(tmp_path)
-    assert reader.values() == [(1, 1.0), (2, 2.0)]
-    assert second.go_back(position)
-    write(second, 3)
-    assert reader.values() == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 def test_an_open_reader_shows_the_surviving_branch_after_rewinds(files, tmp_path):

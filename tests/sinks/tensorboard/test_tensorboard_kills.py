@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -55,9 +54,8 @@ def attempt(root, seed, delay_s):
     arguments = [str(root), str(root / "cursor.json"), str(NUM_POINTS), str(seed)]
     with subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True) as process:
         first_index = int(process.stdout.readline().split()[1])
-        deadline = None if delay_s is None else time.monotonic() + delay_s
         try:
-            process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            process.wait(delay_s)
         except subprocess.TimeoutExpired:
             process.kill()
     return process.returncode == 0, first_index
@@ -84,12 +82,3 @@ def test_every_point_is_written_exactly_once_despite_random_kills(tmp_path):
     assert [event.step for event in accumulator.Scalars("a")] == steps
     assert json.loads((tmp_path / "cursor.json").read_text())[0] <= NUM_POINTS
     assert len(files) > 1
-
-
-def test_a_kill_before_the_first_cursor_duplicates_no_points(tmp_path):
-    for seed in range(3):
-        attempt(tmp_path, seed, 0.01)
-        (tmp_path / "cursor.json").unlink(missing_ok=True)
-    assert attempt(tmp_path, 4, None)[0]
-    accumulator = EventAccumulator(str(make_run_info(tmp_path).tensorboard_dir), size_guidance={"scalars": 0}).Reload()
-    assert [event.step for event in accumulator.Scalars("a")] == list(range(NUM_POINTS))

@@ -100,33 +100,27 @@ def write(sink, first, end, value):
 
 
 @pytest.mark.long
-def test_each_dashboard_shows_the_logged_values(server, sink):
+def test_each_dashboard_shows_the_logged_values_of_the_surviving_branch(server, sink, tmp_path):
     sink.log_params({"lr": "0.1", "env": "CartPole"})
     sink.log_media(media.histogram("h", np.arange(100.0), bins=4, step=3, time=10.5))
     sink.log_media(media.image("i", np.zeros((2, 3), np.uint8), step=3, time=10.5))
     sink.log_media(media.text("t", "# Title", step=3, time=10.5))
-    write(sink, 0, 5, 1.0)
-    server.wait_for("a", [(step, 1.0) for step in range(5)])
+    write(sink, 0, 20, 1.0)
+    position = sink.position()
+    server.wait_for("a", [(step, 1.0) for step in range(20)])
 
     ((wall_time, step, buckets),) = server.get("histograms/histograms", run=RUN, tag="h")
     assert (wall_time, step, buckets) == (10.5, 3, [[24.75 * n, 24.75 * (n + 1), 25.0] for n in range(4)])
     ((_, _, percentiles),) = server.get("distributions/distributions", run=RUN, tag="h")
     assert percentiles[4] == [5000, pytest.approx(49.5)]
     (shown,) = server.get("images/images", run=RUN, tag="i", sample=0)
-    assert server.get("images/individualImage", blob_key=shown["query"].removeprefix("blob_key=")).startswith(
-        b"\x89PNG"
-    )
+    image = server.get("images/individualImage", blob_key=shown["query"].removeprefix("blob_key="))
+    assert image.startswith(b"\x89PNG")
     assert server.get("text/text", run=RUN, tag="t")[0]["text"] == "<h1>Title</h1>"
     (group,) = server.get("hparams/session_groups", EVERY_SESSION)["sessionGroups"]
     assert (group["name"], group["hparams"]) == ("run", {"lr": 0.1, "env": "CartPole"})
     assert [(metric["name"]["tag"], metric["value"]) for metric in group["metricValues"]] == [("a", 1.0)]
 
-
-@pytest.mark.long
-def test_a_running_server_shows_the_surviving_branch(server, sink, tmp_path):
-    write(sink, 0, 20, 1.0)
-    position = sink.position()
-    server.wait_for("a", [(step, 1.0) for step in range(20)])
     later = TensorboardSink()
     later.open(make_run_info(tmp_path))
     assert later.resume(position)
