@@ -67,14 +67,6 @@ def test_operations_without_a_sink_method_are_skipped():
     assert SinkCalls(PlainSink()).convert(items[:1], 0, 1) == []
 
 
-def test_only_sinks_named_as_targets_filter_points():
-    items = [*points(0, 2, ("tensorboard",)), *points(2, 2), *points(4, 1, ())]
-    assert ends(SinkCalls(MemorySink("mlflow")).convert(items, 0, 5)) == [(2, 5)]
-    assert ends(SinkCalls(MemorySink("tensorboard")).convert(items, 0, 5)) == [(2, 5)]
-    assert ends(SinkCalls(MemorySink("console")).convert(items, 0, 5)) == []
-    assert ends(SinkCalls(MemorySink("mine")).convert(items, 0, 5)) == [(5, 5)]
-
-
 def test_only_calls_with_a_known_end_index_report_it():
     items = [*points(0, 3), SetTags({"a": "1"}), *points(3, 2)]
     assert ends(SinkCalls(MemorySink()).convert(items, 0, 10)) == [(3, None), (1, None), (2, 10)]

@@ -1,6 +1,5 @@
 import asyncio
 import queue
-import re
 import threading
 import time
 
@@ -75,10 +74,8 @@ def test_programming_errors_of_a_sink_are_reported_with_their_line(retry, caplog
     for error, error_name in ((NotImplementedError(), "NotImplementedError"), (queue.Full(), "Full")):
         other = Retry(error_name)
         assert not other.run(failing(1, error), 1, lambda *_: False)
-        assert re.search(
-            rf"sink '{error_name}' does not work: {error_name} \(test_health.py, line \d+\)\n", caplog.text
-        )
         assert other.error.startswith(f"{error_name} (test_health.py, line")
+        assert f"sink '{error_name}' does not work: {other.error}\n" in caplog.text
 
 
 class SpeechlessError(Exception):
