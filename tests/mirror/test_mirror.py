@@ -152,17 +152,18 @@ def test_a_patient_close_waits_while_uploads_progress(run, url, tmp_path, monkey
     assert restored_step(tmp_path, url) == 8
 
 
-def test_a_namesake_in_the_mirror_stops_the_uploads_but_not_the_run(run, url, tmp_path, caplog):
+def test_a_namesake_in_the_mirror_is_left_unchanged_and_stops_the_uploads_but_not_the_run(run, url, tmp_path, caplog):
     run.save(1)
     run.upload()
+    before = run.store().list()
     other = MirroredRun(tmp_path / "second", url)
     mirror = Mirror(url, other.paths, every_s=0.01)
     wait_until(lambda: mirror.health()["error"])
     assert "has another run with the name" in mirror.health()["error"]
     assert not mirror.close(LONG_S)
-    assert (
-        sum("has another run" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
-    )
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert sum("has another run" in error for error in errors) == 1
+    assert run.store().list() == before
     other.journal.close()
 
 
@@ -195,18 +196,16 @@ def test_a_run_resumes_on_another_machine_with_its_identity_state_and_curves(mak
     total, step, attempt, mirror = train(config("second"), 30)
     assert (step, attempt, total[0], mirror["error"]) == (30, 2, sum(range(31)), None)
     run_dir = tmp_path / "second" / "app" / "runs" / "run"
-    records = [json.loads((run_dir / "run.json").read_text())]
     points = read_history(run_dir)
     curve = dict(zip(points["step"].to_pylist(), points["value"].to_pylist(), strict=True))
     assert curve == {step: sum(range(step + 1)) for step in range(1, 31)}
-    log = next((run_dir / "logs").glob("*.log")).read_text()
-    assert "is restored from the mirror" in log
+    assert "is restored from the mirror" in next((run_dir / "logs").glob("*.log")).read_text()
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow_runs = client.search_runs([client.get_experiment_by_name("app").experiment_id])
-    assert [one.info.run_id for one in mlflow_runs] == [records[0]["mlflow_run_id"]]
-    steps = [metric.step for metric in client.get_metric_history(mlflow_runs[0].info.run_id, "total")]
+    (mlflow_run,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    assert mlflow_run.info.run_id == json.loads((run_dir / "run.json").read_text())["mlflow_run_id"]
+    steps = [metric.step for metric in client.get_metric_history(mlflow_run.info.run_id, "total")]
     assert sorted(steps) == list(range(1, 31))
 
 

@@ -19,22 +19,14 @@ def manipulated_mark(**changes):
     return json.dumps({"mark": text, "crc32": zlib.crc32(text.encode())}).encode()
 
 
-def test_a_mark_is_parsed():
-    assert StateMark.from_bytes(STATE.to_bytes()) == STATE
-
-
-def test_truncated_or_changed_marks_are_detected():
+def test_a_mark_is_parsed_unless_it_is_truncated_or_changed():
     data = STATE.to_bytes()
-    text_begins = data.index(b'"mark"') + 10
-    for size in range(len(data)):
+    assert StateMark.from_bytes(data) == STATE
+    digits = [i for i in range(data.index(b'"mark"') + 10, len(data) - 4) if data[i : i + 1].isdigit()]
+    changed = [data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in digits]
+    for damaged in [data[:size] for size in range(len(data))] + changed:
         with pytest.raises(SerializationError):
-            StateMark.from_bytes(data[:size])
-    for position in range(text_begins, len(data) - 4):
-        if data[position : position + 1].isdigit():
-            changed = bytearray(data)
-            changed[position] ^= 1
-            with pytest.raises(SerializationError):
-                StateMark.from_bytes(bytes(changed))
+            StateMark.from_bytes(damaged)
 
 
 def test_a_mark_of_a_later_version_is_rejected():
