@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stats.conftest import batch, metric, rate
+from tests.stats.conftest import batch, metric, rate, restored
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.window_kinds import smoothed_sums
 from trieye.stats.windows import AttemptTimes
@@ -26,8 +26,7 @@ def test_a_rate_divides_the_sum_by_the_seconds_since_the_last_point():
 def test_a_rate_includes_the_time_measured_by_the_previous_attempt():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(1000.0, 1000.0))
     first.ingest(batch(*[("done", 3.0, step, 0.0) for step in range(10)]), at=4.0)
-    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(9000.0, 9004.0))
-    second.restore(first.to_state())
+    second = restored(first, [rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(9000.0, 9004.0))
     second.ingest(batch(("done", 20.0, 11, 0.0)), at=5.0)
     assert [point.value for point in second.advance(at=5.0)] == [10.0]
 
@@ -44,8 +43,7 @@ def test_a_pause_logs_no_rate_that_would_replace_the_last_one():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
     first.ingest(batch(("done", 10.0, 1, 0.0)), at=5.0)
     assert [point.value for point in first.advance(at=5.0)] == [2.0]
-    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(8994.0, 9000.0))
-    second.restore(first.to_state())
+    second = restored(first, [rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(8994.0, 9000.0))
     assert second.advance(at=30.0) == []
     second.ingest(batch(("done", 50.0, 2, 0.0)), at=30.0)
     assert [point.value for point in second.advance(at=30.0)] == [2.0]
@@ -58,8 +56,9 @@ def test_the_rate_of_a_flush_counts_from_the_newest_event_of_the_last_point():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(1000.0, 1000.0))
     first.ingest(batch(*[("done", 1.0, step, 1000.0 + step / 100) for step in range(481)]), at=4.9)
     assert [point.value for point in first.advance(at=5.0)] == [481 / 5]
-    second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(9000.0, 9000.0))
-    second.restore(first.to_state(), shift_s=100.0)
+    second = restored(
+        first, [rate(log_frequency_seconds=5.0)], undeclared="drop", times=AttemptTimes(9000.0, 9000.0), shift_s=100.0
+    )
     second.ingest(batch(*[("done", 1.0, step, 9100.0 + step / 100) for step in range(481, 501)]), at=105.01)
     assert [point.value for point in second.flush(at=105.01)] == [pytest.approx(20 / 0.21)]
     second.ingest(batch(("done", 1.0, 501, 9106.0)), at=107.01)
@@ -88,7 +87,7 @@ def test_smoothed_sums_match_the_recurrence(values, alpha, before):
     assert smoothed_sums(np.array(values), alpha, before=before).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [1e-12, 1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("alpha", [1e-12, 0.1, 1.0])
 def test_the_average_of_a_constant_is_that_constant(alpha):
     aggregator = smoothed(alpha)
     for step in range(1, 4):
@@ -105,10 +104,12 @@ def test_a_changed_weight_continues_from_the_restored_average():
     assert second.flush(at=1.0)[-1].value == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])
-def test_ema_alpha_must_be_positive_and_at_most_1(alpha):
-    with pytest.raises(ValueError, match="ema_alpha"):
-        metric(ema_alpha=alpha)
+@pytest.mark.parametrize(
+    ("field", "value"), [("ema_alpha", 0.0), ("ema_alpha", 1.1), ("quantile", -0.1), ("quantile", 1.1)]
+)
+def test_the_parameters_of_an_aggregation_have_bounds(field, value):
+    with pytest.raises(ValueError, match=field):
+        metric(**{field: value})
 
 
 def points_of(values, quantile, *, size):
@@ -143,9 +144,3 @@ def test_a_large_window_needs_eight_bytes_per_event():
     tracemalloc.stop()
     assert allocated_bytes < 8 * 1.3e6
     assert aggregator.flush(at=1.0)[0].value == np.quantile(values, 0.5)
-
-
-@pytest.mark.parametrize("quantile", [-0.1, 1.1])
-def test_quantile_must_be_between_0_and_1(quantile):
-    with pytest.raises(ValueError, match="quantile"):
-        metric(quantile=quantile)

@@ -3,7 +3,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
@@ -122,21 +122,6 @@ def test_points_match_the_reference_and_survive_saves_bit_exactly(declared, stre
         assert aggregator.late_by_metric.get(config.name, 0) == reference.num_late
         if config.log_frequency_steps or config.log_frequency_seconds:
             assert sum(count for _, _, count, _ in actual) == reference.num_events
-
-
-@given(st.lists(st.tuples(st.integers(1, 50), values, st.just(0.0)), min_size=1, max_size=80), st.integers(1, 80))
-@example([(2, 10.0, 0.0), (1, 20.0, 0.0), (15, 30.0, 0.0), (15, 40.0, 0.0)], 1)  # several events in each window
-def test_points_do_not_depend_on_the_batch_size(events, size):
-    declared = [
-        metric(name, raw_event_name="e", aggregation=name, log_frequency_steps=12, ema_alpha=0.3, quantile=0.9)
-        for name in AGGREGATIONS
-        if name != "rate"
-    ]
-    parts = [("events", events[start : start + size]) for start in range(0, len(events), size)]
-    (whole,), _ = play(declared, [("events", events)], saves=False)
-    (split,), _ = play(declared, parts, saves=False)
-    assert [(p.metric, p.step, p.count) for p in split] == [(p.metric, p.step, p.count) for p in whole]
-    assert [p.value for p in split] == pytest.approx([p.value for p in whole], rel=1e-9, abs=1.0)
 
 
 def test_an_overflowing_sum_is_logged_as_the_largest_float():
