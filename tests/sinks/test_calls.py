@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,24 +8,6 @@ from trieye.sinks.thread import SinkCalls
 from trieye.stats.operations import LogArtifact, LogParams, LogText, SetTags
 from trieye.stats.point import Point
 from trieye.testing import MemorySink
-
-
-class PlainSink:
-    """A sink that accepts points only."""
-
-    name = "plain"
-
-    def __init__(self):
-        self.points = []
-
-    def open(self, run):
-        pass
-
-    def write(self, points):
-        self.points.append(list(points))
-
-    def close(self, status):
-        pass
 
 
 def points(first, num, log_to=("mlflow",)):
@@ -61,10 +44,11 @@ def test_artifacts_outside_the_run_directory_are_never_passed_on(tmp_path, plant
 
 
 def test_operations_without_a_sink_method_are_skipped():
+    plain = SimpleNamespace(name="plain", open=print, write=print, close=print)
     items = [LogParams({"a": "1"}), *points(0, 2), LogText("t", 1, 1.7e9, "x"), *points(2, 1), SetTags({"b": "2"})]
-    calls = SinkCalls(PlainSink()).convert(items, 0, 6)
+    calls = SinkCalls(plain).convert(items, 0, 6)
     assert ends(calls) == [(2, 4), (1, 6)]
-    assert SinkCalls(PlainSink()).convert(items[:1], 0, 1) == []
+    assert SinkCalls(plain).convert(items[:1], 0, 1) == []
 
 
 def test_only_calls_with_a_known_end_index_report_it():

@@ -9,34 +9,24 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tests.sinks.mlflow.conftest import free_port
-from tests.waiting import LONG_S
 from trieye.run import media
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import prepare_database
-from trieye.sinks.thread import SinkThread
-from trieye.stats.point import Point
-from trieye.testing import MemoryHistory, make_run_info
+from trieye.testing import make_run_info
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 NUM_MEMBERS = 4
 
 
 @pytest.fixture(scope="module")
-def port():
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, port, warm_programs):
+def server(tmp_path_factory, warm_programs):
     """Start a server with all its data in a directory, at the first use."""
     root = tmp_path_factory.mktemp("server")
     prepare_database(root / "server.db")
-    command = [sys.executable, str(Path(__file__).parents[1] / "mlflow_server.py"), str(root), str(port)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "mlflow_server.py"), str(root), "0"]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert process.stdout.readline() == f"{port}\n", "the server did not start"
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
     finally:
         process.kill()
         process.communicate()
@@ -52,36 +42,10 @@ def client(server):
     return MlflowClient(tracking_uri=server)
 
 
-def points(num):
-    return [Point("loss", step * 0.25, step, 1.7e9 + step * 0.01) for step in range(num)]
-
-
-def opened(run, **options):
-    sink = MlflowSink(**options)
+def opened(run):
+    sink = MlflowSink()
     sink.open(run)
     return sink
-
-
-@pytest.mark.long
-def test_points_arrive_when_the_server_comes_up(tmp_path, port, request):
-    # the first test, before another starts the server
-    run, source = make_run_info(tmp_path, tracking_uri=f"http://127.0.0.1:{port}"), MemoryHistory(points(1200))
-    assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)  # an attempt without the server
-    sink = MlflowSink()
-    source.append(points(1500)[1200:])
-    second = SinkThread(sink, run, source)
-    assert not second.flush(2)
-
-    client = MlflowClient(tracking_uri=request.getfixturevalue("server"))
-    assert second.flush(LONG_S)
-    (tmp_path / "one.txt").write_text("1")
-    sink.log_artifact(tmp_path / "one.txt", "sub")
-    assert second.close("FINISHED", 20)
-    history = client.get_metric_history(sink.run_id, "loss")
-    assert sorted(metric.step for metric in history) == list(range(1500))
-    assert client.get_run(sink.run_id).info.status == "FINISHED"
-    assert [file.path for file in client.list_artifacts(sink.run_id, "sub")] == ["sub/one.txt"]
-    assert source.cursor("mlflow").index == 1500
 
 
 def test_members_that_start_concurrently_share_a_parent(run, client):

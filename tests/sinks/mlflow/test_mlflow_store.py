@@ -1,14 +1,10 @@
 import dataclasses
-import json
 import logging
 import os
 import shutil
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -17,55 +13,21 @@ import pytest
 from mlflow import MlflowClient, environment_variables
 
 from trieye.exceptions import ConfigurationError, SinkBusyError, TrieyeError
-from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.mlflow.store import database_lock, forget_connections, prepare_client
-from trieye.stats.point import Point
-from trieye.testing import MemoryHistory, make_run_info
+from trieye.sinks.mlflow.store import forget_connections, prepare_client
+from trieye.testing import make_run_info
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 
-NUM_PROCESSES = 2
-PROGRAM = """
-import json, sys
-from pathlib import Path
-import mlflow.store.tracking.sqlalchemy_store
-from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.stats.point import Point
-from trieye.testing import make_run_info
-number = sys.argv[1]
-run = make_run_info(Path(sys.argv[2]), run_name=f"run {number}", run_id=number, group="/sweeps/1")
-print("ready", flush=True)
-sys.stdin.readline()
-sink = MlflowSink()
-sink.open(run)
-sink.write([Point(f"m{step % 7}", float(step), step, 1.7e9 + step) for step in range(1000)])
-sink.close("FINISHED")
-print(json.dumps(sink.run_id))
-"""
 
-
-@pytest.mark.long
-def test_a_patient_close_waits_for_other_writers_of_the_database(run_with_store, monkeypatch):
-    monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
-    database, has_started = run_with_store.mlflow_dir / "mlflow.db", threading.Event()
-
-    def hold_the_lock():
-        with database_lock(run_with_store.tracking_uri), closing(sqlite3.connect(database)) as connection:
-            has_started.set()
-            for number in range(15):
-                connection.execute("INSERT INTO experiment_tags VALUES (?, '', 0)", (f"tag {number}",))
-                connection.commit()
-                time.sleep(0.1)
-
-    other_writer = threading.Thread(target=hold_the_lock)
-    other_writer.start()
-    assert has_started.wait(20)
-    fan_out = FanOut([sink := MlflowSink()], run_with_store, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
-    assert fan_out.close("FINISHED", 0.8, patient=True)
-    other_writer.join()
-    client = MlflowClient(tracking_uri=run_with_store.tracking_uri)
-    assert [point.step for point in client.get_metric_history(sink.run_id, "m")] == [1]
+def test_the_activity_of_a_store_changes_with_the_writes_of_other_processes(run_with_store):
+    sink = MlflowSink()
+    sink.open(run_with_store)
+    before = sink.store_activity()
+    assert sink.store_activity() == before
+    with closing(sqlite3.connect(run_with_store.mlflow_dir / "mlflow.db")) as other, other:
+        other.execute("INSERT INTO experiment_tags VALUES ('tag', '', 0)")
+    assert sink.store_activity() != before
 
 
 def test_a_locked_database_is_busy_but_a_missing_one_is_not(run_with_store):
@@ -86,42 +48,6 @@ def test_a_locked_database_is_busy_but_a_missing_one_is_not(run_with_store):
     with pytest.raises(TrieyeError, match="failed to write") as raised:
         sink.set_tags({"a": "b"})
     assert not isinstance(raised.value, SinkBusyError)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_processes_can_create_the_database_concurrently(tmp_path):
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(number), str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(NUM_PROCESSES)
-    ]
-    for child in children:
-        assert child.stdout.readline() == "ready\n"
-    for child in children:  # all imports are done: the processes race for the schema
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    outputs = [child.communicate(timeout=200) for child in children]
-    assert [child.returncode for child in children] == [0] * NUM_PROCESSES, outputs[0][1]
-
-    client = MlflowClient(tracking_uri=make_run_info(tmp_path).tracking_uri)
-    experiments = [experiment for experiment in client.search_experiments() if experiment.name == "app"]
-    assert len(experiments) == 1
-    runs = client.search_runs([experiments[0].experiment_id])
-    parents = [run for run in runs if "trieye.sweep_parent" in run.data.tags]
-    assert [parent.info.run_name for parent in parents] == ["sweeps/1"]
-    runs.remove(parents[0])
-    assert {run.data.tags["mlflow.parentRunId"] for run in runs} == {parents[0].info.run_id}
-    assert {run.info.run_id for run in runs} == {json.loads(out) for out, _ in outputs}
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    for run in runs:
-        histories = [client.get_metric_history(run.info.run_id, f"m{n}") for n in range(7)]
-        assert sum(map(len, histories)) == 1000
 
 
 def test_a_store_with_a_redacted_password_is_never_contacted(tmp_path, monkeypatch):

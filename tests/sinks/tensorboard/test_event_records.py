@@ -1,23 +1,17 @@
+import io
+
 import numpy as np
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from trieye.sinks.tensorboard.files import frame
 
 
-class Collector:
-    def __init__(self):
-        self.data = b""
-
-    def write(self, data):
-        self.data += data
-
-
 def framed_by_tensorboard(records):
-    collector = Collector()
-    writer = RecordWriter(collector)
+    file = io.BytesIO()
+    writer = RecordWriter(file)
     for record in records:
         writer.write(record)
-    return collector.data
+    return file.getvalue()
 
 
 def test_records_are_byte_identical_to_tensorboards():
