@@ -40,7 +40,7 @@ def restored_step(tmp_path, url):
     return None if restore_run(other.paths, url) is None else other.checkpoints.latest().step
 
 
-def test_checkpoints_are_uploaded_after_saves_and_the_journal_periodically(run, url):
+def test_checkpoints_are_uploaded_after_saves_and_at_the_end_and_the_journal_periodically(run, url, tmp_path):
     mirror = Mirror(url, run.paths, every_s=0.2)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
     assert mirror.health()["committed"] is None
@@ -50,14 +50,11 @@ def test_checkpoints_are_uploaded_after_saves_and_the_journal_periodically(run, 
     before = mirror.health()["mirrored_at"]
     wait_until(lambda: mirror.health()["mirrored_at"] > before)
     assert mirror.close(LONG_S)
-    assert mirror.health()["error"] is None
-
-
-def test_closing_uploads_the_end_of_the_run_immediately(run, url, tmp_path):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
     run.save(3)
     assert mirror.close(LONG_S)
+    assert mirror.health()["error"] is None
     assert restored_step(tmp_path, url) == 3
 
 

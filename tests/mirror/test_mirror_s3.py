@@ -121,14 +121,3 @@ def test_a_missing_bucket_stops_a_new_run_before_its_start(s3, tmp_path):
     for read in (lambda: restore_run(run.paths, run.url), lambda: has_run(run.url, APP, RUN)):
         with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/x: .*bucket does not exist"):
             read()
-
-
-@pytest.mark.long
-def test_an_unreachable_store_stops_a_new_run_before_its_start(s3, url, tmp_path):
-    run = MirroredRun(tmp_path / "first", url, begin=False)
-    s3.kill()
-    try:
-        with pytest.raises(ConfigurationError, match=r"cannot be restored from the mirror: .*Could not connect"):
-            restore_run(run.paths, url)
-    finally:
-        s3.start()

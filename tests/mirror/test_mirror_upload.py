@@ -111,7 +111,7 @@ def test_the_last_complete_checkpoint_stays_mirrored_after_local_deletion(run):
     assert not any(key.startswith("checkpoints/checkpoint_step_1-") for key in store.list())
 
 
-def test_an_upload_killed_before_any_write_leaves_a_resumable_run(run, tmp_path, url):
+def test_an_upload_killed_before_any_write_leaves_a_resumable_run_and_is_completed_later(run, tmp_path, url):
     log = Log()
     log.extend(5)
     run.save(1, growing=log, buffer=True)
@@ -137,6 +137,12 @@ def test_an_upload_killed_before_any_write_leaves_a_resumable_run(run, tmp_path,
         assert other.num_records() >= step
         assert other.buffers.latest().step == step
         seen_new += step == 2
+        run.upload()
+        index = run.store().list()
+        folders = ("states/", "checkpoints/", "buffers/")
+        complete = {key.rsplit("/", 1)[0] for key in index if key.endswith(("/COMMIT", "/MANIFEST.json"))}
+        assert complete == {key.rsplit("/", 1)[0] for key in index if key.startswith(folders)}, at
+        assert len(whole_states(index)) <= 2
         at += 1
     assert finished
     assert seen_new > 1
@@ -163,21 +169,6 @@ def test_a_checkpoint_pruned_during_its_upload_stays_resumable(run, tmp_path, ur
     other, words = restored(tmp_path, url)
     assert "checkpoint_step_1" in words
     assert other.steps() == [1]
-
-
-def test_a_killed_upload_is_completed_later_without_leftovers(run):
-    store = run.store()
-    for step in (1, 2):
-        run.save(step)
-        for at in range(4):
-            with pytest.raises(Killed):
-                run.upload(DyingStore(store, at))
-        run.prune(1)
-    run.upload()
-    clean = run.store().list()
-    assert len(whole_states(clean)) <= 2
-    unmarked = {key.rsplit("/", 1)[0] for key in clean if key.startswith(("states/", "checkpoints/"))}
-    assert {key.rsplit("/", 1)[0] for key in clean if key.endswith(("/COMMIT", "/MANIFEST.json"))} == unmarked
 
 
 def test_a_directory_that_the_run_has_left_stops_uploading(run, tmp_path, url):
