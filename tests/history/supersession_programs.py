@@ -19,10 +19,11 @@ from trieye.run.run import Run
 
 APP = "app"
 Log = Callable[[Call], object]
+Logging = Iterator[tuple[Run, Log]]
 
 
 @contextmanager
-def with_run(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+def with_run(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Logging:
     with Run(adopted_config(name, APP, {"root": root, **run_options})) as run:
         if attempt.checkpoint is not None:
             of, num_calls = attempt.checkpoint
@@ -40,14 +41,11 @@ def with_run(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any
 
 
 @contextmanager
-def with_summary_writer(
-    name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]
-) -> Iterator[tuple[Run, Log]]:
+def with_summary_writer(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Logging:
     from trieye.integrations.tensorboard import SummaryWriter
 
-    adopted = AdoptedRun.join(
-        safe_name(name), app=APP, root=root, **run_options
-    )  # opened first, so that its sinks apply
+    # opened first, so that its sinks apply
+    adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
     with SummaryWriter(Path("runs") / name, purge_step=attempt.restored) as writer:
 
         def log(call: Call) -> None:
@@ -61,7 +59,7 @@ def with_summary_writer(
 
 
 @contextmanager
-def with_wandb(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+def with_wandb(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Logging:
     from trieye.integrations import wandb
 
     adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
@@ -78,7 +76,7 @@ def with_wandb(name: str, root: Path, attempt: Attempt, run_options: dict[str, A
 
 
 @contextmanager
-def with_lightning(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+def with_lightning(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Logging:
     from trieye.integrations.lightning import RunLogger
 
     adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)

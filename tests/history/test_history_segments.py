@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pyarrow.parquet as pq
 import pytest
-from history_run import Written, drain, exact, points, random_items, seeded
+from history_run import Written, drain, exact, point, points, random_items, seeded
 
 from trieye.exceptions import SerializationError
 from trieye.history.segments import SegmentFile
@@ -77,8 +77,7 @@ def test_only_the_calling_thread_reads_a_file(written):
 def test_more_metric_names_than_a_parquet_dictionary_holds_round_trip(written, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 65_536)
     monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 10_000)
-    items = [point for n in range(9000) for point in points(n, n + 1)]
-    items = [type(p)(f"{p.step:0200d}", p.value, p.step, p.wall_time) for p in items]
+    items = [point(number, metric=f"{number:0200d}") for number in range(9000)]
     assert drain(written.segment(items).reopen().history) == items
 
 
@@ -117,7 +116,7 @@ def cuts(stride):
     return damage
 
 
-@pytest.mark.parametrize("damage", [flips(301, 1), cuts(397)], ids=["flipped bits", "cuts"])
+@pytest.mark.parametrize("damage", [flips(701, 1), cuts(1201)], ids=["flipped bits", "cuts"])
 def test_a_damaged_file_loses_only_damaged_items_and_yields_no_wrong_values(written, damage):
     rng = seeded(5)
     written.segment(random_items(rng, 100))
@@ -132,7 +131,7 @@ def test_a_damaged_file_loses_only_damaged_items_and_yields_no_wrong_values(writ
         assert only_omits(received, written.items)
         num_cases += 1
         num_partial += 0 < num_lost < 300
-    assert num_cases > 40
+    assert num_cases > 20
     if damage.__qualname__.startswith("flips"):
         assert num_partial > num_cases / 4, "intact row groups of a damaged file are readable"
 

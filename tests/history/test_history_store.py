@@ -46,29 +46,19 @@ def roll_unnoticed(written):
 # rolling
 
 
-def test_small_chunks_stay_in_the_journal_until_the_size_limit(written, monkeypatch):
+def test_committed_items_are_rolled_at_the_size_limit_or_in_the_next_attempt(written, monkeypatch):
     monkeypatch.setattr(history_store, "ROLL_BYTES", 40 * 1000)
     written.append(points(0, 900)).commit().roll(force=False)
     assert written.files() == []
-    written.append(points(900, 1000)).commit().roll(force=False)
+    written.append(points(900, 1000)).commit().append(points(1000, 1100)).roll(force=False)
     assert written.files() == ["points-0-1000.parquet"]
     assert written.journal.chunks() == []
-
-
-def test_only_committed_items_are_rolled(written):
-    written.append(points(0, 10)).commit().append(points(10, 20)).roll()
-    assert written.files() == ["points-0-10.parquet"]
-    written.commit().roll()
-    assert written.files() == ["points-0-10.parquet", "points-10-20.parquet"]
+    written.commit().roll(force=False)
+    assert written.files() == ["points-0-1000.parquet"]
+    written.reopen().roll(force=False)
+    assert written.files() == ["points-0-1000.parquet", "points-1000-1100.parquet"]
     written.roll()
     assert len(written.files()) == 2
-
-
-def test_chunks_of_an_earlier_attempt_are_rolled_at_once(written):
-    written.append(points(0, 10)).commit().reopen().roll(force=False)
-    assert written.files() == ["points-0-10.parquet"]
-    written.append(points(10, 20)).commit().roll(force=False)
-    assert len(written.files()) == 1
 
 
 def test_a_reader_loses_no_items_when_its_chunk_is_rolled(written, monkeypatch):
