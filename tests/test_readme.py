@@ -61,9 +61,14 @@ ONLY_COMPOSED = "--only-composed"
 COMPOSE = """
 import json, sys, trieye
 from my_agent.config import TrainConfig
-for overrides in json.load(open(sys.argv[2])):
-    trieye.compose(overrides, config_path=sys.argv[1], config_type=TrainConfig).check()
+from my_agent.train import train
+for overrides in json.load(open("composed.json")):
     print(overrides)
+    if overrides[0] == "-m":
+        sys.argv = ["train.py", *overrides, "hydra.sweeper.dry_run=true"]
+        train()
+    else:
+        trieye.compose(overrides, config_path="conf", config_type=TrainConfig).check()
 """
 
 
@@ -80,6 +85,16 @@ def commands():
         for line in block.splitlines()
     ]
     return [line for line in dict.fromkeys(lines) if line and not line.startswith(NOT_RUN_HERE)]
+
+
+def longer_trainings(folder):
+    """Return the trainings and sweeps of other pages that no other test composes."""
+    pages = ("docs/results.md", "docs/sweeps.md", "docs/training.md", "docs/tune.md")
+    text = "".join((ROOT / page).read_text() for page in pages).replace("\\\n", "")
+    lines = re.findall(r"^    (python -m my_agent\.train .*)$", text, re.MULTILINE)
+    lines = [line for line in lines if not re.search("agent=a2c|experiment=best_first", line)]  # files of these pages
+    assert len(lines) >= 7
+    return [line for line in lines if not is_composed_elsewhere(line, folder)]
 
 
 def run(command, folder, modules=warm.HEAVY, *, code=0):
@@ -142,10 +157,10 @@ def small(line):
 
 
 def compose(lines, project):
-    """Compose and check the configs of lines that train longer, in one process."""
+    """Compose and check the configs of lines that train longer, and the jobs of sweeps, in one process."""
     command_lines = [shlex.split(line.partition(".train ")[2], comments=True) for line in lines]
-    (project / "compose.json").write_text(json.dumps(command_lines))
-    run(["python", "-c", COMPOSE, str(project / "conf"), str(project / "compose.json")], project)
+    (project / "composed.json").write_text(json.dumps(command_lines))
+    run(["python", "-c", COMPOSE], project)
 
 
 def train_until_killed(line, project):
@@ -166,7 +181,7 @@ def records(project):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Return a project after every command of the pages has run in it."""
+    """Return a project after every command of the pages has run in it, or its config has been composed."""
     folder = tmp_path_factory.mktemp("readme")
     only_composed = []
     for line in commands():
@@ -183,7 +198,7 @@ def project(tmp_path_factory):
             assert "\x1b" not in done.stdout + done.stderr, "colors are for terminals"
             if line.startswith("sha256sum"):
                 (folder / "checksums").write_text(done.stdout)
-    compose(only_composed, folder)
+    compose([*only_composed, *longer_trainings(folder)], folder)
     return folder
 
 
@@ -211,20 +226,6 @@ def test_the_python_calls_of_a_page_work_in_a_project(project, tmp_path, page):
     assert block.count("runs.rerun(") == (page == "docs/runs.md")  # tests/runs start whole programs
     (tmp_path / "shown.py").write_text(block.replace("runs.rerun(", "runs.plan_rerun("))
     assert PROJECT_CODE_PAGES[page] in run(["python", str(tmp_path / "shown.py")], project).stdout
-
-
-@pytest.mark.slow
-def test_the_longer_trainings_of_other_pages_compose(project):
-    pages = ("docs/results.md", "docs/sweeps.md", "docs/training.md", "docs/tune.md")
-    text = "".join((ROOT / page).read_text() for page in pages).replace("\\\n", "")
-    lines = re.findall(r"^    (python -m my_agent\.train .*)$", text, re.MULTILINE)
-    lines = [line for line in lines if not re.search("agent=a2c|experiment=best_first", line)]  # files of these pages
-    assert len(lines) >= 7
-    lines = [line for line in lines if not is_composed_elsewhere(line, project)]
-    sweeps = [line for line in lines if " -m " in line.partition(".train")[2]]
-    compose([line for line in lines if line not in sweeps], project)
-    for line in sweeps:
-        run([*shlex.split(line, comments=True), "hydra.sweeper.dry_run=true"], project)
 
 
 @pytest.mark.slow
