@@ -1,13 +1,7 @@
 """The schema in the ConfigStore is derived from the models."""
 
-import pickle
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import cloudpickle
-import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from pydantic import Field
@@ -40,22 +34,9 @@ class Agent(StrictModel):
 
 
 class MyConfig(TrieyeConfig):
+    seed: int = 3
     agent: Agent = Agent(lr=0.5)
     steps: int
-
-
-USE_ELSEWHERE = """
-import pickle, sys
-from omegaconf import OmegaConf
-for pickled in pickle.load(sys.stdin.buffer):
-    nodes = pickle.loads(pickled)
-    for node in nodes:
-        node.merge_with({"stats": {"metrics": {"new": {"name": "a"}}}, "agent": {"layers": {"b": {"name": "c"}}}})
-        assert node.stats.metrics.new.log_frequency_steps == 1
-        assert node.agent.layers.b.width == 8
-        assert OmegaConf.get_type(nodes[0]) is OmegaConf.get_type(node)
-        print(OmegaConf.get_type(node).__name__)
-"""
 
 
 def _schema() -> dict:
@@ -65,14 +46,8 @@ def _schema() -> dict:
 
 def test_each_key_has_the_default_of_its_model():
     schema = _schema()
-    assert schema["seed"] == 0
-    assert schema["run_name"] == "r1"
-    assert schema["stats"] == {
-        "processing_interval_seconds": 1.0,
-        "hub_metrics_interval_s": 30.0,
-        "metrics": {},
-        "undeclared": "auto",
-    }
+    assert (schema["seed"], schema["run_name"]) == (3, "r1")
+    assert (schema["stats"]["processing_interval_seconds"], schema["stats"]["metrics"]) == (1.0, {})
     assert schema["steps"] == "???"
     assert schema["agent"] == {
         "lr": 0.5,
@@ -102,27 +77,3 @@ def test_schemas_share_no_mutable_list():
     first = ConfigStore.instance().load("schema.yaml").node
     first.agent.names.append("x")
     assert _schema()["agent"]["names"] == []
-
-
-def stored(config_type: type[TrieyeConfig]) -> Any:
-    register_schema(config_type, run_name="r1")
-    return ConfigStore.instance().load("schema.yaml").node
-
-
-@pytest.mark.long
-def test_a_pickled_config_keeps_its_types_in_another_process():
-    class Local(MyConfig):
-        steps: int = 3
-
-    # another registration, such as by `trieye.compose` in a task, does not affect existing configs
-    nodes = [stored(MyConfig), stored(MyConfig)]
-    pickles = [pickle.dumps(nodes), cloudpickle.dumps(nodes), cloudpickle.dumps([stored(Local)])]
-    done = subprocess.run(
-        [sys.executable, "-c", USE_ELSEWHERE],
-        input=pickle.dumps(pickles),
-        capture_output=True,
-        cwd=Path(__file__).parent,  # importable from there
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().split() == [*["MyConfig"] * 4, "Local"]
