@@ -37,21 +37,6 @@ def train(config: TrieyeConfig) -> float:
     print("config", config.run_name, config.seed, config.persistence.get_run_base_dir())
     print("launch", launch_info())
     print("heavy", sorted({"ray", "torch", "mlflow"} & set(sys.modules)))
-    error = config.tags.get("raise")
-    if error == "config":
-        raise trieye.ConfigurationError("the task does not like it")
-    if error == "locked":
-        raise trieye.RunLockedError("the run is locked by process 7")
-    if error == "stopped":
-        interrupt = trieye.RunInterrupted("stopped at step 7, saved", 143)
-        interrupt.add_note("3 points were not sent")
-        raise interrupt
-    if error and hasattr(trieye.exceptions, error):
-        raise getattr(trieye.exceptions, error)(f"a {error} was raised")
-    if error == "ctrl_c":
-        raise KeyboardInterrupt
-    if error == "bug":
-        raise RuntimeError("a bug of the user")
     return float(config.seed)
 
 if __name__ == "__main__":

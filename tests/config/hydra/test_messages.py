@@ -35,7 +35,6 @@ class TrainConfig(TrieyeConfig):
     [
         [
             ("loop.steps=abc", "an integer >= 1 or null|'abc'"),
-            ("loop.env_steps=10k", "an integer >= 1 or null|'10k'"),
             ("seed=-1", "an integer >= 0 and < 4_294_967_296|-1"),
             ("print_config=perhaps", "true or false|'perhaps'"),
             ("loop.time_s=nan", "a number > 0 or null|nan"),
@@ -52,7 +51,6 @@ class TrainConfig(TrieyeConfig):
             ("persistence.runs_dir_name=../up", "persistence.runs_dir_name|'../up'"),
         ],
         [
-            ("loop.steps=1.5", "an integer >= 1 or null|1.5"),
             ("seed=true", "an integer >= 0|'true'"),
             ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
             ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
@@ -83,9 +81,7 @@ class TrainConfig(TrieyeConfig):
             ("~stats.metrics.stp_ms", "'stp_ms' in stats.metrics|'step_ms'?"),
             ("stats.metrics.step_ms.nam=x", "'nam' in stats.metrics.step_ms|'name'?|aggregation, context_key"),
             ("stats.metrics.r.name=x", "'r' in stats.metrics|episode_return|'+metric@stats.metrics.r=<option>'|max"),
-            ("+stats.metrics.r={name: R}", "'r' in stats.metrics|'+metric@stats.metrics.r=<option>'"),
             ("stats.metrics=[{name: a}]", "stats.metrics=[{name: a}]: expected keys with values, found [{'name':"),
-            ("sinks.mlflow=true", "sinks.mlflow=true: expected keys with values, found True"),
             ("stats.metrics=3", "stats.metrics=3: expected keys with values, found 3"),
             ("+seed=3", "Either remove + prefix: 'seed=3'"),
             ("persistence.run_name=x", "type run_name=<value>"),
@@ -97,7 +93,6 @@ class TrainConfig(TrieyeConfig):
             ("hydra.job.env_set.A=3", "'A' in hydra.job.env_set|'+hydra.job.env_set.A=3'"),
             ("hydra.sweeper.params.seed=3", "hydra.sweeper.params.seed=3: "),
         ],
-        [("+loop.stps=3", "'stps' in loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode")],
         [("+sead=3", "'sead'|'seed'?|app_name, betas")],
         [("~seed=3", "'seed' is 0 and not 3")],
         [
@@ -116,10 +111,8 @@ class TrainConfig(TrieyeConfig):
         [("hydra.callbacks=3", "hydra.callbacks=3|Cannot assign int")],
         [
             ("seed=1,2", "add -m|or choose one"),
-            ("seed=range(0,3)", "add -m|or choose one"),
             ("sinks=mlflow,wandb", "add -m|type 'sinks=[mlflow,wandb]'"),
             ("optimizer.layers=8,16", "add -m|type 'optimizer.layers=[8,16]'"),
-            ("optimizer.layers=range(1,3)", "add -m|or choose one"),
         ],
         [
             ("seed", "not a valid key=value override"),
@@ -127,8 +120,6 @@ class TrainConfig(TrieyeConfig):
             ("seed=rnage(1,3)", "'rnage'|range"),
             ("persistence.root_data_dir=~/a b*", "not a valid key=value override|quote special characters"),
             ("optimizer.lr = 1e-3", "not a valid key=value override|without spaces around ="),
-            ("optimizer.lr =1e-3", "not a valid key=value override|without spaces around ="),
-            ("tags={a", "not a valid key=value override"),
             ("{}", "not a valid key=value override"),
             ("run_name=a\0b", "run_name=a\\x00b: |not a valid key=value override"),
         ],
@@ -157,12 +148,9 @@ def test_an_override_split_by_spaces_is_explained(mistaken):
     ("typed", "advice"),
     [
         ("--seed=1", "type seed=1"),
-        ("--seed 1", "type seed=<value>"),
         ("-seed=1 runtime=ray", "type seed=1"),
         ("--run-name=x", "type run_name=x"),
-        ("--loop.steps=3", "type loop.steps=3"),
         ("--lr 1e-4", "type optimizer.lr=<value>"),
-        ("-lr=1e-4", "type optimizer.lr=1e-4"),
         ("--x 3", "unknown flag (see --help"),
         ("--multirn", "unknown flag; did you mean '--multirun'?"),
     ],
@@ -266,30 +254,10 @@ def test_keys_of_a_project_are_named_like_those_of_trieye():
         assert allowed in line
 
 
-LISTED = """
-  metrics:
-    - name: loss
-"""
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("config", "text", "typed"),
-    [
-        ("train", None, []),
-        ("experiment/listed", f"# @package _global_\nstats:{LISTED}", ["experiment=listed"]),
-        ("stats/listed", LISTED.replace("\n  ", "\n"), ["stats=listed"]),
-    ],
+    ("text", "typed"),
+    [("", []), ("loop: {steps: 3}", []), ("defaults: [persistence: default, _self_]", ["loop.steps=3"])],
 )
-def test_metrics_given_as_a_list_are_named_with_their_file_and_key(mistaken, project, config, text, typed):
-    primary = (project.conf / "train.yaml").read_text()
-    project.write(config, f"{primary}stats:{LISTED}" if text is None else text)
-    message = mistaken(*typed)
-    assert message == f"{config}.yaml: stats.metrics: expected keys with values, found [{{'name': 'loss'}}]"
-
-
-@pytest.mark.parametrize("text", ["", "loop: {steps: 3}", "defaults: [persistence: default, _self_]"])
-@pytest.mark.parametrize("typed", [[], ["loop.steps=3"]])
 def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(mistaken, project, text, typed):
     project.write("train", text)
     message = mistaken(*typed)
@@ -298,21 +266,23 @@ def test_a_config_without_the_defaults_of_trieye_is_named_with_the_line_to_add(m
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("config", "text", "message"),
     [
-        ("tags: [a, b]", "tags: expected keys with values, found ['a', 'b']"),
-        ("loop: 3", "loop: expected keys with values, found 3"),
-        ("sinks: {mlflow: true}", "sinks.mlflow: expected keys with values, found True"),
-        ("stats: {metrics: 3}", "stats.metrics: expected keys with values, found 3"),
+        ("experiment/mine", "tags: [a, b]", "tags: expected keys with values, found ['a', 'b']"),
+        ("experiment/mine", "sinks: {mlflow: true}", "sinks.mlflow: expected keys with values, found True"),
+        ("experiment/mine", "stats: {metrics: 3}", "stats.metrics: expected keys with values, found 3"),
+        ("train", "stats: {metrics: [a]}", "stats.metrics: expected keys with values, found ['a']"),
+        ("stats/mine", "metrics: [a]", "stats.metrics: expected keys with values, found ['a']"),
     ],
 )
-def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, project, values, message):
-    project.write("experiment/mine", f"# @package _global_\n{values}")
-    assert f"experiment/mine.yaml: {message}" in mistaken("experiment=mine")
+def test_a_value_in_place_of_keys_is_named_with_its_file_and_key(mistaken, project, config, text, message):
+    primary = (project.conf / "train.yaml").read_text() if config == "train" else "# @package _global_"
+    project.write(config, f"{'' if config == 'stats/mine' else primary}\n{text}")
+    typed = [] if config == "train" else [config.replace("/", "=")]
+    assert f"{config}.yaml: {message}" in mistaken(*typed)
 
 
-@pytest.mark.parametrize("text", ["loop: {steps: 3}", "lr: 3"])
-@pytest.mark.parametrize("typed", ["experiment=mine", pytest.param("+local=mine", marks=pytest.mark.long)])
+@pytest.mark.parametrize(("typed", "text"), [("experiment=mine", "loop: {steps: 3}"), ("+local=mine", "lr: 3")])
 def test_a_preset_without_a_package_line_is_named_with_the_line_to_add(mistaken, project, typed, text):
     file = f"{typed.strip('+').partition('=')[0]}/mine"
     project.write(file, text)
