@@ -36,28 +36,24 @@ def test_a_config_is_frozen():
         seed: int = 0
 
     config = ProjectConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.loop.steps = 3
     for name in ("seed", "SEED", "sed", "run_name"):  # also run_name, which programs of 0.1.5 assign to a TrieyeConfig
         with pytest.raises(ValidationError, match="frozen"):
             setattr(config, name, "not a number")
     assert (config.seed, config.run_name[:4]) == (0, "run_")
 
 
-def test_a_strict_model_is_frozen_and_rejects_unknown_keys():
-    message = r"unknown key 'stps'; did you mean 'steps'\? \(keys: axis, .*, time_s\)"
-    with pytest.raises(ValidationError, match=message):
+def test_a_number_must_be_finite():
+    with pytest.raises(ValidationError):
+        MetricConfig(name="x", log_frequency_seconds=float("inf"))
+
+
+def test_an_unknown_key_is_reported_with_the_keys_of_its_model():
+    with pytest.raises(ValidationError, match=r"stps'; did you mean 'steps'\? \(keys: axis, .*, time_s\)"):
         LoopConfig(stps=3)
-    with pytest.raises(ValidationError, match=rf"loop.stps\n *{message}"):
-        TrieyeConfig(loop={"stps": 3})
     with pytest.raises(ValidationError, match=r"runtime\n *expected keys, as in \{'kind': 'local'\}"):
         TrieyeConfig(runtime="local")
-    with pytest.raises(ValidationError, match="frozen"):
-        LoopConfig().steps = 3
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_must_be_finite(value):
-    with pytest.raises(ValidationError):
-        MetricConfig(name="x", log_frequency_seconds=value)
 
 
 @pytest.mark.parametrize(

@@ -62,13 +62,6 @@ def test_a_missing_required_key_says_how_to_set_it(project):
         compose(config_path=project.conf, config_type=TrainConfig)
 
 
-def test_invalid_overrides_raise_a_configuration_error():
-    with pytest.raises(ConfigurationError, match=r"^runtime=lokal: unknown option 'lokal' of runtime"):
-        compose(["runtime=lokal"])
-    with pytest.raises(ConfigurationError, match=r"^loop\.steps=0: expected an integer >= 1 or null"):
-        compose(["loop.steps=0"])
-
-
 def test_a_relative_config_path_is_relative_to_the_file_of_the_caller(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     relative = os.path.relpath(Path(trieye.__file__).parent / "conf", Path(__file__).parent)
@@ -214,7 +207,7 @@ def test_the_decorator_without_parentheses_is_rejected_at_once():
 
 
 def test_an_invalid_override_shows_no_frames_of_hydra():
-    with pytest.raises(ConfigurationError, match="did you mean 'local'") as caught:
+    with pytest.raises(ConfigurationError, match=r"^runtime=lokal: .*did you mean 'local'") as caught:
         compose(["runtime=lokal"])
     text = "".join(traceback.format_exception(caught.value))
     assert "/hydra/_internal/" not in text
