@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,17 @@ def table() -> list[Row]:
     return rows
 
 
-def modules() -> dict[str, str]:
-    """Return the source of each module by its path; the package `trieye` is omitted from paths."""
+def modules() -> dict[str, Path]:
+    """Return the file of each module by its name in the table: its path without the package `trieye`."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    keys = {path: path.relative_to(ROOT).as_posix().removeprefix("trieye/") for path in paths}
-    return {keys[path]: path.read_text("utf-8") for path in paths if not keys[path].startswith(("template/", "conf/"))}
+    names = {path.relative_to(ROOT).as_posix().removeprefix("trieye/"): path for path in paths}
+    return {name: path for name, path in names.items() if not name.startswith(("template/", "conf/"))}
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module's syntax tree, the module first."""
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
 
 
 def used() -> set[tuple[str, str]]:
@@ -60,15 +67,14 @@ def used() -> set[tuple[str, str]]:
     Covers imports, attributes that trieye does not define, attributes of other objects that the linter flags, names
     in `getattr` and similar functions, and names in strings, such as the name of a logger.
     """
-    sources = modules()
-    nodes = {module: list(ast.walk(ast.parse(source))) for module, source in sources.items()}
-    defined = {name for tree in nodes.values() for node in tree for name in _defined_by(node)}
+    files = modules()
+    defined = {name for path in files.values() for node in nodes_of(path) for name in _defined_by(node)}
     return {
         (module, name)
-        for module, tree in nodes.items()
+        for module, path in files.items()
         for name in [
-            *(name for node in tree for name in _used_by(node, defined)),
-            *_flagged_by_linter(sources[module]),
+            *(name for node in nodes_of(path) for name in _used_by(node, defined)),
+            *_flagged_by_linter(path.read_text("utf-8")),
         ]
         if name not in DOCUMENTED
     }

@@ -102,8 +102,8 @@ def test_a_summary_writer_reports_that_mlflow_is_not_installed():
 )
 def test_a_setting_that_needs_a_missing_package_is_an_error(runtime, mlflow, parts):
     code, _, errors = python(RUN % (runtime, mlflow))
-    assert code == 1
-    (message,) = (line for line in errors.splitlines() if "MissingPackageError" in line)
+    message = errors.splitlines()[-1]
+    assert (code, "MissingPackageError" in message) == (1, True)
     for part in (*parts, "not installed: pip install trieye, or"):
         assert part in message
     assert not Path(".trieye_data").exists()
@@ -155,11 +155,6 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     assert "Traceback" not in errors
     assert "Traceback" in Path("sweep/1/output.log").read_text()
     assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
-    code, _, errors = python(HYDRA, *sweep_options, "+lr=0.5", "hydra.sweep.dir=alone", "hydra.launcher.isolate=none")
-    assert errors.splitlines()[-1] == (
-        "error: 1 of 1 job failed; job 0 raised ValueError: diverged at once. To retry: trieye sweep relaunch "
-        f"{Path('alone').resolve()}"
-    )
     fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.isolate=none", "hydra.launcher.fail_fast=true")
     code, _, errors = python(HYDRA, *sweep_options, "+lr=0.5,0.1,0.2", *fail_fast)
     error = errors.splitlines()[-1]
@@ -172,11 +167,10 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     assert "did you mean 'local'?" in errors
 
 
-@pytest.mark.parametrize("name", ["Policy", "TrieyeActor", "as_trainable"])
-def test_a_name_that_needs_a_missing_package_says_how_to_install_it(name):
-    code, _, errors = python(f"from trieye import {name}")
+def test_a_name_that_needs_a_missing_package_says_how_to_install_it():
+    code, _, errors = python("from trieye import Policy")
     assert code == 1
-    assert f"MissingPackageError: trieye.{name} needs " in errors
+    assert "MissingPackageError: trieye.Policy needs " in errors
     assert "which is not installed: pip install trieye" in errors.splitlines()[-1]
 
 

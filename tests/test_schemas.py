@@ -30,8 +30,3 @@ def test_a_missing_value_is_rejected_and_a_non_finite_value_is_invalid():
 def test_negative_checkpoint_counters_are_rejected():
     with pytest.raises(ValidationError, match="episodes_played"):
         trieye.CheckpointData(run_name="r", global_step=0, episodes_played=-1, total_simulations_run=0)
-
-
-def test_a_new_loaded_training_state_is_empty():
-    loaded = trieye.LoadedTrainingState()
-    assert (loaded.checkpoint_data, loaded.buffer_data, loaded.buffer_step) == (None, None, None)
