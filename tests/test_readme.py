@@ -141,14 +141,14 @@ def small(line):
     is_ppo = "agent=ppo" in line or "experiment=ppo" in line
     budget = [
         "loop.steps=48",
-        "loop.evaluate_every_steps=24",
+        "loop.evaluate_every_steps=48",
         "env.eval_episodes=1",
         "agent.rollout_steps=4" if is_ppo else "agent.learning_starts=32",
     ]
     if "run_name=killed" in line or "run_name=whole" in line:
         # eight checkpoints; one process is killed after its first
-        budget = ["loop.steps=1_024", "persistence.checkpoint_save_freq_steps=128", "agent.rollout_steps=16"]
-        budget += ["loop.evaluate_every_steps=1_024", "env.eval_episodes=1"]
+        budget = ["loop.steps=512", "persistence.checkpoint_save_freq_steps=64", "agent.rollout_steps=8"]
+        budget += ["loop.evaluate_every_steps=512", "env.eval_episodes=1"]
     budget += [] if "runtime" in line else ["runtime=local"]
     budget += ["hydra.launcher.isolate=none"] if overrides.startswith("-m ") else []
     if "sinks" not in line:
