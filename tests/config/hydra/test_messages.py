@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.env import EnvConfig
 from trieye.config.hydra.keys import models_at
-from trieye.config.hydra.messages import complaints, unknown_key
+from trieye.config.hydra.messages import unknown_key
 from trieye.config.names import ClassPath
 
 Mistaken = Callable[..., str]
@@ -225,33 +225,6 @@ def test_a_file_that_is_not_saved_as_utf_8_is_named(project, mistaken, name):
     project.write("experiment/old", "seed: 1\n")
     file.write_bytes("# café\n".encode("latin-1"))
     assert mistaken("experiment=old").startswith(f"{file}: not saved as UTF-8: ")
-
-
-class Mlp(StrictModel):
-    kind: Literal["mlp"] = "mlp"
-    width: int = Field(default=8, ge=1)
-
-
-class Cnn(StrictModel):
-    kind: Literal["cnn"] = "cnn"
-    filters: int = Field(default=8, ge=1)
-
-
-class NetConfig(TrieyeConfig):
-    net: Mlp | Cnn = Field(default=Mlp(), discriminator="kind")
-    lr: float = Field(gt=0)
-    layers: dict[str, Mlp] = Field(default_factory=dict)
-
-
-def test_keys_of_a_project_are_named_like_those_of_trieye():
-    values = {"net": {"kind": "cnn", "filters": 0}, "layers": {"first": {"width": "x"}}}
-    with pytest.raises(ValidationError) as caught:
-        NetConfig.model_validate(values)
-    lines = sorted(complaints(caught.value, NetConfig, values, ["net.filters=0"]))
-    expected = [("layers.first.width=x", ">= 1"), ("lr has no value", "lr=<value>"), ("net.filters=0", ">= 1")]
-    for line, (key, allowed) in zip(lines, expected, strict=True):
-        assert line.startswith(key)
-        assert allowed in line
 
 
 @pytest.mark.parametrize(
