@@ -21,8 +21,7 @@ print(json.dumps([before, sorted(nices), is_allowed]))
 """
 
 
-@pytest.mark.parametrize("nicer_by", [2, 15, 18])
-@pytest.mark.parametrize(("at_least", "at_most"), [(-20, 5), (15, 19)])
+@pytest.mark.parametrize(("nicer_by", "at_least", "at_most"), [(2, -20, 5), (15, -20, 5), (2, 15, 19), (18, 15, 19)])
 def test_every_thread_gets_the_niceness_that_the_user_may_set(nicer_by, at_least, at_most):
     limits = json.dumps({"at_least": at_least, "at_most": at_most})
     command = [sys.executable, "-c", PROGRAM, str(nicer_by), limits]

@@ -135,49 +135,41 @@ with trieye.Run(config()) as run:
     assert last == "100 %"
 
 
-def test_only_the_last_version_of_an_overwritten_line_is_logged(start, content):
-    start()
-    for text in (
-        "a ",
-        "b\n",
-        "\r10 %",
-        "\r20 %",
-        "\n",
-        "30 %\r",
-        "40 %\r",
-        "\nc\r\n",
-        "x\ry\rz\n",
-        "\x1b[2K\x1b]0;t\x07d\n",
-    ):
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    assert content() == "a b\n20 %\n40 %\nc\nz\nd\n"
+OVERWRITTEN = [
+    "a ", "b\n", "\r10 %", "\r20 %", "\n", "30 %\r", "40 %\r", "\nc\r\n", "x\ry\rz\n", "\x1b[2K\x1b]0;t\x07d\n"
+]  # fmt: skip
+PRINTED_ABOVE = [
+    "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it; text printed above overwrites the bar
+    "\r\x1b[2Khello\n\x1b[32mbar 2\x1b[0m",
+    "\r\x1b[2K\x1b[32mbar 3\x1b[0m",
+    "\r\x1b[2Kworld\nbar 4",  # without colors
+    "\r\x1b[2Kbar 5",
+    "\r\x1b[2Kend\n",
+    "no newline",
+    " yet\r\n",
+]
 
 
-def test_text_printed_above_a_progress_bar_is_logged_on_separate_lines(start, content):
+@pytest.mark.parametrize(
+    ("texts", "logged"),
+    [
+        (OVERWRITTEN, "a b\n20 %\n40 %\nc\nz\nd\n"),
+        (PRINTED_ABOVE, "hello\nworld\nbar 4\nend\nno newline yet\n"),
+    ],
+    ids=["overwritten", "printed above a bar"],
+)
+def test_only_the_last_version_of_an_overwritten_line_and_text_above_a_bar_are_logged(start, content, texts, logged):
     log = start()
-    for text in (
-        "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it; text printed above overwrites the bar
-        "\r\x1b[2Khello\n\x1b[32mbar 2\x1b[0m",
-        "\r\x1b[2K\x1b[32mbar 3\x1b[0m",
-        "\r\x1b[2Kworld\nbar 4",  # without colors
-        "\r\x1b[2Kbar 5",
-        "\r\x1b[2Kend\n",
-        "no newline",
-        " yet\r\n",
-    ):
+    for text in texts:
         sys.stdout.write(text)
         sys.stdout.flush()
     log.close()
-    assert content() == "hello\nworld\nbar 4\nend\nno newline yet\n"
+    assert content() == logged
 
 
 def test_nested_logs_closed_out_of_order_restore_the_streams(tmp_path, capsys):
     def is_unpatched():
-        return ["write" in vars(stream) or "flush" in vars(stream) for stream in (sys.stdout, sys.stderr)] == [
-            False,
-            False,
-        ]
+        return not any({"write", "flush"} & vars(stream).keys() for stream in (sys.stdout, sys.stderr))
 
     assert is_unpatched()
     one, two = OutputLog(tmp_path / "one"), OutputLog(tmp_path / "two")
@@ -191,11 +183,8 @@ def test_nested_logs_closed_out_of_order_restore_the_streams(tmp_path, capsys):
     print("nobody")
     three.close()
     assert is_unpatched()
-    assert [(tmp_path / name).read_text() for name in ("one", "two", "three")] == [
-        "both\n",
-        "both\nsecond\n",
-        "third\n",
-    ]
+    contents = [(tmp_path / name).read_text() for name in ("one", "two", "three")]
+    assert contents == ["both\n", "both\nsecond\n", "third\n"]
     assert capsys.readouterr() == ("both\nthird\nnobody\n", "second\n")
 
 

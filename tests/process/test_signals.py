@@ -132,16 +132,6 @@ def test_only_a_repeated_signal_runs_the_previous_handler(handled, first, calls)
     assert (handled, exit_codes) == (calls, [128 + first])
 
 
-def test_sigterm_after_ctrl_c_is_another_request(handled):
-    stops, exit_codes = stopping()
-    with stops:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        assert (handled, exit_codes) == ([], [130, 143])
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGHUP])
 def test_a_signal_that_the_kernel_repeats_is_one_request(number, monkeypatch):
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
@@ -151,16 +141,6 @@ def test_a_signal_that_the_kernel_repeats_is_one_request(number, monkeypatch):
             signal.raise_signal(number)
     signal.raise_signal(number)
     assert exit_codes == [128 + number]
-
-
-def test_a_program_under_nohup_ignores_sighup():
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
-    leave.take()
-    with stops:
-        signal.raise_signal(signal.SIGHUP)
-    leave.give_back()
-    assert (exit_codes, signal.getsignal(signal.SIGHUP)) == ([], signal.SIG_IGN)
 
 
 def test_a_loop_closed_by_another_thread_passes_signals_to_the_previous_handlers():
@@ -184,25 +164,23 @@ def test_a_loop_closed_by_another_thread_passes_signals_to_the_previous_handlers
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_user_handler_of_sigusr1_is_not_replaced():
+@pytest.mark.parametrize(("number", "is_ignored"), [(signal.SIGUSR1, False), (signal.SIGHUP, True)])
+def test_a_signal_that_the_program_handles_or_ignores_as_under_nohup_is_left_to_it(number, is_ignored):
     handled = []
-    signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
+    handler = signal.SIG_IGN if is_ignored else lambda *_: handled.append(number)
+    signal.signal(number, handler)
     stops, exit_codes = stopping()
-    leave = LeaveOnSignal("leaving")
-    leave.take()
-    with stops:
-        signal.raise_signal(signal.SIGUSR1)
-    leave.give_back()
-    assert (handled, exit_codes) == ([signal.SIGUSR1], [])
+    with LeaveOnSignal("leaving"), stops:
+        signal.raise_signal(number)
+    assert (handled, exit_codes) == ([] if is_ignored else [number], [])
+    assert signal.getsignal(number) is handler
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU, signal.SIGHUP])
 def test_a_signal_outside_a_loop_raises_run_interrupted(number, capsys):
     leave = LeaveOnSignal("leaving run 'a'", requeue_exit_code=75)
-    leave.take()
-    with pytest.raises(RunInterrupted, match="leaving run 'a'") as raised:
+    with leave, pytest.raises(RunInterrupted, match="leaving run 'a'") as raised:
         signal.raise_signal(number)
-    leave.give_back()
     assert isinstance(raised.value, SystemExit)
     assert raised.value.code == raised.value.exit_code == 75
     assert signal.Signals(number).name in capsys.readouterr().err
@@ -252,10 +230,8 @@ def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first(ra
     handled, ray_handler = ray_handling
     runs = [LeaveOnSignal("leaving the first run"), LeaveOnSignal("leaving the second run")]
     for leave, message in zip(runs, ("first", "second"), strict=True):
-        leave.take()
-        with pytest.raises(RunInterrupted, match=message):
+        with leave, pytest.raises(RunInterrupted, match=message):
             signal.raise_signal(signal.SIGTERM)
-        leave.give_back()
         signal.raise_signal(signal.SIGTERM)
     assert handled == []
     for leave in runs:
@@ -266,30 +242,16 @@ def test_an_exiting_program_ignores_a_signal_repeated_shortly_after_the_first(ra
 
 
 def test_a_signal_repeated_right_after_the_loop_is_the_same_request():
-    leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
-    leave.take()
-    with stops:
+    stops, exit_codes = stopping()
+    with LeaveOnSignal("leaving") as leave:
+        with stops:
+            signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)
-    leave.asked_at -= SAME_WITHIN_S + 0.01
-    with pytest.raises(RunInterrupted):
-        signal.raise_signal(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)  # the program is already exiting
-    leave.give_back()
+        leave.asked_at -= SAME_WITHIN_S + 0.01
+        with pytest.raises(RunInterrupted):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # the program is already exiting
     assert exit_codes == [143]
-
-
-def test_the_handler_of_ray_is_replaced_and_restored():
-    def ray_handler(number, frame):
-        raise AssertionError("Ray would end everything")
-
-    ray_handler.__module__ = "ray._private.node"
-    signal.signal(signal.SIGTERM, ray_handler)
-    leave = LeaveOnSignal("leaving")
-    leave.take()
-    assert signal.getsignal(signal.SIGTERM) is not ray_handler
-    leave.give_back()
-    assert signal.getsignal(signal.SIGTERM) is ray_handler
 
 
 def test_an_uncaught_run_interrupted_exits_with_its_code_and_no_traceback():
@@ -327,24 +289,19 @@ def test_children_outlive_scheduler_signals_and_the_sigterm_handler_is_kept():
 
 
 def test_a_signal_during_the_start_of_children_is_deferred():
-    leave = LeaveOnSignal("leaving")
-    leave.take()
     reached = False
-    with pytest.raises(RunInterrupted), children_outlive_signals():
+    with LeaveOnSignal("leaving"), pytest.raises(RunInterrupted), children_outlive_signals():
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         reached = True
-    leave.give_back()
     assert reached
 
 
 def test_an_exit_by_rays_handler_during_the_start_becomes_run_interrupted():
     leave = LeaveOnSignal("leaving", requeue_exit_code=75)
-    leave.take()
-    with pytest.raises(RunInterrupted) as raised, children_outlive_signals():
+    with leave, pytest.raises(RunInterrupted) as raised, children_outlive_signals():
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as in the other threads
         signal.raise_signal(signal.SIGTERM)
-    leave.give_back()
     assert raised.value.exit_code == 75
 
 
@@ -385,48 +342,31 @@ def test_sigterm_ends_a_child_of_a_masked_worker():
     assert done.stdout.strip() == str(-signal.SIGTERM)
 
 
-def test_a_forked_child_has_the_original_handlers_and_signal_mask():
+def test_a_forked_child_has_the_original_handlers_and_signal_mask_also_after_it_leaves_the_loop():
     def user_handler(number, frame):
         raise AssertionError("nobody sends one")
 
+    def check():
+        for _ in range(2):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            assert signal.getsignal(signal.SIGUSR1) is user_handler
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
+            stops.__exit__(None, None, None)
+        return 0
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     signal.signal(signal.SIGUSR1, user_handler)
-    leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
-    leave.take()
+    stops, exit_codes = stopping()
     try:
-        with stops:
-            bits = in_a_child(
-                lambda: sum(
-                    bit
-                    for bit, is_restored in {
-                        1: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
-                        2: signal.getsignal(signal.SIGUSR1) is user_handler,
-                        4: signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-                        8: signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2},
-                    }.items()
-                    if is_restored
-                )
-            )
-            assert bits == 15
-            signal.raise_signal(signal.SIGTERM)
-            assert exit_codes == [143]
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
+        with LeaveOnSignal("leaving"):
+            with stops:
+                assert in_a_child(check) == 0
+                signal.raise_signal(signal.SIGTERM)
+                assert exit_codes == [143]
+            assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
     finally:
-        leave.give_back()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def test_a_forked_child_that_exits_the_loop_does_not_reinstall_handlers():
-    leave, (stops, _) = LeaveOnSignal("leaving"), stopping()
-    leave.take()
-
-    def leave_the_loop():
-        stops.__exit__(None, None, None)
-        return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-    with stops:
-        assert in_a_child(leave_the_loop) == 1
-    leave.give_back()
 
 
 @pytest.mark.parametrize("how", ["signal.raise_signal", "_thread.interrupt_main"])  # to this thread, to another one
