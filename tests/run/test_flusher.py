@@ -106,15 +106,6 @@ def start(hub):
             flusher.close()
 
 
-def test_the_thread_sends_at_intervals(hub, start):
-    flusher = start(flush_interval_s=0.01)
-    flusher.pending.extend(rows(1, 2))
-    assert hub.accepted.wait(10)
-    flusher.close()
-    assert hub.values() == [1.0, 2.0]
-    assert flusher.latest == {"m": 2.0}
-
-
 def test_close_sends_pending_values_in_order_and_in_batches(hub, start):
     flusher = start()
     flusher.pending.extend(rows(*range(2 * MAX_BATCH_EVENTS + 5)))
@@ -125,8 +116,10 @@ def test_close_sends_pending_values_in_order_and_in_batches(hub, start):
     assert hub.media == [text()]
 
 
-def test_a_recovered_hub_gets_every_value_exactly_once(hub, start):
+def test_the_thread_sends_at_intervals_and_every_value_exactly_once_to_a_recovered_hub(hub, start):
     flusher = start(flush_interval_s=0.01)
+    flusher.pending.extend(rows(0))
+    assert hub.accepted.wait(10)
     hub.is_reachable.clear()
     flusher.pending.extend(rows(1, 2))
     flusher.submit(text())
@@ -134,7 +127,7 @@ def test_a_recovered_hub_gets_every_value_exactly_once(hub, start):
     flusher.pending.extend(rows(3))
     hub.is_reachable.set()
     flusher.flush()
-    assert hub.values() == [1.0, 2.0, 3.0]
+    assert hub.values() == [0.0, 1.0, 2.0, 3.0]
     assert hub.media == [text()]
 
 
@@ -186,13 +179,17 @@ def test_flush_does_not_time_out_while_a_slow_hub_makes_progress(hub, start):
     assert len(hub.media) == 18
 
 
-def test_a_closed_hub_is_an_error_with_one_message(hub, start, capfd):
-    flusher = start()
+def test_a_closed_hub_is_an_error_of_each_call_with_one_message(hub, start, capfd):
+    flusher = start(max_pending_events=1000)
     hub.closed_error = RunClosedError("run 'run' is closed")
     flusher.pending.extend(rows(1))
     for _ in range(2):
         with pytest.raises(ProcessingError, match="1 are not logged: run 'run' is closed"):
             flusher.flush()
+    for _ in range(2):
+        flusher.pending.extend(rows(*range(1000)))
+        with pytest.raises(ProcessingError, match="closed"):
+            flusher.make_room()
     with pytest.raises(ProcessingError):
         flusher.close()
     assert capfd.readouterr().err.count("accepts no further values") == 1
@@ -220,17 +217,6 @@ def test_a_full_queue_blocks_loggers_until_the_hub_recovers(hub, start, capfd):
     flusher.flush()
     assert hub.values() == list(map(float, range(2000)))
     assert capfd.readouterr().err.count("too many values are queued for the hub (gone for now)") == 1
-
-
-def test_make_room_raises_if_the_hub_is_closed(hub, start):
-    flusher = start(max_pending_events=1000)
-    hub.closed_error = RunClosedError("run 'run' is closed")
-    flusher.pending.extend(rows(*range(1000)))
-    with pytest.raises(ProcessingError, match="closed"):
-        flusher.make_room()
-    flusher.pending.extend(rows(*range(1000)))
-    with pytest.raises(ProcessingError, match="closed"):
-        flusher.make_room()
 
 
 def test_overflow_drop_discards_and_counts_values_and_media(hub, start):
@@ -274,20 +260,25 @@ def test_the_latest_value_of_each_name_is_kept_up_to_a_limit(start):
     assert flusher.latest["a"] == 4.0
 
 
-def test_ctrl_c_while_waiting_neither_loses_nor_duplicates_values(hub, start):
-    flusher = start(max_pending_events=1000)
-    hub.is_reachable.clear()
-    flusher.pending.extend(rows(*range(1000)))
+def press_ctrl_c_during(call, hub):
+    """Press Ctrl-C during a call, after the hub, which is unreachable, has rejected a batch."""
 
     def interrupt():
         assert hub.rejected.wait(10)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+    hub.is_reachable.clear()
+    hub.rejected.clear()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_ctrl_c_while_waiting_neither_loses_nor_duplicates_values(hub, start):
+    flusher = start(max_pending_events=1000)
+    flusher.pending.extend(rows(*range(1000)))
     for wait in (flusher.flush, flusher.make_room):
-        hub.rejected.clear()
-        threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
-            wait()
+        press_ctrl_c_during(wait, hub)
         flusher.pending.extend(rows(*range(1000)))
     hub.is_reachable.set()
     flusher.flush()
@@ -297,16 +288,8 @@ def test_ctrl_c_while_waiting_neither_loses_nor_duplicates_values(hub, start):
 def test_ctrl_c_ends_close_and_reports_the_number_of_lost_values(hub, start, capfd):
     before = set(threading.enumerate())
     flusher = start()
-    hub.is_reachable.clear()
     flusher.pending.extend(rows(1, 2))
-
-    def interrupt():
-        assert hub.rejected.wait(10)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        flusher.close()
+    press_ctrl_c_during(flusher.close, hub)
     wait_until(lambda: set(threading.enumerate()) <= before)
     assert "2 values are not logged" in capfd.readouterr().err
 
@@ -342,28 +325,20 @@ def test_a_live_owner_is_notified_of_the_end_once(start):
 
 
 def test_a_process_has_one_flusher_per_hub():
-    runtime = RuntimeConfig()
-    first, same, other = (flusher_of(Hub(key), runtime) for key in ("a", "a", "b"))
-    assert first is same
-    assert first is not other
-    first.close()
-    new = flusher_of(Hub("a"), runtime)
-    assert new is not first
-    for flusher in (new, other):
+    first, same, other = (flusher_of(Hub(key), RuntimeConfig()) for key in ("a", "a", "b"))
+    assert first is same is not other
+    for flusher in (first, other):
         flusher.close()
+    with contextlib.closing(flusher_of(Hub("a"), RuntimeConfig())) as new:
+        assert new is not first
 
 
 def test_values_not_sent_at_exit_are_reported(hub, start, capfd):
-    flusher, owner = flusher_of(hub, RuntimeConfig(flush_interval_s=60)), Owner()
-    flusher.attach(owner.end)
-    flusher.pending.extend(rows(1))
-    flusher.close_at_exit()
-    assert hub.values() == [1.0]
-    hub.works_at_exit = False
-    flusher = flusher_of(hub, RuntimeConfig(flush_interval_s=60))
-    flusher.pending.extend(rows(2, 3))
-    flusher.close_at_exit()
-    assert hub.values() == [1.0]
+    for is_connected, values in ((True, (1,)), (False, (2, 3))):
+        hub.works_at_exit, flusher = is_connected, start()
+        flusher.pending.extend(rows(*values))
+        flusher.close_at_exit()
+        assert hub.values() == [1.0]
     assert "2 values of this process were not sent" in capfd.readouterr().err
 
 
@@ -411,6 +386,7 @@ def test_an_unused_flusher_ends_and_the_next_client_gets_a_new_one(hub, monkeypa
 def test_pending_histograms_are_bounded_by_their_bytes(hub, start):
     flusher = start(overflow="drop")
     hub.is_reachable.clear()
+    edges, counts = [0.0] * 100_001, [0.0] * 100_000
     for step in range(100):
-        flusher.submit(LogHistogram("h", step, 0.0, [0.0] * 100_001, [0.0] * 100_000, 0.0, 0.0))
+        flusher.submit(LogHistogram("h", step, 0.0, edges, counts, 0.0, 0.0))
     assert flusher.num_waiting * 200_000 * 8 < 64 << 20

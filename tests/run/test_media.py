@@ -76,21 +76,13 @@ def test_many_distinct_integers_share_bins():
     assert (len(logged.counts), logged.edges[0], logged.edges[-1]) == (64, 0, 999)
 
 
-def test_integers_beyond_float_precision_are_counted():
-    logged = histogram(np.array([2**60, 2**60 + 1, 2**60 + 2]))
-    assert logged.counts == [3]
-
-
-@pytest.mark.parametrize("value", [0.0, -0.0, 1e-3, -7.0, 1e300, 5e-324])
-def test_equal_values_get_one_bin_around_them(value):
-    logged = histogram(np.full(10, value))
-    assert logged.counts == [10]
-    assert logged.edges[0] < value < logged.edges[1]
-
-
-def test_values_too_close_for_separate_bins_share_one_bin():
-    logged = histogram([1.0, 1.0 + 1e-15])
-    assert (logged.edges[0], logged.counts) == (pytest.approx(0.5), [2])
+@pytest.mark.parametrize(
+    "values", [[0.0], [-0.0, 0.0], [1e-3] * 9, [-7.0], [1e300] * 9, [5e-324], [1.0, 1.0 + 1e-15], [2**60, 2**60 + 2]]
+)
+def test_values_too_close_for_separate_bins_share_one_bin_around_them(values):
+    logged = histogram(values)
+    assert logged.counts == [len(values)]
+    assert logged.edges[0] <= min(values) <= max(values) <= logged.edges[1] != logged.edges[0]
 
 
 def test_non_finite_values_are_omitted():
@@ -156,7 +148,7 @@ COLORS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
         (np.moveaxis(COLORS[:, :, :3], 2, 0), COLORS[:, :, :3]),
         (np.moveaxis(COLORS, 2, 0), COLORS),
         (COLORS[None, :, :, 0], COLORS[:, :, 0]),
-        (COLORS[:, :, :3] / 255, COLORS[:, :, :3]),
+        (COLORS[:, :, :3] / 255 * (1 + 2e-6) - 1e-6, COLORS[:, :, :3]),  # slightly out of range
         (COLORS[:, :, :3].astype(np.float32) / 255, COLORS[:, :, :3]),
         (torch.from_numpy(COLORS[:, :, :3]).permute(2, 0, 1), COLORS[:, :, :3]),
         (torch.from_numpy(COLORS[:, :, 0].copy()).float().div(255).requires_grad_(), COLORS[:, :, 0]),
@@ -188,10 +180,6 @@ def test_a_transparent_palette_gets_an_alpha_channel():
     assert image(picture).channels == 4
 
 
-def test_slightly_out_of_range_colors_are_clipped():
-    assert decoded(image([[-1e-6, 1 + 1e-6]])).tolist() == [[0, 255]]
-
-
 @pytest.mark.parametrize(
     ("picture", "problem", "message"),
     [
@@ -211,15 +199,11 @@ def test_an_invalid_image_is_an_error_that_describes_it(picture, problem, messag
         image(picture)
 
 
-def test_an_oversized_image_is_rejected():
-    noise = np.random.default_rng(0).integers(0, 256, (2400, 2400, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"image 'i' as PNG has 17,\d+,\d+ bytes, the limit is 16,777,216;"):
+def test_an_oversized_image_is_rejected(monkeypatch):
+    monkeypatch.setattr(media, "MAX_PNG_BYTES", 2**20)  # noise of 16 MiB takes a second
+    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"image 'i' as PNG has 1,\d+,\d+ bytes, the limit is 1,048,576;"):
         image(noise)
-
-
-def test_a_text_is_stored_unchanged():
-    logged = media.text("t", "# é\n", step=3, time=10.5)
-    assert (logged.name, logged.step, logged.wall_time, logged.text) == ("t", 3, 10.5, "# é\n")
 
 
 def test_a_text_lacks_the_values_of_secret_variables(monkeypatch):
@@ -228,9 +212,9 @@ def test_a_text_lacks_the_values_of_secret_variables(monkeypatch):
     assert logged.text == "|wandb_api_key|***|\n|token|a|"
 
 
-def test_invalid_utf_8_is_escaped():
-    logged = media.text("t\ud800", "a\ud800", step=3, time=10.5)
-    assert (logged.name, logged.text) == ("t\\ud800", "a\\ud800")
+def test_a_text_is_stored_unchanged_except_for_invalid_utf_8():
+    logged = media.text("t\ud800", "# é\n\ud800", step=3, time=10.5)
+    assert (logged.name, logged.step, logged.wall_time, logged.text) == ("t\\ud800", 3, 10.5, "# é\n\\ud800")
     assert from_bytes(to_bytes(logged)) == logged
 
 

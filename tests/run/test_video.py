@@ -65,13 +65,13 @@ def test_a_gif_has_the_duration_of_the_video_at_any_frame_rate(fps, shown_fps, e
     assert sum(durations) == pytest.approx(1000 * 12 / fps, abs=10)
 
 
-@pytest.mark.parametrize("fps", [np.float64(12.5), np.float32(12.5), Fraction(25, 2), torch.tensor(12.5)], ids=type)
-def test_a_frame_rate_may_be_any_kind_of_number(fps):
-    logged = make(moving_dot(), fps=fps)
-    assert type(logged.fps) is float
-    assert from_bytes(to_bytes(logged)) == logged == make(moving_dot(), fps=12.5)
+def test_a_frame_rate_may_be_any_kind_of_number():
+    for fps in (np.float32(12.5), Fraction(25, 2), torch.tensor(12.5)):
+        logged = make(moving_dot(), fps=fps)
+        assert type(logged.fps) is float
+        assert from_bytes(to_bytes(logged)) == logged == make(moving_dot(), fps=12.5)
     with pytest.raises(TypeError, match=r"'v: fps'.*one number"):
-        make(moving_dot(), fps=[fps])
+        make(moving_dot(), fps=[12.5])
 
 
 @pytest.mark.parametrize(("num_frames", "fps"), [(700, 1), (1, 0.001)])
@@ -107,9 +107,9 @@ def test_an_invalid_or_oversized_video_is_an_error_that_describes_it(frames, cha
 
 
 def test_a_video_with_too_many_bytes_is_an_error_with_the_limit(monkeypatch):
-    monkeypatch.setattr(video, "MAX_VIDEO_BYTES", 2**20)  # noise of 16 MiB takes 20 s
-    noise = np.random.default_rng(0).integers(0, 256, (6, 400, 400, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"as gif has 1,\d+,\d+ bytes, the limit is 1,048,576; .*mp4.*log_artifact"):
+    monkeypatch.setattr(video, "MAX_VIDEO_BYTES", 2**16)  # noise of 16 MiB takes 20 s
+    noise = np.random.default_rng(0).integers(0, 256, (3, 160, 160, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"as gif has \d+,\d+ bytes, the limit is 65,536; .*mp4.*log_artifact"):
         make(noise)
 
 
