@@ -88,32 +88,29 @@ def points_of(config, name):
     return list(zip(table.column("step").to_pylist(), table.column("value").to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("method", "at_step", "number", "saved"),
-    [
+def test_a_run_interrupted_anywhere_resumes_to_the_same_points(walk_config):
+    before = signal.getsignal(signal.SIGXCPU)
+    trieye.run_experiment(Walk, walk_config("unbroken"))
+    for method, at_step, number, saved in [
         ("setup", 0, signal.SIGTERM, -1),
         ("step", 6, signal.SIGUSR1, 7),
         ("step", 9, signal.SIGTERM, 10),
         ("evaluate", 5, signal.SIGXCPU, 5),
         ("save_checkpoint", 10, signal.SIGUSR1, 10),
-    ],
-)
-def test_a_run_interrupted_anywhere_resumes_to_the_same_points(walk_config, method, at_step, number, saved):
-    before = signal.getsignal(signal.SIGXCPU)
-    Walk.send, Walk.at_step, Walk.number = method, at_step, number
-    with pytest.raises(trieye.RunInterrupted) as stopped:
-        trieye.run_experiment(Walk, walk_config())
-    signal.signal(signal.SIGXCPU, before)
-    assert stopped.value.exit_code == REQUEUE
-    assert record_of(walk_config()).status == "KILLED"
-    assert saved == -1 or f"state at step {saved} is saved" in str(stopped.value)
-    # the window is still open; the next attempt closes it
-    assert points_of(walk_config(), "one") == []
-    for name in ("run", "unbroken"):
-        assert trieye.run_experiment(Walk, walk_config(name)).step == 20
-    for metric in ("position", "eval/return", "one"):
-        assert points_of(walk_config(), metric) == points_of(walk_config("unbroken"), metric)
-    assert points_of(walk_config(), "one") == [(20, 20.0)]
+    ]:
+        config = walk_config(f"{method}-{at_step}")
+        Walk.send, Walk.at_step, Walk.number = method, at_step, number
+        with pytest.raises(trieye.RunInterrupted) as stopped:
+            trieye.run_experiment(Walk, config)
+        signal.signal(signal.SIGXCPU, before)
+        assert stopped.value.exit_code == REQUEUE
+        assert record_of(config).status == "KILLED"
+        assert saved == -1 or f"state at step {saved} is saved" in str(stopped.value)
+        assert points_of(config, "one") == []  # the window is still open; the next attempt closes it
+        assert trieye.run_experiment(Walk, config).step == 20
+        for metric in ("position", "eval/return", "one"):
+            assert points_of(config, metric) == points_of(walk_config("unbroken"), metric)
+        assert points_of(config, "one") == [(20, 20.0)]
 
 
 def test_a_run_interrupted_during_a_restore_resumes_and_finishes(walk_config):
@@ -121,8 +118,8 @@ def test_a_run_interrupted_during_a_restore_resumes_and_finishes(walk_config):
     Walk.send, Walk.at_step, Walk.number = "load_checkpoint", 10, signal.SIGTERM
     with pytest.raises(trieye.RunInterrupted):
         trieye.run_experiment(Walk, walk_config())
-    result = trieye.run_experiment(Walk, walk_config())
-    assert (result.step, record_of(walk_config()).status) == (20, "FINISHED")
+    assert trieye.run_experiment(Walk, walk_config()).step == 20
+    assert record_of(walk_config()).status == "FINISHED"
 
 
 def test_a_signal_while_closing_a_finished_run_raises_after_the_close(make_config):

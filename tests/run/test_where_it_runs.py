@@ -48,11 +48,9 @@ threading.Thread(target=stop).start()
 """
 
 
-def program(tmp_path, *parts, options=()):
-    (file := tmp_path / "program.py").write_text("\n".join(textwrap.dedent(part) for part in parts))
-    return subprocess.run(
-        [sys.executable, *options, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+def program(tmp_path, *parts):
+    (tmp_path / "program.py").write_text("\n".join(textwrap.dedent(part) for part in parts))
+    return warm.run(["program.py"], tmp_path, modules=warm.RUN)
 
 
 def record(tmp_path):
@@ -195,7 +193,8 @@ def test_linux_only_functions_are_optional(tmp_path):
     for durability in ("process", "interval", "always"):
         settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
         parts += [settings.replace("first", durability), EVERYTHING]
-    done = program(tmp_path, NO_LINUX, *parts)
+    code = "\n".join((NO_LINUX, *parts))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("everything is intact") == 3
     assert done.stdout.count("replay storage 'shm' needs Linux; use storage='mmap'") == 3
