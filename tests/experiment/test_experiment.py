@@ -12,6 +12,7 @@ import torch
 import trieye
 from tests.curves import mlflow_runs
 from trieye.checkpoints.store import CheckpointStore
+from trieye.config.names import check_inside
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, RunClosedError
 from trieye.files.run_record import RunRecord
@@ -83,6 +84,22 @@ class InFiles(Walk):
         self.steps_done = int((checkpoint / "steps.txt").read_text())
 
 
+def power_cut():
+    raise RuntimeError("power cut")
+
+
+def disturbed(at, disturb, experiment=Walk):
+    """Return a subclass that is disturbed once it has done a number of steps."""
+
+    class Disturbed(experiment):
+        def step(self):
+            if self.steps_done == at:
+                disturb()
+            return super().step()
+
+    return Disturbed
+
+
 @pytest.fixture
 def loop_config(make_config):
     def make(every=10, **loop):
@@ -125,7 +142,6 @@ def test_an_experiment_logs_to_its_run_and_raises_without_one(loop_config):
     ("loop", "step", "reason"),
     [
         ({"env_steps": 90}, 23, "loop.env_steps=90"),
-        ({"steps": 7, "env_steps": 90}, 7, "loop.steps=7"),
         ({"time_s": 1e-9}, 1, "loop.time_s"),
         ({"target": -5.0, "evaluate_every_steps": 5, "steps": 100}, 25, "loop.target"),
         ({"target": -31.0, "mode": "min", "evaluate_every_steps": 5, "steps": 12}, 12, "loop.steps"),
@@ -137,12 +153,6 @@ def test_the_first_limit_stops_the_experiment(loop_config, loop, step, reason):
     assert reason in result.stop_reason
 
 
-def test_a_config_without_a_limit_is_rejected_before_a_run_is_created(loop_config, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"loop\.steps"):
-        trieye.run_experiment(Walk, loop_config())
-    assert not (tmp_path / "root").exists()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("experiment", [Walk, InFiles])
 def test_a_restart_after_an_error_ends_bit_identically(loop_config, experiment):
@@ -150,15 +160,9 @@ def test_a_restart_after_an_error_ends_bit_identically(loop_config, experiment):
     trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
     uninterrupted = Walk.instances[-1].position
 
-    class Interrupted(experiment):
-        def step(self):
-            if self.steps_done == 17:
-                raise RuntimeError("power cut")
-            return super().step()
-
     loop_config.name = "cut"
     with pytest.raises(RuntimeError, match="power cut"):
-        trieye.run_experiment(Interrupted, loop_config(steps=40, evaluate_every_steps=10))
+        trieye.run_experiment(disturbed(17, power_cut, experiment), loop_config(steps=40, evaluate_every_steps=10))
     result = trieye.run_experiment(experiment, loop_config(steps=40, evaluate_every_steps=10))
     assert result.step == 40
     assert np.array_equal(Walk.instances[-1].position, uninterrupted)
@@ -211,14 +215,8 @@ def test_an_experiment_keeps_its_objective(loop_config):
 
 
 def test_a_run_that_starts_at_its_limit_is_evaluated(loop_config):
-    class Failing(Walk):
-        def step(self):
-            if self.steps_done == 8:
-                raise RuntimeError("power cut")
-            return super().step()
-
     with pytest.raises(RuntimeError, match="power cut"):
-        trieye.run_experiment(Failing, loop_config(5, steps=10, evaluate_every_steps=100))
+        trieye.run_experiment(disturbed(8, power_cut), loop_config(5, steps=10, evaluate_every_steps=100))
     result = trieye.run_experiment(Walk, loop_config(5, steps=5, evaluate_every_steps=100))
     assert (result.step, result.objective, Walk.instances[-1].evaluations) == (5, -25.0, 1)
 
@@ -238,9 +236,16 @@ def test_a_missing_package_is_reported_before_a_run_is_created(loop_config, tmp_
     assert not (tmp_path / "root").exists()
 
 
-def test_background_evaluation_requires_evaluate_saved(loop_config, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"loop.background_evaluation: Walk has no evaluate_saved\(\)"):
-        trieye.run_experiment(Walk, loop_config(steps=5, background_evaluation=True))
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        ({}, r"loop\.steps"),
+        ({"steps": 5, "background_evaluation": True}, r"loop.background_evaluation: Walk has no evaluate_saved\(\)"),
+    ],
+)
+def test_a_loop_that_cannot_run_is_rejected_before_a_run_is_created(loop_config, tmp_path, loop, message):
+    with pytest.raises(ConfigurationError, match=message):
+        trieye.run_experiment(Walk, loop_config(**loop))
     assert not (tmp_path / "root").exists()
 
 
@@ -298,15 +303,6 @@ def test_a_load_error_names_the_incompatible_experiment(loop_config):
         trieye.run_experiment(Other, loop_config(steps=20))
 
 
-def test_a_save_checkpoint_without_return_is_an_error(loop_config):
-    class Forgetful(Walk):
-        def save_checkpoint(self, checkpoint_dir):
-            {"position": self.position}  # noqa: B018 - the mistake
-
-    with pytest.raises(CheckpointError, match="return"):
-        trieye.run_experiment(Forgetful, loop_config(steps=10))
-
-
 def test_files_of_save_checkpoint_are_never_dropped(loop_config):
     class Files(Walk):
         returned = staticmethod(lambda directory: directory)
@@ -331,6 +327,7 @@ def test_files_of_save_checkpoint_are_never_dropped(loop_config):
 @pytest.mark.parametrize(
     ("method", "value", "message"),
     [
+        ("save_checkpoint", None, "return"),
         ("step", None, r"Bad.step\(\) returned None; expected a dict of values; is a `return` missing\?"),
         ("evaluate", 3.0, r"Bad.evaluate\(\) returned 3.0; expected a dict of values\n"),
         ("evaluate", {"eval": {"retrn": 1.0}}, r"returned no value of that name; did you mean 'eval/retrn'"),
@@ -340,9 +337,20 @@ def test_files_of_save_checkpoint_are_never_dropped(loop_config):
     ],
 )
 def test_an_unusual_return_value_is_an_error_that_names_the_method(loop_config, method, value, message):
-    bad = type("Bad", (Walk,), {method: lambda _self: value})
-    with pytest.raises(ConfigurationError, match=message):
+    bad = type("Bad", (Walk,), {method: lambda *_: value})
+    with pytest.raises((ConfigurationError, CheckpointError), match=message):
         trieye.run_experiment(bad, loop_config(steps=2, evaluate_every_steps=1))
+
+
+@pytest.mark.parametrize("loop", [{"axis": "updates", "steps": 10}, {"env_steps": 10}], ids=str)
+def test_a_limit_that_nothing_counts_is_an_error(loop_config, loop):
+    class Uncounted(Walk):
+        def step(self):
+            return super().step() | {"env_steps": None}
+
+    name = loop.get("axis", "env_steps")
+    with pytest.raises(ConfigurationError, match=rf"loop\..*: Uncounted.step\(\) returned no '{name}'"):
+        trieye.run_experiment(Uncounted, loop_config(**loop))
 
 
 def test_a_nested_evaluation_has_an_objective(loop_config):
@@ -351,14 +359,9 @@ def test_a_nested_evaluation_has_an_objective(loop_config):
 
 
 def test_a_signal_in_the_last_step_finishes_the_run_and_raises_run_interrupted(loop_config):
-    class InterruptedLate(Walk):
-        def step(self):
-            if self.steps_done == 9:
-                signal.raise_signal(signal.SIGINT)
-            return super().step()
-
+    interrupted = disturbed(9, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(trieye.RunInterrupted, match="was already finished"):
-        trieye.run_experiment(InterruptedLate, loop_config(steps=10))
+        trieye.run_experiment(interrupted, loop_config(steps=10))
     assert trieye.run_experiment(Walk, loop_config(steps=10)).step == 10
 
 
@@ -405,15 +408,10 @@ def test_overdue_saves_and_evaluations_stop_waiting(loop_config):
 
 
 def test_a_signal_saves_at_once_and_the_restart_makes_the_pending_evaluation(loop_config):
-    class Stopped(Episodes):
-        def step(self):
-            if self.steps_done == 23:
-                signal.raise_signal(signal.SIGTERM)
-            return super().step()
-
+    stopped = disturbed(23, lambda: signal.raise_signal(signal.SIGTERM), Episodes)
     config = loop_config(steps=40, evaluate_every_steps=20)
     with pytest.raises(trieye.RunInterrupted, match="its state at step 24 is saved"):
-        trieye.run_experiment(Stopped, config)
+        trieye.run_experiment(stopped, config)
     assert evaluated_steps(trieye.run_experiment(Episodes, config)) == [28, 40]
 
 
@@ -445,11 +443,14 @@ def position_at(run_dir, step):
     return trieye.load_checkpoint(run_dir, step).objects["experiment"]["state"]["position"]
 
 
-def test_the_first_checkpoint_of_a_fork_is_the_state_of_its_parent(forked):
+def test_a_fork_begins_with_a_checkpoint_of_its_parent_and_is_none_if_restarted_from_scratch(forked, make_config):
     result = forked("second")
     assert saved_steps(result) == [10, 20]
     assert trieye.load_checkpoint(result.run_dir, 10).objective is None  # excludes the parent's objective
     assert np.array_equal(position_at(result.run_dir, 10), position_at(result.run_dir.with_name("run"), 10))
+    shutil.rmtree(result.run_dir / "checkpoints")
+    trieye.run_experiment(Walk, make_config(run_name="second", loop={"steps": 3}))
+    assert RunRecord.read(result.run_dir / "run.json").forked_from is None
 
 
 @pytest.mark.long
@@ -478,42 +479,29 @@ def test_mlflow_and_the_run_record_name_the_parent_of_a_fork_across_attempts(for
     assert record.resumed_from == str(again.run_dir / "checkpoints" / "checkpoint_step_10")
 
 
-def test_a_run_restarted_from_scratch_is_not_a_fork(forked, make_config):
-    result = forked("second")
-    shutil.rmtree(result.run_dir / "checkpoints")
-    trieye.run_experiment(Walk, make_config(run_name="second", loop={"steps": 3}))
-    assert RunRecord.read(result.run_dir / "run.json").forked_from is None
-
-
 def test_a_failing_cleanup_raises_without_hiding_an_earlier_error(loop_config):
     class Untidy(Walk):
-        def step(self):
-            if self.config.run_name == "bad" and self.steps_done == 3:
-                raise RuntimeError("power cut")
-            return super().step()
-
         def cleanup(self):
             raise OSError("the window is gone")
 
-    loop_config.name = "bad"
     with pytest.raises(RuntimeError, match="power cut") as failure:
-        trieye.run_experiment(Untidy, loop_config(steps=5))
+        trieye.run_experiment(disturbed(3, power_cut, Untidy), loop_config(steps=5))
     assert any("the window is gone" in note for note in failure.value.__notes__)
     loop_config.name = "good"
     with pytest.raises(OSError, match="the window is gone"):
         trieye.run_experiment(Untidy, loop_config(steps=5))
 
 
-@pytest.mark.parametrize("name", ["../planted", "/planted", "sub/../../planted", "", "..", "planted\0"])
-def test_a_malicious_checkpoint_writes_no_file_outside_its_directory(loop_config, tmp_path, monkeypatch, name):
+def test_a_malicious_checkpoint_writes_no_file_outside_its_directory(loop_config, tmp_path, monkeypatch):
+    for name in ("", "..", "/planted", "sub/../../planted", "planted\0"):
+        with pytest.raises(ValueError, match="is not a file name inside the directory"):
+            check_inside(name)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
-    name = str(tmp_path) + name if name.startswith("/") else name
     config = loop_config(steps=5)
     with trieye.Run(config) as run:
-        run.step = 1
         loop = {"env_steps": 4, "best": None, "time_s": 0.0, "evaluated_step": -1}
-        run.save(experiment={"files": {name: np.zeros(3, np.uint8)}}, loop=loop)
+        run.save(step=1, experiment={"files": {"../planted": np.zeros(3, np.uint8)}}, loop=loop)
     with pytest.raises(CheckpointError, match="is not a file name inside the directory"):
         trieye.run_experiment(InFiles, config)
     assert not list(tmp_path.rglob("planted*"))
@@ -544,7 +532,7 @@ def test_limits_saves_evaluations_and_points_are_counted_in_the_axis(loop_config
     store = CheckpointStore(result.run_dir / "checkpoints", read_only=True)
     steps = [entry.step for entry in store.entries()]
     assert set(saved) <= set(steps)
-    assert [row["step"] for row in read_history(result.run_dir, ["eval/return"]).to_pylist()] == evaluated
+    assert evaluated_steps(result) == evaluated
     if axis != "step":
         counted = read_history(result.run_dir, [f"progress/{axis}"]).to_pylist()
         assert counted
@@ -566,38 +554,13 @@ def test_a_resumed_run_keeps_its_axis(loop_config):
     assert (result.step, result.env_steps, Walk.instances[-1].steps_done) == (80, 80, 20)
 
 
-def test_a_fork_may_use_another_axis(loop_config, make_config):
-    trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
-    persistence = {"load_checkpoint_path": "run:latest"}
-    other = make_config(run_name="other", loop={"axis": "updates", "steps": 30}, persistence=persistence)
-    result = trieye.run_experiment(Counting, other)
-    assert (result.step, result.env_steps, Walk.instances[-1].steps_done) == (30, 48, 12)
-
-
-def test_evaluations_of_a_fork_follow_its_own_axis(loop_config, make_config):
+def test_a_fork_is_counted_and_evaluated_on_its_own_axis(loop_config, make_config):
     trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40, evaluate_every_steps=20))
     limits = {"axis": "updates", "steps": 60, "evaluate_every_steps": 9}
     other = make_config(run_name="other", loop=limits, persistence={"load_checkpoint_path": "run:latest"})
     result = trieye.run_experiment(Counting, other)
-    evaluated = read_history(result.run_dir, ["eval/return"]).to_pylist()
-    assert [row["step"] for row in evaluated] == [27, 36, 45, 54, 60]
-
-
-def test_an_axis_without_counts_is_an_error(loop_config):
-    with pytest.raises(ConfigurationError, match=r"loop.axis=updates: Walk.step\(\) returned no 'updates'"):
-        trieye.run_experiment(Walk, loop_config(axis="updates", steps=10))
-
-
-class Uncounted(Walk):
-    """It returns no counts."""
-
-    def step(self):
-        return {**super().step(), "env_steps": None}
-
-
-def test_a_limit_of_env_steps_that_nothing_counts_is_an_error(loop_config):
-    with pytest.raises(ConfigurationError, match=r"loop.env_steps=10: Uncounted.step\(\) returned no 'env_steps'"):
-        trieye.run_experiment(Uncounted, loop_config(env_steps=10))
+    assert (result.step, result.env_steps, Walk.instances[-1].steps_done) == (60, 88, 22)
+    assert evaluated_steps(result) == [27, 36, 45, 54, 60]
 
 
 class Late(Walk):

@@ -26,7 +26,7 @@ class TestEngine(ExperimentContract):
         return TrainConfig(
             agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
             env={"id": "CartPole-v1", "eval_episodes": 1},
-            loop={"axis": "env_steps", "steps": 240, "evaluate_every_steps": 60},
+            loop={"axis": "env_steps", "steps": 80, "evaluate_every_steps": 20},
         )
 
 
