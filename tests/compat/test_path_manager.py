@@ -150,13 +150,10 @@ def test_the_chosen_buffer_fits_the_checkpoint(tmp_path):
 
 def test_a_private_run_is_closed_to_other_users_even_if_it_was_open(tmp_path):
     run_dir = tmp_path / "a" / "runs" / "r"
-    make(tmp_path, private=True).create_run_directories()
-    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
-    run_dir.chmod(0o755)
-    make(tmp_path).create_run_directories()
-    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o755
-    make(tmp_path, private=True).create_run_directories()
-    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    for is_private, mode in ((True, 0o700), (False, 0o755), (True, 0o700)):
+        make(tmp_path, private=is_private).create_run_directories()
+        assert stat.S_IMODE(run_dir.stat().st_mode) == mode
+        run_dir.chmod(0o755)
 
 
 LINKED_PARTS = ["", "checkpoints", "logs", "tensorboard", "history", "journal.db", "run.json"]
@@ -166,27 +163,19 @@ LINKED_PARTS += ["journal.db-wal", "run.lock.holder", "logs/run.log", "tensorboa
 @pytest.mark.parametrize("part", LINKED_PARTS)
 def test_nothing_is_written_through_a_link_that_leaves_the_root(tmp_path, part):
     (tmp_path / "elsewhere").mkdir()
-    config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
     link = tmp_path / "root" / "a" / "runs" / "r" / part
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is outside root_data_dir"):
-        PathManager(config).create_run_directories()
+        make(tmp_path / "root").create_run_directories()
 
 
-def test_links_of_the_user_can_lead_anywhere(tmp_path):
-    config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
-    PathManager(config).create_run_directories()
-    run_dir = tmp_path / "root" / "a" / "runs" / "r"
-    (run_dir / "data").symlink_to(tmp_path)
-    (run_dir / "profile_data" / "newest").symlink_to(tmp_path)
-    PathManager(config).create_run_directories()
-
-
-def test_the_root_itself_can_be_a_link(tmp_path):
+def test_the_root_itself_can_be_a_link_and_links_of_the_user_can_lead_anywhere(tmp_path):
     (tmp_path / "big_disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "big_disk")
-    PathManager(
-        PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
-    ).create_run_directories()
+    paths = make(tmp_path / "root")
+    paths.create_run_directories()
     assert (tmp_path / "big_disk" / "a" / "runs" / "r" / "checkpoints").is_dir()
+    (paths.run_base_dir / "data").symlink_to(tmp_path)
+    (paths.run_base_dir / "profile_data" / "newest").symlink_to(tmp_path)
+    paths.create_run_directories()

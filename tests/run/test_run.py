@@ -539,16 +539,12 @@ def test_plain_data_is_restored_by_name_and_an_unsaved_object_suggests_the_close
 
 
 def test_a_run_does_not_start_from_another_run_by_default(make_config):
-    train(make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2}), 4)
-    config = make_config(run_name="two")
-    config = config.model_copy(
-        update={
-            "persistence": trieye.PersistenceConfig(
-                root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
-            )
-        }
-    )
-    _, steps, run = train(config, 4)
+    one = make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2})
+    train(one, 4)
+    persistence = {"root_data_dir": one.persistence.root_data_dir}
+    runtime = {"kind": "local"}
+    two = trieye.TrieyeConfig(app_name="app", run_name="two", runtime=runtime, persistence=persistence, sinks={})
+    _, steps, run = train(two, 4)
     assert (steps[0], run.resumed) == (1, False)
 
 
@@ -618,7 +614,7 @@ def test_a_forked_child_neither_logs_nor_closes(make_config):
 
         def log():
             for logger in (run, client):
-                with pytest.raises(RunClosedError):
+                with pytest.raises(RunClosedError, match=f"process {os.getppid()}; a forked process cannot use it"):
                     logger.log("a", 1.0)
                 logger.close()
 
