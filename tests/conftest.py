@@ -171,7 +171,7 @@ def ray_cluster():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        # the log monitor polls ten times a second; the only test that needs it starts it
+        # the log monitor polls ten times a second, and no test needs the lines that it forwards
         patch.setattr(ray._private.node.Node, "start_log_monitor", lambda _: None)
         join_ray(RuntimeConfig(kind="ray", num_cpus=2, namespace="trieye"), log_to_driver=False)
     yield

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -170,54 +168,6 @@ def test_getters_return_what_0_1_5_returned_and_terminate_releases_the_name(tmp_
 
     wait_until(is_free)
     assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").status == "FINISHED"
-
-
-@pytest.mark.long
-def test_an_unusable_root_is_named(start, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    config = trieye.TrieyeConfig(persistence=trieye.PersistenceConfig(ROOT_DATA_DIR=str(blocked)), sinks={})
-    actor, _ = start(config)
-    with pytest.raises(ray.exceptions.RayActorError, match="root_data_dir"):
-        ray.get(actor.get_actor_name.remote())
-
-
-DRIVER = """
-import sys
-import ray
-import trieye
-
-ray.init(address=sys.argv[1], namespace="trieye")
-metrics = [trieye.MetricConfig(name="seen", log_to=["console"], aggregation="sum")]
-config = trieye.TrieyeConfig(
-    app_name="my_app",
-    persistence=trieye.PersistenceConfig(ROOT_DATA_DIR=sys.argv[2]),
-    stats=trieye.StatsConfig(metrics=metrics),
-    sinks={"console": {"enabled": True}, "mlflow": {"enabled": False}, "tensorboard": {"enabled": False}},
-)
-actor = trieye.TrieyeActor.remote(config=config)
-ray.get(actor.log_event.remote(trieye.RawMetricEvent(name="seen", value=2.5, global_step=4)))
-ray.get(actor.force_process_and_log.remote(4))
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def _log_monitor():
-    """Let Ray forward lines of its workers, which the cluster of the tests does not."""
-    ray._private.worker._global_node.start_log_monitor()
-    yield
-    ray._private.worker._global_node.kill_log_monitor()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("_log_monitor")
-def test_console_metrics_reach_the_driver(tmp_path):
-    address = ray.get_runtime_context().gcs_address
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([sys.executable, "-c", DRIVER, address, str(tmp_path)], **streams) as driver:
-        assert any("STATS [4]: seen = 2.5000" in line for line in driver.stdout)
-        driver.stdin.close()
 
 
 @pytest.mark.slow
