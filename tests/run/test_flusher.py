@@ -3,66 +3,19 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.forked import in_a_child
+from tests.run.hub import Hub
 from tests.waiting import wait_until
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ProcessingError, RunClosedError
-from trieye.hub.ledger import Ledger
-from trieye.hub.logic import HubLogic
 from trieye.run import flusher as flushers
 from trieye.run.flusher import MAX_BATCH_EVENTS, MAX_LATEST_NAMES, MAX_PENDING_MEDIA, Flusher, flusher_of
 from trieye.run.recorder import RunClient
 from trieye.stats.operations import LogHistogram, LogImage, LogText
-
-
-class Hub:
-    """A hub that stores its input; it can be unreachable temporarily or permanently."""
-
-    run_name, works_at_exit = "run", True
-
-    def __init__(self, key="hub"):
-        self.key = key
-        self.batches, self.numbers, self.dropped, self.media = [], Counter(), {}, []
-        self.is_reachable, self.accepted, self.rejected = threading.Event(), threading.Event(), threading.Event()
-        self.closed_error = None
-        self.is_reachable.set()
-
-    def _answer(self):
-        if self.closed_error is not None:
-            raise self.closed_error
-        if not self.is_reachable.is_set():
-            self.rejected.set()
-            raise ConnectionError("gone for now")
-
-    def send(self, request, *content, **number):
-        self._answer()
-        accept = {
-            Ledger.log_columns: self._log,
-            Ledger.count_dropped: self._count_dropped,
-            HubLogic.log_operation: self._log_operation,
-        }
-        accept[request](*content, **number)
-
-    def _log(self, batch, *, client, seq):
-        assert seq == self.numbers[client] + 1
-        self.numbers[client] = seq
-        self.batches.append(batch)
-        self.accepted.set()
-
-    def _count_dropped(self, drops, *, key):
-        ((reason, _, count),) = drops
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
-
-    def _log_operation(self, operation, *, key):
-        self.media.append(operation)
-
-    def values(self):
-        return [value for batch in self.batches for value in batch.values.tolist()]
 
 
 class Owner:
@@ -165,13 +118,13 @@ def test_close_times_out_and_reports_the_number_of_lost_values(hub, start):
 def test_flush_does_not_time_out_while_a_slow_hub_makes_progress(hub, start):
     flusher = start(ack_timeout_s=4)
     began = time.monotonic()
-    log_operation = hub._log_operation
+    send = hub.send
 
-    def log_slowly(operation, **key):
+    def send_slowly(*content, **number):
         threading.Event().wait(0.25)
-        log_operation(operation, **key)
+        send(*content, **number)
 
-    hub._log_operation = log_slowly
+    hub.send = send_slowly
     for _ in range(18):
         flusher.submit(text())
     flusher.flush()
@@ -325,11 +278,11 @@ def test_a_live_owner_is_notified_of_the_end_once(start):
 
 
 def test_a_process_has_one_flusher_per_hub():
-    first, same, other = (flusher_of(Hub(key), RuntimeConfig()) for key in ("a", "a", "b"))
+    first, same, other = (flusher_of(Hub(key=key), RuntimeConfig()) for key in ("a", "a", "b"))
     assert first is same is not other
     for flusher in (first, other):
         flusher.close()
-    with contextlib.closing(flusher_of(Hub("a"), RuntimeConfig())) as new:
+    with contextlib.closing(flusher_of(Hub(key="a"), RuntimeConfig())) as new:
         assert new is not first
 
 

@@ -1,4 +1,4 @@
-"""Preemption by a scheduler: the step is finished, the state saved and delivered in time, and the run resumes."""
+"""Preemption and Ctrl-C: the step is finished, the state saved and delivered in time, and the run resumes."""
 
 import contextlib
 import json
@@ -220,6 +220,7 @@ with trieye.Run(config) as run:
     if sys.argv[2] != "0":  # waits for MLflow; a stopped program has too little time
         run.mlflow_run_id(60.0)
 assert agent.weights[0] == run.step
+print("imported", sorted({"ray", "torch"} & set(sys.modules)))
 """
 
 
@@ -270,6 +271,28 @@ def resume_one_step(start, config_values, stop_message):
     return saved
 
 
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
+@pytest.mark.slow
+def test_ctrl_c_saves_the_last_step_and_the_next_start_resumes_there(tmp_path, start, kind):
+    config_values = settings(tmp_path, kind, sinks={})
+    process = start(config_values)
+    wait_for_step(process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert record_of(trieye.TrieyeConfig.model_validate(config_values)).status == "KILLED"
+    resume_one_step(start, config_values, errors)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cold_programs")
+def test_local_runs_import_neither_ray_nor_torch(tmp_path, start):
+    process = start(settings(tmp_path, "local", sinks={}), 25)
+    output, errors = process.communicate(timeout=60)
+    assert output.splitlines()[-1] == "imported []", errors
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_path, start):
@@ -292,6 +315,42 @@ def test_a_terminated_training_saves_delivers_and_exits_in_15_s_and_resumes(tmp_
     client = MlflowClient(config.persistence.MLFLOW_TRACKING_URI)
     points = client.get_metric_history(record_of(config).mlflow_run_id, "seen")
     assert sum(point.value for point in points) == saved + 1
+
+
+ENDLESS = """
+import contextlib, sys, time, trieye
+
+config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
+    persistence={"root_data_dir": sys.argv[1]}, stats={"metrics": [{"name": "a", "aggregation": "count"}]})
+logged = 0
+try:
+    with trieye.Run(config) if sys.argv[3] == "with" else contextlib.nullcontext(trieye.Run(config).open()) as run:
+        while True:
+            run.log("a", 1.0, step=1)
+            logged += 1
+            if logged == 1000:
+                print("going", flush=True)
+finally:
+    print(logged, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "way"), [("local", "open"), pytest.param("ray", "with", marks=pytest.mark.long)])
+@pytest.mark.slow
+def test_sigterm_in_a_plain_loop_closes_the_run_without_losing_values(tmp_path, kind, way):
+    run_dir = tmp_path / "app" / "runs" / "run"
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "going\n"
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    record = RunRecord.read(run_dir / "run.json")
+    assert record.status == "KILLED"
+    logged = int(output)  # the signal may come between a value and its count
+    assert record.summary["a"]["last"] in {logged, logged + 1}
+    points = read_history(run_dir, metrics=["a"])
+    assert points.column("value").to_pylist() == [record.summary["a"]["last"]]
 
 
 HUNG_UP = """

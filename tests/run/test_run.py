@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +19,6 @@ from filelock import FileLock
 from mlflow.tracking import MlflowClient
 
 import trieye
-from tests import warm
 from tests.curves import record_of
 from tests.forked import in_a_child
 from tests.run.agent import Agent, Lines
@@ -32,9 +30,6 @@ from trieye.hub.logic import HubLogic
 from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
 from trieye.testing import MemorySink
-
-pytestmark = pytest.mark.usefixtures("warm_programs")
-WARM = warm.RUN
 
 
 def train(config, total, *, agent=None, stop_at=None):
@@ -326,43 +321,6 @@ def test_overflowing_values_block_or_are_dropped_as_configured(make_config, over
         assert run.health()["dropped"] == dropped
 
 
-SCRIPT = """
-import sys, trieye
-from tests.run.agent import Agent
-
-config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
-    persistence={"root_data_dir": sys.argv[1], "checkpoint_save_freq_steps": 1000})
-agent = Agent()
-with trieye.Run(config) as run:
-    run.restore(agent=agent)
-    for step in run.steps(None):
-        agent.weights += 1
-        run.log("a", step)
-        if step % 20 == 0:
-            print("step", step, flush=True)
-        if run.save_due:
-            run.save(agent=agent)
-"""
-
-
-@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.long)])
-@pytest.mark.slow
-def test_ctrl_c_saves_the_last_step_and_the_next_start_resumes_there(make_config, tmp_path, kind):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline().startswith("step")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=90)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert record_of(tmp_path / "app" / "runs" / "run").status == "KILLED"
-    saved = int(re.search(r"state at step (\d+) is saved", errors)[1])
-    agent = Agent()
-    with trieye.Run(make_config(persistence={"root_data_dir": str(tmp_path)})) as run:
-        assert run.restore(agent=agent)
-        assert run.step == agent.weights[0] == saved
-
-
 @pytest.mark.parametrize(("every", "saved"), [(0, [7]), (3, [3, 6, 7]), (7, [7])])
 def test_the_last_step_is_saved_once(make_config, every, saved):
     with trieye.Run(make_config(persistence={"checkpoint_save_freq_steps": every})) as run:
@@ -423,16 +381,6 @@ def test_save_due_stays_true_until_the_save(make_config):
             if run.save_due and step in {7, 12, 13, 20}:  # as if a save were possible only between episodes
                 run.save()
     assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("cold_programs")
-def test_local_runs_import_neither_ray_nor_torch(tmp_path):
-    code = SCRIPT.replace("run.steps(None)", "run.steps(25)") + "\nprint(sorted({'ray', 'torch'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), "local"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_changed_config_is_reported(make_config, capfd):
@@ -634,41 +582,6 @@ def test_a_killed_hub_raises_on_close_and_fails_the_run(make_config, ray_cluster
     with pytest.raises(trieye.TrieyeError, match="gone for good"):
         run.close()
     assert record_of(run.dir).status == "FAILED"
-
-
-ENDLESS = """
-import contextlib, sys, time, trieye
-
-config = trieye.TrieyeConfig(app_name="app", run_name="run", sinks={}, runtime={"kind": sys.argv[2]},
-    persistence={"root_data_dir": sys.argv[1]}, stats={"metrics": [{"name": "a", "aggregation": "count"}]})
-logged = 0
-try:
-    with trieye.Run(config) if sys.argv[3] == "with" else contextlib.nullcontext(trieye.Run(config).open()) as run:
-        while True:
-            run.log("a", 1.0, step=1)
-            logged += 1
-            if logged == 1000:
-                print("going", flush=True)
-finally:
-    print(logged, flush=True)
-"""
-
-
-@pytest.mark.parametrize(("kind", "way"), [("local", "open"), pytest.param("ray", "with", marks=pytest.mark.long)])
-@pytest.mark.slow
-def test_sigterm_in_a_plain_loop_closes_the_run_without_losing_values(tmp_path, kind, way):
-    command = [sys.executable, "-c", ENDLESS, str(tmp_path), kind, way]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "going\n"
-    process.terminate()
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 143
-    record = record_of(tmp_path / "app" / "runs" / "run")
-    assert record.status == "KILLED"
-    logged = int(output)  # the signal may come between a value and its count
-    assert record.summary["a"]["last"] in {logged, logged + 1}
-    points = read_history(tmp_path / "app" / "runs" / "run", metrics=["a"])
-    assert points.column("value").to_pylist() == [record.summary["a"]["last"]]
 
 
 @pytest.fixture
