@@ -137,11 +137,9 @@ def test_a_run_records_commit_changes_command_packages_and_machine(repository, t
     assert "hunter2" not in str(tags)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("color.ui", "always"), ("diff.external", "echo edited:"), ("diff.noprefix", "true")]
-)
-def test_the_patch_is_redacted_and_applies_whatever_git_is_configured_to_show(repository, record, tmp_path, key, value):
-    git(repository, "config", key, value)
+def test_the_patch_is_redacted_and_applies_whatever_git_is_configured_to_show(repository, record, tmp_path):
+    for key, value in (("color.ui", "always"), ("diff.external", "echo edited:"), ("diff.noprefix", "true")):
+        git(repository, "config", key, value)
     patch = record(repository).with_suffix(".patch")
     assert "hunter2" not in patch.read_text()
     clone = tmp_path / "clone"
