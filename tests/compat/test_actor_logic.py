@@ -170,17 +170,6 @@ def test_restoring_from_a_host_with_another_uptime_changes_nothing(open_logic):
     assert logic.summary()["m"]["step"] == 6
 
 
-def test_configs_json_keeps_the_config_when_sections_are_added(open_logic):
-    logic = open_logic()
-    logic.save_run_config({"model": {"layers": 2}})
-    logic.save_run_config({"stats": {"mine": 1}, "env": "CartPole-v1"})
-    stored = json.loads(logic.files.paths.config_path.read_text())
-    assert stored["app_name"] == "app"
-    assert (stored["model"], stored["env"]) == ({"layers": 2}, "CartPole-v1")
-    assert "processing_interval_seconds" in stored["stats"]
-    assert stored["run_config"] == {"stats": {"mine": 1}}
-
-
 def test_another_config_filename_adds_a_copy_of_configs_json(open_logic):
     paths = open_logic(persistence={"config_filename": "mine.json"}).files.paths
     copy_path = PathManager(paths.persist_config).get_config_path()
@@ -189,7 +178,7 @@ def test_another_config_filename_adds_a_copy_of_configs_json(open_logic):
     assert trieye.TrieyeConfig.of_run(paths.run_base_dir).persistence.config_filename == "mine.json"
 
 
-def test_configs_json_contains_neither_secrets_nor_arrays_of_objects(open_logic):
+def test_configs_json_gains_sections_without_secrets_and_arrays_of_objects(open_logic):
     class Model(BaseModel):
         model_config = ConfigDict(arbitrary_types_allowed=True)
         api_key: str = "hunter2"
@@ -202,7 +191,10 @@ def test_configs_json_contains_neither_secrets_nor_arrays_of_objects(open_logic)
 
     logic = open_logic()
     logic.save_run_config({"model": Model(), "all": [Model(), Game("typed-pw", SecretStr("ann"))], "scale": np.ones(2)})
+    logic.save_run_config({"stats": {"mine": 1}, "env": "CartPole-v1"})
     stored = json.loads(logic.files.paths.config_path.read_text())
+    assert (stored["app_name"], stored["env"], stored["run_config"]) == ("app", "CartPole-v1", {"stats": {"mine": 1}})
+    assert "processing_interval_seconds" in stored["stats"]
     model = {"api_key": "***", "weights": "<tensor/array>"}
     assert (stored["model"], stored["scale"]) == (model, "<tensor/array>")
     assert stored["all"] == [model, {"password": "***", "login": "***"}]

@@ -201,14 +201,10 @@ def test_a_finished_experiment_restarts_for_new_sinks_or_checkpoints(loop_config
     assert attempts(run_again()) == 4
 
 
-def test_a_finished_experiment_reports_config_changes(loop_config, make_config, capfd):
+def test_a_finished_experiment_reports_config_changes_and_keeps_its_objective(loop_config, make_config, capfd):
     trieye.run_experiment(Walk, loop_config(steps=5))
     trieye.run_experiment(Walk, make_config(loop={"steps": 5}, seed=7))
     assert "seed: 0 -> 7" in capfd.readouterr().err
-
-
-def test_an_experiment_keeps_its_objective(loop_config):
-    trieye.run_experiment(Walk, loop_config(steps=5))
     for steps in (5, 9):  # finished, and with a larger budget
         with pytest.raises(ConfigurationError, match=r"loop\.mode=min: the run was rated with loop\.mode=max so far"):
             trieye.run_experiment(Walk, loop_config(steps=steps, mode="min"))
