@@ -21,6 +21,8 @@ from trieye.hub.marks import unpack_state
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 
+COUNT = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
+
 
 def state_arguments(step, **changes):
     state = {"nn_state_dict": {"w": np.arange(3.0)}, "user_data": {"note": ("a", 1)}, "save_buffer": True}
@@ -133,26 +135,24 @@ def test_a_checkpoint_of_the_run_is_recognized_through_a_link(open_logic, tmp_pa
 
 
 def test_a_new_run_starts_from_the_newest_earlier_run_with_separate_curves(open_logic):
-    metrics = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
-    first = open_logic(run_name="alpha", stats=metrics)
+    first = open_logic(run_name="alpha", stats=COUNT)
     first.log_event(event(step=3))
     first.save_training_state(**state_arguments(3))
     first.shutdown()
-    second = open_logic(run_name="beta", stats=metrics, persistence={"auto_resume_latest": True})
+    second = open_logic(run_name="beta", stats=COUNT, persistence={"auto_resume_latest": True})
     assert second.load_initial_state().resumed_from == "alpha"
     second.force_process_and_log(100)
     assert second.summary() == {}
 
 
 def test_open_windows_of_a_run_continue_after_a_preemption(open_logic):
-    metrics = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
-    first = open_logic(stats=metrics)
+    first = open_logic(stats=COUNT)
     first.log_batch_events([event(step=step) for step in range(1, 8)])
     first.save_training_state(**state_arguments(7))
     first.shutdown("KILLED")
     record = RunRecord.read(first.files.paths.run_record_path)
     assert (record.attempt, record.status, record.summary) == (1, "KILLED", {})
-    second = open_logic(stats=metrics)
+    second = open_logic(stats=COUNT)
     assert second.files.record.attempt == 2
     assert second.files.record.run_id == record.run_id
     second.load_initial_state()
@@ -200,13 +200,6 @@ def test_configs_json_gains_sections_without_secrets_and_arrays_of_objects(open_
     assert stored["all"] == [model, {"password": "***", "login": "***"}]
 
 
-def test_the_log_file_contains_records_of_the_whole_library(open_logic):
-    logic = open_logic()
-    logging.getLogger("trieye.checkpoints.choose").warning("something to remember")
-    logic.shutdown()
-    assert "something to remember" in logic.files.paths.get_log_file_path().read_text()
-
-
 def test_a_passed_path_manager_creates_no_files(make_config, tmp_path):
     config = make_config()
     logic = ActorLogic(config, path_manager=trieye.PathManager(config.persistence)).open()
@@ -215,20 +208,15 @@ def test_a_passed_path_manager_creates_no_files(make_config, tmp_path):
     assert not (tmp_path / "root").exists()
 
 
-COUNT = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
-
-
 def test_a_finished_run_that_continues_counts_no_event_twice(open_logic):
-    total = 0
     for begin, end in ((1, 15), (16, 16), (17, 40)):
         logic = open_logic(stats=COUNT, sinks={"tensorboard": {"enabled": True}})
         logic.load_initial_state()
         logic.log_batch_events([event(step=step) for step in range(begin, end + 1)])
         logic.save_training_state(**state_arguments(end))
         logic.shutdown()
-        total = end
     points = curves_in_tensorboard(logic.files.paths.run_base_dir)
-    assert sum(value for _, value in points["m"]) == total
+    assert sum(value for _, value in points["m"]) == 40
 
 
 def test_a_save_at_a_complete_step_logs_its_window_once(open_logic):
@@ -249,6 +237,13 @@ def test_an_invalid_timestamp_becomes_the_time_of_arrival(open_logic):
         logic.log_event(event(step=step, timestamp=timestamp))
     logic.shutdown()
     assert len(curves_in_tensorboard(logic.files.paths.run_base_dir)["m"]) == 4
+
+
+def test_the_log_file_contains_records_of_the_whole_library(open_logic):
+    logic = open_logic()
+    logging.getLogger("trieye.checkpoints.choose").warning("something to remember")
+    logic.shutdown()
+    assert "something to remember" in logic.files.paths.get_log_file_path().read_text()
 
 
 def test_a_damaged_configs_json_is_rewritten(open_logic):

@@ -70,9 +70,10 @@ def test_a_failed_save_is_raised_by_its_handle_and_by_the_next_save(writer):
     assert add(saves, writer, 6).step == 6  # reported once
 
 
-def test_in_a_queue_the_third_save_waits_for_the_first(writer):
-    saves = PendingSaves("run", "queue")
-    first, _ = add(saves, writer, 1), add(saves, writer, 2)
+@pytest.mark.parametrize(("policy", "rated"), [("queue", False), ("coalesce", True)])
+def test_in_a_queue_or_after_a_rated_save_the_third_waits_for_the_first_and_replaces_none(writer, policy, rated):
+    saves = PendingSaves("run", policy)
+    first, second = add(saves, writer, 1), add(saves, writer, 2, rated=rated)
     with ThreadPoolExecutor(1) as pool:
         third = pool.submit(add, saves, writer, 3)
         with pytest.raises(TimeoutError):
@@ -80,35 +81,28 @@ def test_in_a_queue_the_third_save_waits_for_the_first(writer):
         writer.end(0)
         assert third.result(10).step == 3
     assert first.done
+    writer.end(1)
+    assert second.wait().name == "checkpoint_step_2"
     assert [step for step, _ in writer.started] == [1, 2, 3]
 
 
-def test_a_coalescing_save_replaces_the_pending_one(writer):
+def test_a_coalescing_save_replaces_the_pending_one_and_ends_the_waits_for_it(writer):
     saves = PendingSaves("run", "coalesce")
-    handles = [add(saves, writer, step) for step in (1, 2, 3, 4)]
-    assert [step for step, _ in writer.started] == [1]
-    assert [handle.superseded for handle in handles] == [False, True, True, False]
-    writer.end()
-    assert [step for step, _ in writer.started] == [1, 4]
-    assert not handles[1].done
-    writer.end()
+    handles = [add(saves, writer, step) for step in (1, 2)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handles[1].wait)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        handles += [add(saves, writer, step) for step in (3, 4)]
+        assert [step for step, _ in writer.started] == [1]
+        assert [handle.superseded for handle in handles] == [False, True, True, False]
+        writer.end()
+        assert [step for step, _ in writer.started] == [1, 4]
+        assert not handles[1].done
+        writer.end()
+        assert waiting.result(10).name == "checkpoint_step_4"
     assert [handle.wait().name for handle in handles[1:]] == ["checkpoint_step_4"] * 3
     saves.report(wait=True)
-
-
-def test_a_rated_save_is_never_replaced(writer):
-    saves = PendingSaves("run", "coalesce")
-    add(saves, writer, 1)
-    rated = add(saves, writer, 2, rated=True)
-    with ThreadPoolExecutor(1) as pool:
-        third = pool.submit(add, saves, writer, 3)
-        with pytest.raises(TimeoutError):
-            third.result(0.05)
-        writer.end(0)
-        third.result(10)
-    writer.end(1)
-    assert rated.wait().name == "checkpoint_step_2"
-    assert [step for step, _ in writer.started] == [1, 2, 3]
 
 
 def test_a_request_about_a_waiting_save_begins_after_it(writer):
@@ -193,20 +187,6 @@ def test_a_save_added_while_another_ends_replaces_the_pending_one(writer):
     assert second.superseded
     writer.end(1)
     assert third.wait(10) == second.wait(10)
-
-
-def test_waiting_for_a_replaced_save_returns_its_successor(writer):
-    saves = PendingSaves("run", "coalesce")
-    add(saves, writer, 1)
-    replaced = add(saves, writer, 2)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(replaced.wait)
-        with pytest.raises(TimeoutError):
-            waiting.result(0.05)
-        add(saves, writer, 3)
-        writer.end(0)
-        writer.end(1)
-        assert waiting.result(10).name == "checkpoint_step_3"
 
 
 def test_a_save_that_cannot_start_is_reported_and_does_not_block_the_next(writer):
