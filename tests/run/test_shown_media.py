@@ -14,7 +14,6 @@ from tensorboard.util import tensor_util
 
 import trieye
 from trieye.run import media
-from trieye.stats.operations import LogTable, LogVideo
 
 SINKS = {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}}
 TABLE = {"player": ["a|b", "c_d"], "score": [0.5, None], "won": [True, False]}
@@ -110,20 +109,6 @@ def test_mlflow_stores_gifs_and_loads_tables(logged_run, monkeypatch):
     assert sorted(tagged, key=str) == [{"path": name, "type": "table"} for name in sorted(tables)]
     frame = client.load_table(mlflow_run.info.experiment_id, "tables/games/step_2.json", [run_id])
     assert frame.astype(object).where(frame.notna(), None).to_dict("list") == TABLE
-
-
-def test_each_video_and_table_is_in_the_history_once(logged_run):
-    run, _ = logged_run
-    with trieye.Run(run.config) as again:
-        history = again._attempt.hub._logic.files.history
-        items, at = history.read(0, 1000)
-        while (more := history.read(at, 1000))[1] > at:  # one file at a time
-            items, at = items + more[0], more[1]
-    assert [(item.step, item.fps, item.num_frames) for item in items if isinstance(item, LogVideo)] == [
-        (1, 10, 5),
-        (2, 10, 5),
-    ]
-    assert [item.num_rows for item in items if isinstance(item, LogTable)] == [2, 1]
 
 
 def test_an_object_without_savefig_is_rejected_as_a_figure():
