@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -227,11 +228,8 @@ def test_lines_of_concurrent_threads_are_not_interleaved(start, content):
         for _ in range(500):
             sys.stdout.write(letter * 20 + "\n")
 
-    threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, "abcd"))
     assert sorted(content().split()) == sorted(letter * 20 for letter in "abcd" for _ in range(500))
 
 

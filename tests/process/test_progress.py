@@ -1,16 +1,13 @@
-import contextlib
 import io
-import os
-import pty
 import re
 import select
-import subprocess
 import sys
 import time
 import types
 
 import pytest
 
+from tests.terminals import on_a_terminal, read_until
 from trieye.process import progress, terminal
 from trieye.process.progress import ProgressBar
 
@@ -95,34 +92,6 @@ with ProgressBar("run", 10, 0, dict) as bar:
 """
 
 
-def read_until(terminal, pattern, within_s=30.0):
-    output, ends = "", time.monotonic() + within_s
-    while not re.search(pattern, output):
-        assert time.monotonic() < ends, output
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                output += os.read(terminal, 4096).decode()
-            except OSError as error:  # the program has ended
-                raise AssertionError(output) from error
-    return output
-
-
-@contextlib.contextmanager
-def on_a_terminal(code, **variables):
-    """Run a program on a separate terminal; yield the terminal and the process."""
-    terminal, other_end = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=environment)
-    os.close(other_end)
-    try:
-        yield terminal, process
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
-
-
 @pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # the value that Ray sets in a driver
 def test_breakpoint_owns_the_terminal_until_the_debugger_exits(chosen):
     with on_a_terminal(DEBUGGED, PYTHONBREAKPOINT=chosen) as (terminal, process):
@@ -130,11 +99,11 @@ def test_breakpoint_owns_the_terminal_until_the_debugger_exits(chosen):
         for _ in range(3):  # across an update of the bar and into the next step
             time.sleep(0.3)  # long enough for the bar to be drawn
             assert not select.select([terminal], [], [], 0)[0]
-            os.write(terminal, b"n\n")
+            terminal.write(b"n\n")
             assert "/10" not in read_until(terminal, r"\(Pdb\) $")
-        os.write(terminal, b"p x * 100\n")
+        terminal.write(b"p x * 100\n")
         assert re.search(r"^4[23]00\r$", read_until(terminal, r"4[23]00\s+\(Pdb\) $"), re.MULTILINE)
-        os.write(terminal, b"c\n")
+        terminal.write(b"c\n")
         read_until(terminal, "10/10")
         assert process.wait(20) == 0
 

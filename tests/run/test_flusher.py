@@ -152,21 +152,17 @@ def test_a_full_queue_blocks_loggers_until_the_hub_recovers(hub, start, capfd):
     flusher = start(max_pending_events=1000)
     hub.is_reachable.clear()
     flusher.pending.extend(rows(*range(1000)))
-    flushing = threading.Thread(target=flusher.flush)
-    flushing.start()
-    for _ in range(2):  # at the second failure, the flusher has handled the first
-        assert hub.rejected.wait(20)
-        hub.rejected.clear()
-    flusher.pending.extend(rows(*range(1000, 2000)))
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(flusher.make_room())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert not results
-    hub.is_reachable.set()
-    for thread in [*threads, flushing]:
-        thread.join(20)
-    assert results == [True, True, True]
+    with ThreadPoolExecutor(4) as pool:
+        flushing = pool.submit(flusher.flush)
+        for _ in range(2):  # at the second failure, the flusher has handled the first
+            assert hub.rejected.wait(20)
+            hub.rejected.clear()
+        flusher.pending.extend(rows(*range(1000, 2000)))
+        waiting = [pool.submit(flusher.make_room) for _ in range(3)]
+        assert not any(future.done() for future in waiting)
+        hub.is_reachable.set()
+        assert [future.result(20) for future in waiting] == [True] * 3
+        flushing.result(20)
     flusher.flush()
     assert hub.values() == list(map(float, range(2000)))
     assert capfd.readouterr().err.count("too many values are queued for the hub (gone for now)") == 1

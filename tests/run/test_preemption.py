@@ -16,6 +16,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 import trieye
+from tests.terminals import on_a_terminal, read_until
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.history.table import read_history
@@ -384,25 +385,10 @@ trieye.run_experiment(Talking, trieye.TrieyeConfig.model_validate(config))
 
 @pytest.mark.long
 def test_a_training_whose_terminal_is_closed_saves_and_records_the_reason(tmp_path):
-    terminal, other_end = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", HUNG_UP, str(tmp_path)],
-        stdin=other_end,
-        stdout=other_end,
-        stderr=other_end,
-        env=os.environ | {"TERM": "xterm"},  # with a progress bar
-        start_new_session=True,
-    )
-    os.close(other_end)
-    try:
-        shown = b""
-        while b"step 20" not in shown:
-            shown += os.read(terminal, 4096)
-        os.close(terminal)
+    with on_a_terminal(HUNG_UP, str(tmp_path), start_new_session=True) as (terminal, process):
+        read_until(terminal, "step 20", within_s=60)
+        terminal.close()
         assert process.wait(60) == 128 + signal.SIGHUP
-    finally:
-        process.kill()
-        process.wait()
     (run_dir,) = tmp_path.glob("app/runs/run")
     output = (run_dir / "logs" / "output.log").read_text()
     assert "SIGHUP: stopping after this step and saving" in output

@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,22 +30,15 @@ def counts(run):
 
 
 def test_threads_log_concurrently_through_clients_and_the_run(make_config):
-    with trieye.Run(make_config(stats=COUNTED)) as run:
-
-        def work(*, through_the_run):
-            with run.client() as client:
-                log = run.log if through_the_run else client.log
-                for _ in range(2000):
-                    log("a", 1.0, step=1)
-
-        kinds = [{"through_the_run": number % 2 == 0} for number in range(4)]
-        threads = [threading.Thread(target=work, kwargs=kind) for kind in kinds]
-        for thread in threads:
-            thread.start()
+    def log(logger):
         for _ in range(2000):
-            run.log("a", 1.0, step=1)
-        for thread in threads:
-            thread.join()
+            logger.log("a", 1.0, step=1)
+
+    with trieye.Run(make_config(stats=COUNTED)) as run:
+        with ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(log, logger) for logger in (run, run, run.client(), run.client())]
+            log(run)
+        assert [other.result() for other in others] == [None] * 4
         assert counts(run) == {"a": 10_000.0}
 
 
@@ -285,21 +278,18 @@ def test_only_values_flushed_before_a_worker_is_killed_or_the_run_closes_are_log
 
 def test_a_run_closed_during_logging_contains_exactly_the_accepted_values(make_config):
     run = trieye.Run(make_config(stats={"metrics": [{"name": "a", "aggregation": "count"}]})).open()
-    hub, accepted, refused = run._attempt.hub, [], []
+    hub, accepted = run._attempt.hub, []
 
     def log_until_closed():
-        try:
-            for number in itertools.count(1):
-                batch = EventBatch.from_rows([("a", 1.0, number, 1.7e9, None)])
-                hub.send(Ledger.log_columns, batch, client="other", seq=number)
-                accepted.append(number)
-        except RunClosedError as error:
-            refused.append(error)
+        for number in itertools.count(1):
+            batch = EventBatch.from_rows([("a", 1.0, number, 1.7e9, None)])
+            hub.send(Ledger.log_columns, batch, client="other", seq=number)
+            accepted.append(number)
 
-    other = threading.Thread(target=log_until_closed)
-    other.start()
-    wait_until(lambda: len(accepted) > 100)
-    run.close()
-    other.join(60)
-    assert len(refused) == 1
+    with ThreadPoolExecutor(1) as pool:
+        logging = pool.submit(log_until_closed)
+        wait_until(lambda: len(accepted) > 100)
+        run.close()
+        with pytest.raises(RunClosedError):
+            logging.result(60)
     assert sum(read_history(run.dir, metrics=["a"]).column("value").to_pylist()) == len(accepted)

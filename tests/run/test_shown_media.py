@@ -2,7 +2,7 @@
 
 import io
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,9 +60,8 @@ def log_all(make_config):
                 client.log_video("episode", list(frames_of(2)), 2, fps=10)
                 client.log_table("games", TABLE, step=2)
 
-        thread = threading.Thread(target=evaluate)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(evaluate).result()
         run.log_figure("curve", figure())
         run.log_table("games", [{"player": "e", "score": 2}], step=3)
         run_id = run.mlflow_run_id(60.0)
