@@ -49,38 +49,24 @@ def positions(journal, after=0):
     return [record.pos for record in journal.records(after)]
 
 
-def test_entries_are_read_in_the_order_appended(journal):
+def test_entries_are_read_in_the_order_appended_with_their_exact_times(journal):
+    assert (journal.last_pos, journal.last_at, journal.damage, journal.num_lost) == (0, 0.0, [], 0)
+    assert (list(journal.records(0)), journal.snapshot(), journal.cursor("mlflow")) == ([], None, None)
     records = [
-        JournalEntry(1, "events", 0.0, "one", 1, b""),
-        JournalEntry(2, "events", 0.25, "two", 1, b"\0\xff" * 9000),
-        JournalEntry(3, "pass", 1e9, "", 0, PAYLOAD),
-        JournalEntry(4, "events", 1e-9, "key ü", 0, PAYLOAD),
+        JournalEntry(1, "events", -0.0, "one", 1, b""),
+        JournalEntry(2, "events", 1 / 3, "two", 1, b"\0\xff" * 9000),
+        JournalEntry(3, "pass", 1e300, "", 0, PAYLOAD),
+        JournalEntry(4, "events", 5, "three", 1, b""),
+        JournalEntry(5, "events", 5e-324, "key ü", 0, PAYLOAD),
     ]
     for record in records:
         pos = journal.append(record.kind, record.payload, at=record.at, client=record.client, seq=record.seq or None)
         assert pos == record.pos
     assert list(journal.records(0)) == records
+    assert all(isinstance(record.at, float) for record in journal.records(0))
     assert list(journal.records(2)) == records[2:]
-    assert list(journal.records(4)) == []
-    assert (journal.last_pos, journal.last_at) == (4, 1e-9)
-
-
-def test_a_new_journal_is_empty(journal):
-    assert (journal.last_pos, journal.last_at, journal.damage, journal.num_lost) == (0, 0.0, [], 0)
-    assert list(journal.records(0)) == []
-    assert journal.snapshot() is None
-    assert (journal.chunks(), journal.segments(), journal.superseded()) == ([], [], [])
-    assert journal.cursor("mlflow") is None
-    assert journal.meta("attempt") is None
-
-
-def test_times_are_stored_bit_exactly(reopened):
-    times = [0.0, -0.0, 5, 0.1, 1 / 3, 1e300, 5e-324, 123456789.0]
-    for at in times:
-        reopened.current.append("pass", b"", at=at)
-    stored = [record.at for record in reopened.reopen().records(0)]
-    assert stored == times
-    assert all(isinstance(at, float) for at in stored)
+    assert list(journal.records(5)) == []
+    assert (journal.last_pos, journal.last_at) == (5, 5e-324)
 
 
 def test_entries_can_be_appended_during_iteration(journal):
@@ -94,13 +80,16 @@ def test_entries_can_be_appended_during_iteration(journal):
     assert read_positions == list(range(1, journal.last_pos + 1))
 
 
-def test_a_repeated_batch_is_ignored(journal):
+def test_repeated_batches_and_calls_with_a_key_are_stored_once_and_calls_without_always(journal):
     assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) == 1
     assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) is None
     assert journal.append("events", PAYLOAD, at=0.0, client="b", seq=1) == 2
     assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=2) == 3
     assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=1) is None
-    assert len(positions(journal)) == 3
+    assert journal.append("rows", PAYLOAD, at=0.0, client="task") == 4
+    assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
+    assert [journal.append("rows", PAYLOAD, at=0.0) for _ in range(2)] == [5, 6]
+    assert positions(journal) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_gap_in_the_batch_numbers_of_a_client_is_an_error(journal):
@@ -114,18 +103,11 @@ def test_a_gap_in_the_batch_numbers_of_a_client_is_an_error(journal):
     assert journal.last_pos == 1
 
 
-def test_calls_with_a_key_are_stored_once_and_calls_without_always(journal):
-    assert journal.append("rows", PAYLOAD, at=0.0, client="task") == 1
-    assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
-    assert journal.append("rows", PAYLOAD, at=0.0) == 2
-    assert journal.append("rows", PAYLOAD, at=0.0) == 3
-
-
 def test_repeated_batches_and_keys_are_ignored_after_their_entries_are_deleted(reopened):
     journal = reopened.current
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=2)
-    journal.append("rows", PAYLOAD, at=0.0, client="task")
+    journal.append("rows", PAYLOAD, at=2.5, client="task")
     for num_commits, retained in ((0, [1, 2, 3]), (2, []), (0, [])):
         for _ in range(num_commits):
             journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
@@ -135,7 +117,8 @@ def test_repeated_batches_and_keys_are_ignored_after_their_entries_are_deleted(r
         assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
         with pytest.raises(SequenceGapError):
             journal.append("events", PAYLOAD, at=0.0, client="a", seq=4)
-    assert reopened.current.append("events", PAYLOAD, at=0.0, client="a", seq=3) == 4
+    assert (journal.last_pos, journal.last_at) == (3, 2.5)
+    assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=3) == 4, "no position is used twice"
 
 
 def test_only_the_newest_keys_are_remembered(reopened, monkeypatch):
@@ -150,18 +133,6 @@ def test_only_the_newest_keys_are_remembered(reopened, monkeypatch):
     journal = reopened.reopen()
     assert journal.append("rows", b"", at=0.0, client="task-10") is None
     assert journal.append("rows", b"", at=0.0, client="task-9") is not None
-
-
-def test_positions_are_never_reused(reopened):
-    journal = reopened.current
-    for _ in range(5):
-        journal.append("events", PAYLOAD, at=2.5)
-    for _ in range(2):
-        journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
-    journal = reopened.reopen()
-    assert positions(journal) == []
-    assert (journal.last_pos, journal.last_at) == (5, 2.5)
-    assert journal.append("events", PAYLOAD, at=3.0) == 6
 
 
 def test_entries_after_the_older_of_two_snapshots_are_kept(reopened):

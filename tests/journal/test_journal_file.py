@@ -1,27 +1,18 @@
+import contextlib
 import logging
-import os
 import resource
 import sqlite3
 import threading
 
 import pytest
 
-from tests.forked import in_a_child, lines_until_killed
+from tests.forked import in_a_child
 from tests.waiting import wait_until
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files import filesystem
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal, JournalChunk, Snapshot
 from trieye.journal.scan import connect_read_only
-
-
-@pytest.fixture
-def mounts(tmp_path, monkeypatch):
-    """Make the temporary directory look like a network file system."""
-    path = tmp_path / "mountinfo"
-    path.write_text(f"1 0 0:1 / / rw - ext4 disk rw\n2 1 0:2 / {os.path.realpath(tmp_path)} rw - nfs4 server:/ rw\n")
-    monkeypatch.setattr(filesystem, "MOUNTINFO", path)
-    return path
 
 
 def fill(journal, count=20):
@@ -34,6 +25,9 @@ def test_a_network_file_system_disables_the_wal_with_one_warning(tmp_path, mount
     with caplog.at_level(logging.WARNING):
         journal = Journal(path)
     fill(journal)
+    with contextlib.closing(connect_read_only(path)) as reader:  # while the journal is open
+        assert reader.execute("SELECT count(*) FROM records").fetchone() == (20,)
+    fill(journal)
     assert not wal_path(path).exists()
     assert rollback_path(path).stat().st_size == 0
     (text,) = [record.getMessage() for record in caplog.records]
@@ -41,10 +35,10 @@ def test_a_network_file_system_disables_the_wal_with_one_warning(tmp_path, mount
     assert "root_data_dir to a directory on a local disk" in text
     (mode,) = journal._connection.execute("PRAGMA synchronous").fetchone()
     assert mode == 2, "FULL"
-    journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=20)
+    journal.commit(Snapshot(40, 0, 0.0, b"state"), keep_after=40)
     journal.close()
     journal = Journal(path)
-    assert (journal.last_pos, journal.damage) == (20, [])
+    assert (journal.last_pos, journal.damage) == (40, [])
     journal.close()
 
 
@@ -59,38 +53,6 @@ def test_a_journal_may_move_between_local_disks_and_network_file_systems(tmp_pat
         fill(journal)
         assert wal_path(path).exists() == (mountinfo == local)
         journal.close()
-
-
-def test_a_journal_on_a_network_file_system_is_readable_while_open(tmp_path, mounts):
-    path = tmp_path / "journal.db"
-    journal = Journal(path)
-    for count in (20, 40):
-        fill(journal)
-        reader = connect_read_only(path)
-        assert reader.execute("SELECT count(*) FROM records").fetchone() == (count,)
-        reader.close()
-    journal.close()
-
-
-def test_acknowledged_entries_survive_a_kill_on_a_network_file_system(tmp_path, mounts):
-    path = tmp_path / "journal.db"
-
-    def write(report):
-        journal = Journal(path)
-        report(f"{journal.num_lost} {journal.damage}")
-        while True:
-            report(journal.append("events", bytes(2800), at=0.0))
-
-    acknowledged = 0
-    for count in (1, 37, 5):
-        opened, *acknowledgements = lines_until_killed(write, 1 + count)
-        assert opened == "0 []"
-        assert int(acknowledgements[0]) in {acknowledged + 1, acknowledged + 2}
-        acknowledged = int(acknowledgements[-1])
-    journal = Journal(path)
-    assert (journal.damage, journal.num_lost) == ([], 0)
-    assert len(list(journal.records(0))) in {acknowledged, acknowledged + 1}
-    journal.close()
 
 
 def test_an_unusable_path_is_an_error_that_names_the_journal(tmp_path):
@@ -119,12 +81,15 @@ def synced(tmp_path, monkeypatch):
     journal.close()
 
 
-def test_appended_entries_are_synced_in_the_background(synced):
+def test_appended_entries_are_synced_by_a_thread_that_ends_when_the_journal_is_closed(synced):
     journal, tries = synced
     for _ in range(2):
         before = len(tries)
         journal.append("events", b"", at=0.0)
         wait_until(lambda before=before: len(tries) > before)
+    assert "trieye-journal-sync" in [thread.name for thread in threading.enumerate()]
+    journal.close()
+    assert "trieye-journal-sync" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_failed_sync_is_reported_by_a_later_append_and_loses_no_entries(synced, tmp_path):
@@ -146,13 +111,6 @@ def test_a_failed_sync_is_reported_by_a_later_append_and_loses_no_entries(synced
     assert [record.pos for record in journal.records(0)] == list(range(1, last + 1))
 
 
-def test_the_sync_thread_ends_when_the_journal_is_closed(synced):
-    names = [thread.name for thread in threading.enumerate()]
-    assert "trieye-journal-sync" in names
-    synced[0].close()
-    assert "trieye-journal-sync" not in [thread.name for thread in threading.enumerate()]
-
-
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
@@ -165,8 +123,7 @@ def is_refused(use):
     return False
 
 
-@pytest.mark.parametrize("durability", ["process", "always"])
-@pytest.mark.parametrize("size", [60_000, 300_000])
+@pytest.mark.parametrize(("durability", "size"), [("process", 60_000), ("always", 300_000)])
 def test_a_full_disk_rejects_new_entries_and_loses_no_accepted_ones(tmp_path, durability, size):
     path, last_file = tmp_path / "journal.db", tmp_path / "last"
     parts = {"chunks": [JournalChunk(0, 9, b"chunk")], "meta": {"key": b"value"}}

@@ -28,8 +28,13 @@ def write(path, durability, seed, report):
             journal.set_cursor("sink", index, None)
 
 
-@pytest.mark.parametrize(("durability", "most"), [("process", 1000), ("interval", 1000), ("always", 100)])
-def test_acknowledged_entries_survive_a_kill_of_the_writer(tmp_path, durability, most):
+@pytest.mark.parametrize(
+    ("durability", "most", "is_remote"),
+    [("process", 1000, False), ("interval", 1000, False), ("always", 100, False), ("process", 100, True)],
+)
+def test_acknowledged_entries_survive_a_kill_of_the_writer(tmp_path, durability, most, is_remote, request):
+    if is_remote:
+        request.getfixturevalue("mounts")
     source = random.Random(durability)
     path = tmp_path / "journal.db"
     acknowledged = 0

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -29,20 +30,26 @@ def change(path, statement, *values):
     connection.close()
 
 
-def opened(path):
-    """Open a damaged journal; its losses are reported until they are counted."""
-    journal = Journal(path)
-    report, last_pos = (journal.damage, journal.num_lost), journal.last_pos
-    journal.close()
-    journal = Journal(path)
-    assert (journal.damage, journal.num_lost, journal.last_pos) == (*report, last_pos)
-    journal.forget_repair()
-    journal.close()
-    journal = Journal(path)
-    assert (journal.damage, journal.num_lost, journal.last_pos) == ([], 0, last_pos)
-    journal.damage, journal.num_lost = report
-    assert len(journal.damage) == 1
-    return journal
+@pytest.fixture
+def opened():
+    """Return a function that opens a damaged journal, whose losses are reported until they are counted."""
+    with contextlib.ExitStack() as closed_later:
+
+        def open_damaged(path):
+            journal = Journal(path)
+            report, last_pos = (journal.damage, journal.num_lost), journal.last_pos
+            journal.close()
+            journal = Journal(path)
+            assert (journal.damage, journal.num_lost, journal.last_pos) == (*report, last_pos)
+            journal.forget_repair()
+            journal.close()
+            journal = closed_later.enter_context(contextlib.closing(Journal(path)))
+            assert (journal.damage, journal.num_lost, journal.last_pos) == ([], 0, last_pos)
+            journal.damage, journal.num_lost = report
+            assert len(journal.damage) == 1
+            return journal
+
+        yield open_damaged
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ def test_opening_an_intact_journal_changes_nothing(path):
     assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-watermark.jsonl"}
 
 
-def test_entries_after_a_damaged_entry_are_counted_as_lost(path):
+def test_entries_after_a_damaged_entry_are_counted_as_lost(path, opened):
     write(path).close()
     change(path, "UPDATE records SET payload = x'00' WHERE pos IN (7, 8, 12)")
     journal = opened(path)
@@ -70,44 +77,37 @@ def test_entries_after_a_damaged_entry_are_counted_as_lost(path):
     assert "lost: 24 entries (positions 7-30)" in journal.damage[0]
     assert [record.pos for record in journal.records(0)] == [1, 2, 3, 4, 5, 6]
     assert journal.append("events", b"", at=0.0, client="a", seq=7) == 31, "no position is used twice"
-    journal.close()
 
 
-def test_a_snapshot_replaces_damaged_entries_before_it(path):
+@pytest.mark.parametrize(
+    ("statement", "positions", "lost"),
+    [
+        ("UPDATE records SET payload = x'00' WHERE pos IN (7, 28)", range(21, 28), "3 entries (positions 28-30)"),
+        ("DELETE FROM records WHERE pos = 7 OR pos > 25", range(21, 26), "5 entries (positions 26-30)"),
+    ],
+)
+def test_a_snapshot_replaces_damaged_and_missing_entries_before_it(path, opened, statement, positions, lost):
     journal = write(path)
     journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=0)
     journal.close()
-    change(path, "UPDATE records SET payload = x'00' WHERE pos IN (7, 28)")
+    change(path, statement)
     journal = opened(path)
     assert journal.snapshot() == Snapshot(20, 0, 0.0, b"state")
-    assert [record.pos for record in journal.records(0)] == [21, 22, 23, 24, 25, 26, 27]
-    assert "lost: 3 entries (positions 28-30)" in journal.damage[0]
-    assert (journal.num_lost, journal.last_pos) == (3, 30)
-    journal.close()
+    assert [record.pos for record in journal.records(0)] == list(positions)
+    assert f"lost: {lost}" in journal.damage[0]
+    assert (journal.num_lost, journal.last_pos) == (int(lost[0]), 30)
 
 
 @pytest.mark.parametrize("column", ["kind = 'pass'", "at = 99.0", "client = 'b'", "seq = 5", "pos = 99", "crc = 1"])
-def test_a_checksum_covers_every_value_of_a_row(path, column):
+def test_a_checksum_covers_every_value_of_a_row(path, column, opened):
     write(path).close()
     change(path, f"UPDATE records SET {column} WHERE pos = 20")  # noqa: S608 - from above
     journal = opened(path)
     assert journal.num_lost == journal.last_pos - 19 >= 11
     assert [record.pos for record in journal.records(0)] == list(range(1, 20))
-    journal.close()
 
 
-def test_missing_entries_at_the_end_are_counted_as_lost(path):
-    journal = write(path)
-    journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=20)
-    journal.close()
-    change(path, "DELETE FROM records WHERE pos > 25")
-    journal = opened(path)
-    assert journal.num_lost == 5
-    assert journal.last_pos == 30
-    journal.close()
-
-
-def test_missing_entries_are_counted_once(path):
+def test_missing_entries_are_counted_once(path, opened):
     write(path).close()
     change(path, "DELETE FROM records WHERE pos BETWEEN 15 AND 24")
     journal = opened(path)
@@ -121,10 +121,9 @@ def test_missing_entries_are_counted_once(path):
     assert "2 entries are missing" in journal.damage[0]
     assert [record.pos for record in journal.records(0)] == [*range(1, 15), 31, 32]
     assert "lost: 8 entries (positions 33-40)" in journal.damage[0]
-    journal.close()
 
 
-def test_the_older_snapshot_replaces_a_damaged_newer_one(path):
+def test_the_older_snapshot_replaces_a_damaged_newer_one(path, opened):
     journal = write(path)
     for number in (1, 2, 3):
         journal.append("pass", b"", at=0.0)
@@ -135,10 +134,9 @@ def test_the_older_snapshot_replaces_a_damaged_newer_one(path):
     assert journal.snapshot() == Snapshot(32, 0, 0.0, b"2")
     assert [record.pos for record in journal.records(32)] == [33]
     assert journal.num_lost == 0
-    journal.close()
 
 
-def test_the_loss_of_all_snapshots_is_reported(path):
+def test_the_loss_of_all_snapshots_is_reported(path, opened):
     journal = write(path)
     for number in (1, 2, 3):
         journal.commit(Snapshot(30, 0, 0.0, b"%d" % number), keep_after=30)
@@ -150,11 +148,10 @@ def test_the_loss_of_all_snapshots_is_reported(path):
     assert "the state of the metrics" in journal.damage[0]
     assert journal.num_lost == 1
     assert [record.pos for record in journal.records(0)] == [31]
-    journal.close()
 
 
 @pytest.mark.parametrize("has_watermark", [True, False])
-def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
+def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark, opened):
     journal = write(path)
     chunks = [JournalChunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
     journal.commit(
@@ -184,10 +181,9 @@ def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
     for text in ("the ranges of superseded points", "the cursors of sinks"):
         assert (text in journal.damage[0]) is not has_watermark
     assert len(list(journal.records(0))) == 30
-    journal.close()
 
 
-def test_a_damaged_batch_number_is_rebuilt_from_the_entries(path):
+def test_a_damaged_batch_number_is_rebuilt_from_the_entries(path, opened):
     journal = write(path)
     journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=0)
     journal.close()
@@ -195,10 +191,9 @@ def test_a_damaged_batch_number_is_rebuilt_from_the_entries(path):
     journal = opened(path)
     assert journal.append("events", b"", at=0.0, client="a", seq=30) is None
     assert journal.append("events", b"", at=0.0, client="a", seq=31) == 31
-    journal.close()
 
 
-def test_a_damaged_batch_number_without_entries_is_dropped_and_reported(path):
+def test_a_damaged_batch_number_without_entries_is_dropped_and_reported(path, opened):
     journal = write(path)
     for _ in range(2):
         journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
@@ -210,7 +205,6 @@ def test_a_damaged_batch_number_without_entries_is_dropped_and_reported(path):
     with pytest.raises(SequenceGapError) as caught:
         journal.append("events", b"", at=0.0, client="a", seq=31)
     assert caught.value.expected == 1
-    journal.close()
 
 
 def test_the_damaged_files_are_quarantined_and_never_overwritten(path):
@@ -238,7 +232,7 @@ def killed(tmp_path, path):
     return tmp_path / "killed" / path.name
 
 
-def test_entries_after_a_damaged_wal_frame_are_counted_as_lost(killed):
+def test_entries_after_a_damaged_wal_frame_are_counted_as_lost(killed, opened):
     before = killed.read_bytes(), wal_path(killed).read_bytes()
     journal = opened(killed)
     positions = [record.pos for record in journal.records(0)]
@@ -252,7 +246,7 @@ def test_entries_after_a_damaged_wal_frame_are_counted_as_lost(killed):
     assert (quarantined.read_bytes(), wal_path(quarantined).read_bytes()) == before
 
 
-def test_entries_checkpointed_from_a_wal_before_its_damage_are_intact(killed):
+def test_entries_checkpointed_from_a_wal_before_its_damage_are_intact(killed, opened):
     frames = wal_path(killed).read_bytes()
     flip(wal_path(killed), 12 * (PAGE + 24))  # flip the bit back
     change(killed, "PRAGMA wal_checkpoint")  # closing deletes the log
@@ -260,10 +254,9 @@ def test_entries_checkpointed_from_a_wal_before_its_damage_are_intact(killed):
     journal = opened(killed)
     assert [record.pos for record in journal.records(0)] == list(range(1, 31))
     assert "perhaps the newest entries" in journal.damage[0]
-    journal.close()
 
 
-def test_a_missing_file_is_reported_and_restored_from_its_wal(tmp_path, path):
+def test_a_missing_or_empty_file_is_reported_and_restored_from_its_wal(tmp_path, path, opened):
     journal = write(path)
     shutil.copyfile(wal_path(path), tmp_path / "log")
     journal.close()
@@ -271,17 +264,13 @@ def test_a_missing_file_is_reported_and_restored_from_its_wal(tmp_path, path):
     (tmp_path / "log").rename(wal_path(path))
     journal = opened(path)
     assert "the file is empty or missing" in journal.damage[0]
-    # the log contains everything except the tables
-    assert len(list(journal.records(0))) == 30
-    journal.close()
-
-
-def test_an_empty_file_is_reported_as_damage(path):
-    path.touch()
-    journal = opened(path)
+    assert len(list(journal.records(0))) == 30  # the log contains everything except the tables
+    empty = tmp_path / "empty" / path.name
+    empty.parent.mkdir()
+    empty.touch()
+    journal = opened(empty)
     assert "the file is empty or missing" in journal.damage[0]
     assert list(journal.records(0)) == []
-    journal.close()
 
 
 @pytest.mark.parametrize(
@@ -309,18 +298,17 @@ def test_a_foreign_file_or_a_newer_journal_is_rejected_unchanged(path, content, 
 
 
 @pytest.mark.parametrize("offset", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
-def test_a_damaged_header_loses_no_entries(path, offset):
+def test_a_damaged_header_loses_no_entries(path, offset, opened):
     write(path).close()
     flip(path, offset)
     journal = opened(path)
     assert journal.num_lost == 0
     assert "lost: nothing" in journal.damage[0]
     assert len(list(journal.records(0))) == 30
-    journal.close()
 
 
 @pytest.mark.parametrize("page", range(12))
-def test_an_overwritten_page_is_reported_and_the_last_position_is_kept(path, page):
+def test_an_overwritten_page_is_reported_and_the_last_position_is_kept(path, page, opened):
     journal = write(path)
     journal.commit(
         Snapshot(30, 40, 0.0, b"state"), chunks=[JournalChunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"}
@@ -335,10 +323,9 @@ def test_an_overwritten_page_is_reported_and_the_last_position_is_kept(path, pag
         assert journal.num_lost == 1
         assert "perhaps the newest entries" in journal.damage[0]
     assert journal.last_pos == 30
-    journal.close()
 
 
-def test_a_rebuild_killed_at_any_step_is_repeated_or_completed(tmp_path, killed):
+def test_a_rebuild_killed_at_any_step_is_repeated_or_completed(tmp_path, killed, opened):
     files = [file.read_bytes() for file in (killed, wal_path(killed))]
 
     def prepare(number):

@@ -88,32 +88,21 @@ def test_inspect_names_a_missing_or_foreign_file(tmp_path):
         inspect(tmp_path / "journal.db")
 
 
-def test_metadata_and_cursors_are_readable_while_the_journal_is_open(path):
-    with contextlib.closing(Journal(path)) as journal:
-        assert read_meta(path, "status") is None
-        assert read_cursors(path) == {}
-        for number in range(3):
-            journal.set_meta("status", b"%d" % number)
-            journal.set_cursor("mlflow", number, None)
-            assert read_meta(path, "status") == b"%d" % number
-            assert read_cursors(path) == {"mlflow": number}
-
-
-def test_reading_a_missing_journal_returns_nothing_and_creates_no_files(path):
-    assert read_meta(path, "status") is None
-    assert read_cursors(path) == {}
+def test_metadata_and_cursors_are_readable_before_during_and_after_a_run_without_a_change_of_its_files(path):
+    assert (read_meta(path, "status"), read_cursors(path)) == (None, {})
     assert not path.parent.exists()
     with pytest.raises(JournalError, match=r"journal\.db cannot be read"):
         connect_read_only(path).execute("SELECT 1 FROM meta")
-
-
-def test_reading_a_closed_journal_creates_no_files(path):
     with contextlib.closing(Journal(path)) as journal:
-        journal.set_meta("status", b"last")
+        assert (read_meta(path, "status"), read_cursors(path)) == (None, {})
+        for number in range(3):
+            journal.set_meta("status", b"%d" % number)
+            journal.set_cursor("mlflow", number, None)
+            assert (read_meta(path, "status"), read_cursors(path)) == (b"%d" % number, {"mlflow": number})
     for extra in path.parent.glob("journal.db-*"):
         extra.unlink()
     before = contents(path.parent)
-    assert read_meta(path, "status") == b"last"
+    assert read_meta(path, "status") == b"2"
     assert contents(path.parent) == before
 
 

@@ -69,14 +69,15 @@ def test_a_missing_wal_is_reported_and_new_positions_follow_the_lost_ones(killed
         assert journal.append("events", b"new", at=2.0) == 31
 
 
-def give_earlier_name(path):
-    """Give a watermark the name that it had in earlier versions, and return its path."""
-    return watermark_path(path).rename(path.with_name("journal-witness.jsonl"))
-
-
-def test_a_watermark_with_its_earlier_name_detects_a_missing_wal(killed):
-    path = killed("mine")
-    earlier = give_earlier_name(path)
+def test_a_watermark_with_the_name_of_earlier_versions_is_used_and_renamed_when_the_journal_is_opened(killed):
+    path, other = killed("mine"), killed("other", 40)
+    earlier, before = path.with_name("journal-witness.jsonl"), read_watermark(path)
+    shutil.copyfile(watermark_path(other), earlier)
+    assert inspect(path).damage == [], "the current name takes precedence"
+    shutil.copyfile(watermark_path(path), earlier)
+    watermark_path(path).unlink()
+    assert read_watermark(path) == before
+    assert read_history(path.parent).num_rows == 0, "readers use it, too"
     wal_path(path).unlink()
     assert inspect(path).damage
     assert earlier.exists(), "a check changes nothing"
@@ -85,23 +86,13 @@ def test_a_watermark_with_its_earlier_name_detects_a_missing_wal(killed):
     assert {file.name for file in path.parent.glob("*.jsonl")} == {watermark_path(path).name}
 
 
-def test_a_watermark_with_its_earlier_name_is_renamed_when_the_journal_is_opened(killed):
-    path = killed("mine")
-    give_earlier_name(path)
+def test_a_watermark_with_both_names_is_kept_under_the_current_one(killed):
+    path, other = killed("mine"), killed("other", 40)
     before = read_watermark(path)
-    assert before.pos == 30
-    assert read_history(path.parent).num_rows == 0, "readers use it, too"
+    shutil.copyfile(watermark_path(other), path.with_name("journal-witness.jsonl"))
     Journal(path).close()
-    assert not path.with_name("journal-witness.jsonl").exists()
+    assert {file.name for file in path.parent.glob("*.jsonl")} == {watermark_path(path).name}
     assert read_watermark(path) == before
-
-
-def test_a_watermark_with_its_current_name_takes_precedence(killed):
-    path = killed("mine")
-    shutil.copyfile(watermark_path(killed("other", 40)), path.with_name("journal-witness.jsonl"))
-    assert inspect(path).damage == []
-    Journal(path).close()
-    assert not path.with_name("journal-witness.jsonl").exists()
 
 
 @pytest.mark.parametrize("names", [("journal.db",), ("journal.db-wal",), ("journal.db", "journal.db-wal")])
