@@ -161,12 +161,12 @@ def file_of(store, step, pattern):
 
 
 def cuts(data):
-    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 25)), len(data) - 1})]
+    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 10)), len(data) - 1})]
 
 
 def flips(data):
     chance = random.Random(8)
-    positions = chance.sample(range(len(data)), min(len(data), 25))
+    positions = chance.sample(range(len(data)), min(len(data), 10))
     return [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in positions]
 
 
@@ -251,27 +251,17 @@ def test_two_damaged_saves_of_a_step_are_both_quarantined(two):
         damage(two.path(2) / "state.json", lambda _: b"")
         assert two.latest().step == 1
         two.save(2, encode(state(2)))
-    assert names(two) == [
-        "checkpoint_step_1",
-        "checkpoint_step_2",
-        "checkpoint_step_2.damaged",
-        "checkpoint_step_2.damaged-2",
-    ]
+    damaged = ["checkpoint_step_2.damaged", "checkpoint_step_2.damaged-2"]
+    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2", *damaged]
 
 
-def test_a_read_only_store_changes_no_files(two):
-    damage(two.path(2) / "state.json", lambda _: b"")
-    (two.directory / ".tmp-checkpoint_step_3~elsewhere~1~00000000").mkdir()
-    before = names(two)
-    assert CheckpointStore(two.directory, read_only=True).latest().step == 1
-    assert names(two) == before
-
-
-def test_load_checkpoint_skips_a_damaged_checkpoint_and_leaves_it(store):
+def test_readers_skip_a_damaged_checkpoint_and_change_no_files(store):
     for step in (1, 2):
         store.save(step, encode({"objects": {"weights": [1.0]}}))
     damage(store.path(2) / "state.json", lambda _: b"")
+    (store.directory / ".tmp-checkpoint_step_3~elsewhere~1~00000000").mkdir()
     before = names(store)
+    assert CheckpointStore(store.directory, read_only=True).latest().step == 1
     assert checkpoints.load_checkpoint(store.directory).step == 1
     assert names(store) == before
 

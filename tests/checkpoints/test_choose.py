@@ -1,4 +1,3 @@
-import logging
 import pickle
 import shutil
 from pathlib import Path
@@ -149,17 +148,12 @@ def test_a_new_run_starts_only_from_runs_with_the_same_config(app):
     assert located(app.choose(config_hash="h", group="another sweep")) == ("sibling", 5)
 
 
-def test_a_damaged_own_checkpoint_is_quarantined_in_favour_of_the_previous_one(app, caplog):
+def test_a_damaged_own_checkpoint_is_quarantined_and_no_run_starts_from_scratch_without_an_intact_one(app, caplog):
+    app.run("earlier", 1)
     app.run("now", 5, 10)
     app.damage("now", 10)
-    with caplog.at_level(logging.WARNING):
-        assert located(app.choose()) == ("now", 5)
+    assert located(app.choose()) == ("now", 5)
     assert "checkpoint_step_10.damaged" in caplog.text
-
-
-def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(app):
-    app.run("earlier", 1)
-    app.run("now", 5)
     app.damage("now", 5)
     for _ in range(2):
         with pytest.raises(CheckpointError, match="none is intact"):
@@ -173,8 +167,7 @@ def test_a_damaged_other_run_is_skipped_with_a_warning_and_unchanged(app, caplog
     app.run("newest", 3)
     app.files("newest").run_record_path.write_text("{")
     before = all_paths(app.root)
-    with caplog.at_level(logging.WARNING):
-        assert located(app.choose()) == ("older", 1)
+    assert located(app.choose()) == ("older", 1)
     assert "skipping run 'newer'" in caplog.text
     assert "run 'newest'" in caplog.text
     assert "run.json" in caplog.text
@@ -214,8 +207,7 @@ def test_a_missing_explicit_path_is_an_error_or_a_drop_in_warning(app, caplog):
     app.run("earlier", 2)
     with pytest.raises(ConfigurationError, match=r"load_checkpoint_path='/nowhere/x' does not exist"):
         app.choose(load_checkpoint_path="/nowhere/x")
-    with caplog.at_level(logging.WARNING):
-        assert located(app.drop_in(load_checkpoint_path="/nowhere/x")[0]) == ("earlier", 2)
+    assert located(app.drop_in(load_checkpoint_path="/nowhere/x")[0]) == ("earlier", 2)
     assert "/nowhere/x" in caplog.text
 
 
@@ -233,10 +225,7 @@ def test_a_path_that_cannot_exist_is_reported_like_a_missing_one(app, path, tmp_
 def test_a_path_without_access_is_reported_with_the_reason(app, tmp_path):
     private = tmp_path / "private"
     private.mkdir(mode=0)
-    with (
-        restricted_access(),
-        pytest.raises(ConfigurationError, match=r"cannot be read: Permission denied: .*private/x"),
-    ):
+    with restricted_access(), pytest.raises(ConfigurationError, match=r"cannot be read: Permission denied: .*/x"):
         app.choose(load_checkpoint_path=str(private / "x"))
     private.chmod(0o700)
 
@@ -346,9 +335,7 @@ def test_the_state_at_an_error_of_another_run_is_referenced_by_name(app):
     with pytest.raises(ConfigurationError, match=r"no checkpoint crash-7 \(choose from: crash-10\)"):
         app.choose("fresh", load_checkpoint_path="teacher:crash-7")
     (checkpoints / "crash-10").rename(checkpoints / "crash-10.damaged")
-    with pytest.raises(
-        ConfigurationError, match=r"load_checkpoint_path=?.*no checkpoint crash-10 \(choose from: none\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"no checkpoint crash-10 \(choose from: none\)"):
         app.choose("fresh", load_checkpoint_path="teacher:crash-10")
     own = app.choose("teacher", load_checkpoint_path="teacher:crash-10")
     assert own.checkpoint.name == "checkpoint_step_10"  # it would fail again
@@ -380,8 +367,7 @@ def test_buffers_are_skipped_without_save_buffer_and_overridden_by_an_explicit_p
     assert steps(app.drop_in(save_buffer=False)) == (9, None)
     for path in (explicit, explicit.parent, explicit.parent.parent):
         assert app.drop_in(load_buffer_path=str(path))[1][:2] == (explicit, 3)
-    with caplog.at_level(logging.WARNING):
-        assert steps(app.drop_in(load_buffer_path="/nowhere")) == (9, 8)
+    assert steps(app.drop_in(load_buffer_path="/nowhere")) == (9, 8)
     assert "load_buffer_path='/nowhere' does not exist" in caplog.text
 
 
@@ -407,14 +393,12 @@ def test_an_explicit_file_of_0_1_5_is_accepted(app, tmp_path):
 def test_unconverted_0_1_5_files_with_a_higher_step_cause_a_warning(app, caplog):
     files = app.old_run("now", 5, 10)
     app.save("now", 5)
-    with caplog.at_level(logging.WARNING):
-        assert located(app.choose()) == ("now", 5)
+    assert located(app.choose()) == ("now", 5)
     assert "checkpoint_step_10.pkl of trieye 0.1.5 has a higher step" in caplog.text
     caplog.clear()
     app.save("now", 10)
     app.save("now", 6)
-    with caplog.at_level(logging.WARNING):
-        assert located(app.choose()) == ("now", 6)
+    assert located(app.choose()) == ("now", 6)
     assert not caplog.text
     assert files.checkpoint_dir.joinpath("checkpoint_step_10.pkl").exists()
 
@@ -461,8 +445,7 @@ def test_a_linked_checkpoint_is_not_followed(app, tmp_path, caplog):
     assert str(tmp_path / "far") in str(caught.value)
     assert app.choose("fresh", load_checkpoint_path=str(tmp_path / "far")).checkpoint.step == 5
     app.save("now", 3)
-    with caplog.at_level(logging.WARNING):
-        assert located(app.choose()) == ("now", 3)
+    assert located(app.choose()) == ("now", 3)
     assert "checkpoint_step_5 is a link and is not used" in caplog.text
 
 
@@ -479,18 +462,11 @@ def test_a_run_linked_outside_the_app_is_ignored(app, tmp_path, caplog):
     run_dir = app.run("planted", 5).run_base_dir
     run_dir.rename(tmp_path / "far")
     run_dir.symlink_to(tmp_path / "far")
-    with caplog.at_level(logging.WARNING):
-        assert app.choose() is None
+    assert app.choose() is None
     assert "planted is ignored: it is a link" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("file", "step", "name"),
-    [
-        ("checkpoint_step_7", 7, "checkpoint_step_7"),
-        ("latest.pkl", 7, "latest.pkl of step 7"),
-        ("x.pkl", None, "x.pkl"),
-    ],
-)
-def test_messages_name_a_checkpoint_with_its_step(file, step, name):
-    assert ResumeCandidate(Path(file), step).name == name
+def test_messages_name_a_checkpoint_with_its_step():
+    candidates = [("checkpoint_step_7", 7), ("latest.pkl", 7), ("x.pkl", None)]
+    names = [ResumeCandidate(Path(file), step).name for file, step in candidates]
+    assert names == ["checkpoint_step_7", "latest.pkl of step 7", "x.pkl"]

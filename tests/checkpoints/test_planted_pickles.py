@@ -158,17 +158,31 @@ def test_a_planted_pickle_next_to_an_intact_checkpoint_is_ignored(run_dir, confi
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("name", ["buffer.pkl", "buffer_step_3.pkl"])
-def test_a_planted_0_1_5_buffer_stops_the_run_without_running_code(make_config, planted, canary, name):
-    config = make_config()
+@pytest.fixture
+def drop_in_files(config):
+    """Return the files of a run that a program of trieye 0.1.5 saved at step 3."""
     logic = ActorLogic(config).open()
     logic.save_training_state(**training_state(3))
     logic.shutdown("KILLED")
-    path = logic.files.paths.buffer_dir / name
+    return logic.files.paths
+
+
+@pytest.mark.parametrize("name", ["buffer.pkl", "buffer_step_3.pkl"])
+def test_a_planted_0_1_5_buffer_stops_the_run_without_running_code(drop_in_files, config, planted, canary, name):
+    path = drop_in_files.buffer_dir / name
     path.unlink(missing_ok=True)
     path.write_bytes(planted)
     with pytest.raises(UntrustedPickleError, match=name):
         load_by_the_drop_in_api(config)
+    assert not canary.exists()
+
+
+def test_planted_user_data_of_the_drop_in_api_runs_no_code(drop_in_files, config, planted, canary):
+    plant_object(drop_in_files.get_checkpoint_path(3), planted)
+    with pytest.raises(UntrustedPickleError):
+        load_by_the_drop_in_api(config)
+    with pytest.raises(UntrustedPickleError):
+        trieye.Serializer().load_checkpoint(drop_in_files.get_checkpoint_path(3))
     assert not canary.exists()
 
 
@@ -195,19 +209,6 @@ def test_a_planted_object_under_a_matching_manifest_runs_no_code(run_dir, config
     monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
     restore(config)
     assert canary.exists()
-
-
-def test_planted_user_data_of_the_drop_in_api_runs_no_code(make_config, planted, canary):
-    config = make_config()
-    logic = ActorLogic(config).open()
-    logic.save_training_state(**training_state(3))
-    logic.shutdown("KILLED")
-    plant_object(logic.files.paths.get_checkpoint_path(3), planted)
-    with pytest.raises(UntrustedPickleError):
-        load_by_the_drop_in_api(config)
-    with pytest.raises(UntrustedPickleError):
-        trieye.Serializer().load_checkpoint(logic.files.paths.get_checkpoint_path(3))
-    assert not canary.exists()
 
 
 def test_an_explicit_checkpoint_of_another_user_runs_no_code(run_dir, config, planted, canary, tmp_path, make_config):
