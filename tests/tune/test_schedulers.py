@@ -23,14 +23,8 @@ def start_study(walks_config, tmp_path):
     """Return a function that starts or resumes a study, and returns its trials, monitor and scheduler."""
 
     def start(scheduler, ended=()):
-        tune = {
-            "enabled": True,
-            "scheduler": scheduler,
-            "grace_period": 2,
-            "reduction_factor": 2,
-            "space": {"walk.pace": "1,2,3"},
-        }
-        config = walks_config("herd", tune=tune, steps=100)
+        tune = {"scheduler": scheduler, "grace_period": 2, "reduction_factor": 2, "space": {"walk.pace": "1,2,3"}}
+        config = walks_config("herd", tune={"enabled": True, **tune}, steps=100)
         space = Space(config)
         watch = StudyMonitor(config, tmp_path, space.keys, len(OBJECTIVES))
         tune_scheduler = scheduler_of(config, space, tmp_path, ended)

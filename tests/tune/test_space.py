@@ -22,32 +22,20 @@ def space_of(walks_config):
     return make
 
 
-@pytest.mark.long
-def test_values_are_drawn_from_texts_in_hydras_grammar(space_of):
-    space = space_of(walk={"pace": "tag(log, interval(1e-3, 10))", "legs": "range(1,5)", "gait": "slow,fast"}, seed=7)
-    search = RandomSearch(SearchSpace.of(space.dimensions), 0)
-    trials = [[word.partition("=") for word in search.ask(index)] for index in range(300)]
-    drawn = {key: {value_of(text) for trial in trials for name, _, text in trial if name == key} for key in space.keys}
-    assert space.keys == ["walk.pace", "walk.legs", "walk.gait"]
-    assert drawn["walk.legs"] == {1, 2, 3, 4}
-    assert drawn["walk.gait"] == {"slow", "fast"}
-    assert min(drawn["walk.pace"]) < 0.1
-    assert all(1e-3 <= value <= 10 for value in drawn["walk.pace"])
-    assert all(trial[-1] == ("seed", "=", "7") for trial in trials)
-
-
 def test_a_grid_has_all_combinations(space_of):
     grid = space_of("grid", **{"walk.pace": "1,2.5", "walk.legs": "range(1,4)"}).grid
     assert [grid[index] for index in (0, 1, 5)] == [
         ("walk.pace=1", "walk.legs=1"), ("walk.pace=1", "walk.legs=2"), ("walk.pace=2.5", "walk.legs=3"),
     ]  # fmt: skip
-    with pytest.raises(
-        ConfigurationError, match=r"tune\.space\.walk\.pace=interval\(1,2\): a grid cannot sweep over an interval"
-    ):
+    with pytest.raises(ConfigurationError, match=r"tune\.space\.walk\.pace=.*: a grid cannot sweep over an interval"):
         space_of("grid", **{"walk.pace": "interval(1,2)"})
 
 
-def test_listed_values_keep_their_types(space_of):
+def test_texts_are_parsed_as_hydra_parses_them_and_listed_values_keep_their_types(space_of):
+    parsed = {"1": 1, "2.5": 2.5, "1e-3": 1e-3, "true": True, "fast": "fast", "'1'": "1", "[1,2]": [1, 2], "null": None}
+    assert {text: value_of(text) for text in parsed} == parsed
+    with pytest.raises(ConfigurationError, match="more than one value"):
+        value_of("1,2")
     texts = ["a,b", "1e3", "x=1 ü", "Genève", "null"]
     grid = space_of("grid", **{"walk.gait": texts}).grid
     assert [value_of(grid[index][0].partition("=")[2]) for index in grid] == texts
@@ -56,12 +44,16 @@ def test_listed_values_keep_their_types(space_of):
     assert overrides_of({"walk.pace": np.float64(0.5)}) == ["walk.pace=0.5"]
 
 
-def test_exploration_stays_within_the_bounds(space_of):
-    space = space_of(walk={"pace": "interval(1,10)", "legs": "range(1,5)", "gait": "slow,fast"})
-    assert space.clamp({"walk.pace": 12.0, "walk.legs": 0, "walk.gait": "fast"}) == {
-        "walk.pace": 10.0, "walk.legs": 1, "walk.gait": "fast",
-    }  # fmt: skip
+def test_exploration_and_drawn_values_stay_within_the_bounds(space_of):
+    space = space_of(walk={"pace": "tag(log,interval(1,10))", "legs": "range(1,5)", "gait": "slow,fast"}, seed=7)
+    assert space.keys == ["walk.pace", "walk.legs", "walk.gait"]
+    clamped = {"walk.pace": 10.0, "walk.legs": 1, "walk.gait": "fast"}
+    assert space.clamp({"walk.pace": 12.0, "walk.legs": 0, "walk.gait": "fast"}) == clamped
     assert space.mutations()["walk.gait"] == ["slow", "fast"]
+    search = RandomSearch(SearchSpace.of(space.dimensions), 0)
+    pace, legs, gait, seed = (word.partition("=")[2] for word in search.ask(0))
+    assert 1 <= float(pace) <= 10
+    assert (legs in "1234", gait in {"slow", "fast"}, seed) == (True, True, "7")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +74,6 @@ def test_exploration_stays_within_the_bounds(space_of):
 def test_invalid_spaces_are_named(space_of, space, message):
     with pytest.raises(ConfigurationError, match=message):
         space_of(**space)
-
-
-def test_values_are_parsed_as_hydra_parses_them():
-    assert [value_of(text) for text in ("1", "2.5", "1e-3", "true", "fast", "'1'", "[1,2]", "null")] == [
-        1, 2.5, 1e-3, True, "fast", "1", [1, 2], None,
-    ]  # fmt: skip
-    with pytest.raises(ConfigurationError, match="more than one value"):
-        value_of("1,2")
 
 
 def test_schedulers_that_compare_trials_need_intermediate_evaluations(walks_config, tmp_path):

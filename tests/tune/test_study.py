@@ -122,15 +122,8 @@ def project(tmp_path):
 
 @pytest.mark.long
 def test_an_interrupted_study_resumes_prunes_trials_and_reruns_its_best_config(project):
-    arguments = [
-        "walk.py",
-        "run_name=first",
-        "tune=asha",
-        "tune.reduction_factor=2",
-        "tune.num_trials=4",
-        SPACE,
-        "walk.gait=slow",
-    ]
+    arguments = ["walk.py", "run_name=first", "tune=asha", "tune.reduction_factor=2", "tune.num_trials=4"]
+    arguments += [SPACE, "walk.gait=slow"]
     project.interrupted_at(5, "first", *arguments, "sinks=[mlflow]")
     printed = project.cli("sweep", "relaunch", "multirun/first", has_ray=True)
     states = {index: job["state"] for index, job in project.statuses("first").items()}

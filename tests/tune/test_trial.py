@@ -1,4 +1,3 @@
-import json
 import os
 
 import numpy as np
@@ -20,6 +19,16 @@ def curve(trial, metric="position"):
     return curve_in(trial.run_dir, metric)
 
 
+def evaluated(config, directory=None):
+    """Return a closed trial after its first evaluation, whose state is saved to a directory."""
+    trial = Trial(Walk, config)
+    trial.iterate()
+    if directory is not None:
+        trial.save(directory)
+    trial.close()
+    return trial
+
+
 def status(trial):
     return RunRecord.read(trial.run_dir / "run.json").status
 
@@ -36,14 +45,6 @@ def test_an_iteration_is_an_evaluation_and_the_last_one_reports_done(walks_confi
     assert status(trial) == "FINISHED"
     assert curve(trial) == [(step, 2.0 * step) for step in range(1, 21)]
     assert {value for _, value in curve(trial, "tune/walk.pace")} == {1.0}
-
-
-def test_hyperparameters_are_logged_at_each_evaluation_even_after_a_restore(walks_config):
-    for number in range(1, 4):
-        trial = Trial(Walk, walks_config(), {"walk.pace": 1.0})
-        assert trial.iterate()["training_iteration"] == number
-        trial.close()
-    assert curve(trial, "tune/walk.pace") == [(5, 1.0), (10, 1.0), (15, 1.0)]
 
 
 def test_the_curve_of_a_trial_equals_that_of_a_run_with_its_config(walks_config):
@@ -76,53 +77,33 @@ def test_a_restored_trial_continues_with_its_counters_and_generators(walks_confi
     assert curve(resumed, "noise") == before, "points after the checkpoint are superseded and equal when logged again"
 
 
-def test_an_unsaved_trial_resumes_from_the_checkpoint_of_its_run(walks_config):
-    trial = Trial(Walk, walks_config())
-    trial.iterate()
-    trial.close()  # an evaluation that is the best so far is saved by the run
-    assert status(trial) == "KILLED"
-    resumed = Trial(Walk, walks_config())
-    results = resumed.iterate()
-    resumed.close()
-    assert (results["training_iteration"], results["step"], results["attempt"]) == (2, 10, 2)
+def test_an_unsaved_trial_resumes_from_the_checkpoint_of_its_run_and_logs_its_hyperparameters_again(walks_config):
+    for number in range(1, 4):
+        trial = Trial(Walk, walks_config(), {"walk.pace": 1.0})
+        results = trial.iterate()
+        trial.close()  # an evaluation that is the best so far is saved by the run
+        assert status(trial) == "KILLED"
+        assert (results["training_iteration"], results["step"], results["attempt"]) == (number, 5 * number, number)
+    assert curve(trial, "tune/walk.pace") == [(5, 1.0), (10, 1.0), (15, 1.0)]
 
 
-def test_a_trial_can_copy_the_state_of_another_and_keeps_its_own_curve(walks_config, tmp_path):
-    good, poor = Trial(Walk, walks_config("good", 9.0)), Trial(Walk, walks_config("poor", 1.0))
-    for trial in (good, poor):
-        trial.iterate()
-        trial.save(tmp_path / trial.run_dir.name)
-    poor.close()
-    exploiting = Trial(Walk, walks_config("poor", 8.0))
-    exploiting.restore(tmp_path / "good")
-    results = exploiting.iterate()
-    assert (results["training_iteration"], results["eval/return"]) == (2, 9.0 * 10 + 8.0 * 10)
-    exploiting.close()
-    assert curve(exploiting) == [
-        *((step, 2.0 * step) for step in range(1, 6)),
-        *((s, 90 + 16.0 * (s - 5)) for s in range(6, 11)),
-    ]
-    record = RunRecord.read(exploiting.run_dir / "run.json")
-    assert (record.run_name, record.forked_from.run_name) == ("poor", "good")
-    assert RunRecord.read(good.run_dir / "run.json").run_id != record.run_id
-    good.close()
-
-
-def test_points_after_the_step_of_a_copied_state_are_superseded(walks_config, tmp_path):
-    good, poor = Trial(Walk, walks_config("good", 9.0)), Trial(Walk, walks_config("poor", 1.0))
-    good.iterate()
-    good.save(tmp_path / "good")
-    good.close()
+def test_a_trial_can_copy_the_state_of_another_and_keeps_its_own_curve_up_to_that_step(walks_config, tmp_path):
+    good, poor = evaluated(walks_config("good", 9.0), tmp_path / "good"), Trial(Walk, walks_config("poor", 1.0))
     for _ in range(2):
         poor.iterate()
         poor.save(tmp_path / f"poor{poor.evaluations}")
     poor.close()
     exploiting = Trial(Walk, walks_config("poor", 8.0))
     exploiting.restore(tmp_path / "good")
-    assert exploiting.iterate()["step"] == 10
+    results = exploiting.iterate()
     exploiting.close()
+    assert (results["training_iteration"], results["step"], results["eval/return"]) == (2, 10, 9.0 * 10 + 8.0 * 10)
     assert curve(exploiting) == [(step, 2.0 * step if step <= 5 else 90 + 16.0 * (step - 5)) for step in range(1, 11)]
     assert [value for _, value in curve(exploiting, "eval/return")] == [10.0, 170.0]
+    copied, record = (RunRecord.read(trial.run_dir / "run.json") for trial in (good, exploiting))
+    assert (copied.run_name, record.run_name, record.forked_from.run_name) == ("good", "poor", "good")
+    assert copied.run_id != record.run_id
+    assert len(list((good.run_dir / "checkpoints").glob("checkpoint_step_*"))) == 1
 
 
 def test_an_unsaved_trial_keeps_its_curve_when_it_copies_a_state(walks_config, tmp_path):
@@ -178,10 +159,7 @@ def test_a_failed_trial_is_recorded_and_its_successor_starts_from_the_saved_stat
 
 
 def test_a_trial_with_a_damaged_state_falls_back_to_its_own_checkpoint(walks_config, tmp_path):
-    trial = Trial(Walk, walks_config())
-    trial.iterate()
-    trial.save(tmp_path / "saved")
-    trial.close()
+    evaluated(walks_config(), tmp_path / "saved")
     (saved,) = (tmp_path / "saved").iterdir()
     largest = max((path for path in saved.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
@@ -205,9 +183,7 @@ def test_a_trial_with_a_damaged_state_falls_back_to_its_own_checkpoint(walks_con
 
 
 def test_a_trial_of_a_study_does_not_resume_a_run_outside_of_it(walks_config):
-    trial = Trial(Walk, walks_config())
-    trial.iterate()
-    trial.close()
+    evaluated(walks_config())
     with pytest.raises(ConfigurationError, match="started outside of a sweep; choose another run_name"):
         Trial(Walk, walks_config(), group="/multirun/study").iterate()
 
@@ -217,10 +193,7 @@ def test_an_incompatible_state_is_rejected(walks_config, tmp_path):
         def load_checkpoint(self, checkpoint):
             raise KeyError("it is of another kind")
 
-    trial = Trial(Walk, walks_config())
-    trial.iterate()
-    trial.save(tmp_path / "saved")
-    trial.close()
+    evaluated(walks_config(), tmp_path / "saved")
     incompatible = Trial(Other, walks_config())
     with pytest.raises(CheckpointError, match="does not fit Other"):
         incompatible.restore(tmp_path / "saved")
@@ -244,27 +217,6 @@ def test_a_saved_state_of_a_replaced_branch_can_be_resumed_and_saved(dqn_config,
     verify(checkpoint.path)  # all rows included
 
 
-def test_a_restored_state_does_not_change_the_identity_of_a_run(walks_config, tmp_path):
-    trial = Trial(Walk, walks_config("first"))
-    trial.iterate()
-    trial.save(tmp_path / "saved")
-    trial.close()
-    other = Trial(Walk, walks_config("second"))
-    other.restore(tmp_path / "saved")
-    other.close()
-    for run in (trial, other):
-        assert json.loads((run.run_dir / "run.json").read_text())["run_name"] == run.run_dir.name
-    assert len(list((trial.run_dir / "checkpoints").glob("checkpoint_step_*"))) == 1
-
-
-def test_a_trial_exports_its_model(walks_config, tmp_path):
-    trial = Trial(Walk, walks_config())
-    trial.iterate()
-    (path,) = trial.export_model(tmp_path)
-    assert path.read_text() == "10.0"
-    trial.close()
-
-
 def test_a_nan_objective_counts_as_the_worst_value(walks_config):
     class Lost(Walk):
         def evaluate(self):
@@ -277,19 +229,8 @@ def test_a_nan_objective_counts_as_the_worst_value(walks_config):
 def test_values_are_set_and_validated_and_everything_else_is_shared(walks_config):
     config = walks_config()
     changed = with_values(config, {"walk.pace": 3, "loop.steps": 7, "seed": 5})
-    assert (
-        changed.walk.pace,
-        changed.walk.legs,
-        changed.loop.steps,
-        changed.loop.evaluate_every_steps,
-        changed.seed,
-    ) == (
-        3,
-        2,
-        7,
-        5,
-        5,
-    )
+    assert (changed.walk.pace, changed.walk.legs, changed.seed) == (3, 2, 5)
+    assert (changed.loop.steps, changed.loop.evaluate_every_steps) == (7, 5)
     assert (config.walk.pace, config.seed, changed.run_name) == (1.0, 0, "trial_0")
     assert changed.sinks is config.sinks
     assert os.fspath(named(changed, "other").persistence.get_run_base_dir()).endswith("app/runs/other")
