@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
@@ -17,6 +19,9 @@ from trieye.config.hydra import registration
 from trieye.config.hydra.loader import VERSION_BASE
 from trieye.sweeps import fork_client
 from trieye.sweeps.jobs import JobRecord
+
+_composed_configs: dict[tuple[str, ...], Any] = {}
+"""Configs by their text and choices of groups: a composition takes 0.1 s, a copy 0.02 s."""
 
 
 class Sweep:
@@ -48,13 +53,21 @@ class Sweep:
         conf.mkdir(exist_ok=True)
         (conf / "config.yaml").write_text(self.values)
         launcher = [] if any(word.startswith("hydra/launcher=") for word in options) else ["hydra/launcher=trieye"]
-        own = [*launcher, f"hydra.sweep.dir={self.directory}"]
-        own += [f"hydra.launcher.backend={self.backend}"] if self.backend is not None else []
+        own = [f"hydra.launcher.backend={self.backend}"] if self.backend is not None else []
+        words = [*launcher, f"hydra.sweep.dir={self.directory}", *own, *options]
+        groups = [word for word in words if "/" in word.partition("=")[0]]
         with initialize_config_dir(str(conf), **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
-            config = hydra.compose_config(
-                "config", [*own, *options], run_mode=RunMode.MULTIRUN, with_log_configuration=False
-            )
+            key = (self.values, *groups)
+            if key not in _composed_configs:
+                _composed_configs[key] = hydra.compose_config(
+                    "config", groups, run_mode=RunMode.MULTIRUN, with_log_configuration=False
+                )
+            config = deepcopy(_composed_configs[key])
+            config.hydra.runtime.cwd = str(Path.cwd())
+            config.hydra.overrides.hydra = words
+            overrides = OverridesParser.create().parse_overrides([word for word in words if word not in groups])
+            hydra.config_loader._apply_overrides_to_config(overrides, config)
             yield config, HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
 
     def record(self, index: int) -> JobRecord:

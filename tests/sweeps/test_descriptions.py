@@ -54,6 +54,11 @@ def test_the_last_key_varies_fastest_and_runs_are_slowest(described):
             description.values(index)
 
 
+def test_several_blocks_vary_together(described):
+    description = described({**SARSA, "envParameters": {"noise": [0, 1]}}, blocks=("metaParameters", "envParameters"))
+    assert (list(description.axes), description.num_combinations) == (["alpha", "lambda", "noise"], 32)
+
+
 def test_nested_keys_are_dotted_and_lists_of_objects_are_structure(described):
     swept = {
         "optimizer": {"alpha": [0.1, 0.2], "name": "adam"},
@@ -100,12 +105,6 @@ def test_values_reach_jobs_exactly_as_written(tmp_path_factory, listed):
     assert [(type(one), one) for one in got] == [(type(one), one) for one in listed]
 
 
-def test_several_blocks_vary_together(described):
-    description = described({**SARSA, "envParameters": {"noise": [0, 1]}}, blocks=("metaParameters", "envParameters"))
-    assert list(description.axes) == ["alpha", "lambda", "noise"]
-    assert description.num_combinations == 32
-
-
 @pytest.mark.parametrize(
     ("description", "message"),
     [
@@ -129,9 +128,9 @@ def test_an_error_names_the_file_and_the_key(described, description, message):
 
 
 def test_a_missing_file_is_named_with_the_closest_match(described):
-    described(SARSA)
+    path = described(SARSA).path
     with pytest.raises(ConfigurationError, match=r"srsa.json cannot be read: No such file .*'sarsa.json'\?"):
-        Description.read(described(SARSA).path.with_name("srsa.json"))
+        Description.read(path.with_name("srsa.json"))
 
 
 def test_a_description_is_named_explicitly_or_after_its_directory(described, tmp_path):
@@ -143,7 +142,10 @@ def test_a_description_is_named_explicitly_or_after_its_directory(described, tmp
     assert described(SARSA, "studies/deep/x.json").name == "deep"
 
 
-def test_a_job_saves_to_the_path_in_the_config(described, tmp_path):
+def test_a_job_saves_to_the_path_in_the_config_and_nowhere_without_one(described, tmp_path):
+    assert described(SARSA).save_pattern is None
+    with pytest.raises(ConfigurationError, match="save_path is missing; set it here"):
+        described(SARSA).save_context(0)
     (tmp_path / "config.json").write_text('{"save_path": "results/{name}/{environment}/{algorithm}/{params}"}')
     description = described(SARSA)
     assert description.save_path(1) == "results/MountainCar-v0/MountainCar/SARSA/alpha-1.0_lambda-0.99"
@@ -170,11 +172,7 @@ def test_no_two_jobs_share_a_path(described):
 @pytest.mark.parametrize(
     ("pattern", "swept", "message"),
     [
-        (
-            "{name}/{params}",
-            {"x": 1},
-            r"jobs 0 \(seed=0 x=1\) and 1 \(seed=1 x=1\) of .* would share the path n/x-1; use",
-        ),
+        ("{name}/{params}", {"x": 1}, r"jobs 0 \(seed=0 x=1\) and 1 \(seed=1 x=1\) of .* share the path n/x-1; use"),
         ("{x}/{run}", {"x": 1, "y": [2, 3]}, r"jobs 0 \(seed=0 x=1 y=2\) and 1 .*share the path 1/0"),
         ("{x}{y}/{run}", {"x": [1, 11], "y": [1, 11]}, r"jobs 1 \(seed=0 x=1 y=11\) and 2 .*share the path 111/0"),
         ("{param}/{run}", {"x": 1}, r"\{param\} is undefined in .*; did you mean 'params'\?"),
@@ -214,13 +212,6 @@ def test_damaged_save_paths_are_named(tmp_path):
     assert [save_path_in(tmp_path, index) for index in (0, 2)] == ["r/0", None]
     with pytest.raises(SerializationError, match=r"save_paths\.jsonl is damaged in line 2; repeat the plan"):
         save_path_in(tmp_path, 1)
-
-
-def test_without_a_path_nothing_is_saved(described):
-    description = described(SARSA)
-    assert description.save_pattern is None
-    with pytest.raises(ConfigurationError, match="save_path is missing; set it here"):
-        description.save_context(0)
 
 
 def test_a_description_without_lists_has_one_job(described):

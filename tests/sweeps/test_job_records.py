@@ -20,10 +20,10 @@ from trieye.sweeps.working import pickled, unpickled
 @pytest.fixture
 def status(tmp_path, capsys):
     """Return a function that returns the state that `trieye sweep status` prints for the only job of a sweep."""
-    SweepRecord(spec=["a=1"], size=1).write(tmp_path)
 
-    def of_the_job():
-        main(["sweep", "status", str(tmp_path), "--json"])
+    def of_the_job(directory=tmp_path):
+        SweepRecord(spec=["a=1"], size=1).write(directory)
+        main(["sweep", "status", str(directory), "--json"])
         (job,) = json.loads(capsys.readouterr().out)["jobs"]
         return job["state"]
 
@@ -36,9 +36,8 @@ def edit(directory, **fields):
     (directory / STATUS).write_text(json.dumps(record | fields))
 
 
-@pytest.mark.parametrize("state", ["completed", "failed", "lost"])
-@pytest.mark.parametrize("name", ["checkpoints", "saved"])
-def test_a_job_has_a_checkpoint_in_every_state(state, name, tmp_path, make_config, capsys):
+@pytest.mark.parametrize(("state", "name"), [("completed", "checkpoints"), ("failed", "saved")])
+def test_a_job_has_an_intact_checkpoint_in_any_directory(state, name, tmp_path, make_config, capsys):
     SweepRecord(spec=["a=1"], size=1).write(tmp_path)
     JobRecord(index=0, overrides=["a=1"], state=state).write(tmp_path / "0")
 
@@ -59,7 +58,7 @@ def test_a_job_has_a_checkpoint_in_every_state(state, name, tmp_path, make_confi
     assert not has_checkpoint()
 
 
-def test_a_job_is_running_while_its_process_lives_despite_clock_changes(tmp_path, status, monkeypatch):
+def test_a_job_runs_while_its_process_lives_despite_clock_changes_and_its_copy_does_not(tmp_path, status, monkeypatch):
     from psutil import _pslinux
 
     boot_time = _pslinux.boot_time()
@@ -67,6 +66,9 @@ def test_a_job_is_running_while_its_process_lives_despite_clock_changes(tmp_path
         assert status() == "running"
         monkeypatch.setattr(_pslinux, "boot_time", lambda: boot_time + 1.5)  # the clock was set
         assert status() == "running"
+        (tmp_path / "copy").mkdir()
+        shutil.copytree(tmp_path / "0", tmp_path / "copy/0")
+        assert status(tmp_path / "copy") == "incomplete"
     edit(tmp_path / "0", state="running")
     assert status() == "incomplete"
 
@@ -99,12 +101,6 @@ def test_a_job_on_a_host_with_a_slow_clock_counts_as_running(tmp_path, status):
     assert status() == "unknown"
 
 
-def test_a_copy_of_a_running_jobs_directory_is_incomplete(tmp_path, status):
-    with RunningJob(tmp_path / "original" / "0", 0, ["a=1"]).running():
-        shutil.copytree(tmp_path / "original" / "0", tmp_path / "0")
-        assert status() == "incomplete"
-
-
 def test_an_empty_record_is_ignored_and_a_damaged_one_explained(tmp_path):
     (tmp_path / STATUS).touch()
     assert JobRecord.read(tmp_path) is None
@@ -113,21 +109,16 @@ def test_an_empty_record_is_ignored_and_a_damaged_one_explained(tmp_path):
         JobRecord.read(tmp_path)
 
 
-def test_the_record_of_a_job_on_another_machine_is_copied_back(tmp_path):
-    record = JobRecord(index=0, overrides=[], state="completed", host="elsewhere", objective=3.0)
-    run_dir = tmp_path / "runs" / "first"  # only on the other machine
-    done = Done(0, 3.0, record=record, run_dir=run_dir)
-    done.bring_to(tmp_path / "0")
-    assert JobRecord.read(tmp_path / "0").objective == 3.0
-    assert (tmp_path / "0" / RUN).is_symlink()
-    assert (tmp_path / "0" / RUN).resolve() == run_dir
-
-
-def test_attempts_on_several_machines_are_added_up(tmp_path):
+def test_the_record_of_a_job_on_another_machine_is_copied_back_and_adds_up_the_attempts(tmp_path):
     JobRecord(index=0, overrides=[], state="lost", host="one", attempt=2, deaths=2).write(tmp_path)
-    Done(0, record=JobRecord(index=0, overrides=[], state="completed", host="other")).bring_to(tmp_path)
+    run_dir = tmp_path / "runs/first"  # only on the other machine
+    other = JobRecord(index=0, overrides=[], state="completed", host="other", objective=3.0)
+    Done(0, 3.0, record=other, run_dir=run_dir).bring_to(tmp_path)
     record = JobRecord.read(tmp_path)
-    assert (record.host, record.state, record.attempt, record.deaths) == ("other", "completed", 3, 2)
+    assert (record.host, record.state, record.objective) == ("other", "completed", 3.0)
+    assert (record.attempt, record.deaths) == (3, 2)
+    assert (tmp_path / RUN).is_symlink()
+    assert (tmp_path / RUN).resolve() == run_dir
     Done(0, record=record).bring_to(tmp_path)  # the same process again, as on a shared disk
     assert JobRecord.read(tmp_path).attempt == 3
 
@@ -141,22 +132,15 @@ def test_a_signal_after_the_end_of_a_job_keeps_it_completed(tmp_path):
     assert (record.state, record.objective) == ("completed", 1.0)
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        (["python", "/a/fit.py"], ["python", "/b/fit.py", "--config-name", "other"]),
-        (["python", "/a/fit.py"], ["python", "-m", "my_agent.fit"]),
-        ([], ["python", "fit.py"]),
-    ],
-)
-def test_the_program_of_a_sweep_may_move_to_another_path(tmp_path, before, now):
-    SweepRecord(spec=[], program=now).check_program(SweepRecord(spec=[], program=before), tmp_path)
+def test_the_program_of_a_sweep_may_move_to_another_path_and_not_be_replaced_by_another(tmp_path):
+    def check(before, now):
+        SweepRecord(spec=[], program=now).check_program(SweepRecord(spec=[], program=before), tmp_path)
 
-
-def test_another_program_in_the_directory_of_a_sweep_is_rejected(tmp_path):
-    before, now = (SweepRecord(spec=[], program=["python", name]) for name in ("/a/slow.py", "/a/fit.py"))
+    check(["python", "/a/fit.py"], ["python", "/b/fit.py", "--config-name", "other"])
+    check(["python", "/a/fit.py"], ["python", "-m", "my_agent.fit"])
+    check([], ["python", "fit.py"])
     with pytest.raises(ConfigurationError, match=r"its jobs are of the program 'slow', not 'fit'; for another sweep"):
-        now.check_program(before, tmp_path)
+        check(["python", "/a/slow.py"], ["python", "/a/fit.py"])
 
 
 def test_an_error_that_cannot_be_pickled_shows_its_type_once(tmp_path):

@@ -42,6 +42,7 @@ def fit(config):
 if __name__ == "__main__":
     fit()
 """
+MAIN_GUARD = 'if __name__ == "__main__":'
 OURS = ["-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweep.dir=sweep", "hydra.launcher.num_jobs=1"]
 
 
@@ -82,7 +83,7 @@ def swept(directory, program, start, *words):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("isolate", "start"),
-    [("process", ["project/fit.py"]), pytest.param("worker", ["-m", "project.fit"], marks=pytest.mark.long)],
+    [("process", ["project/fit.py"]), ("worker", ["-m", "project.fit"])],
 )
 def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolate, start):
     lines, job = swept(tmp_path, PROGRAM, start, f"hydra.launcher.isolate={isolate}", "+method=fork,spawn")
@@ -95,14 +96,7 @@ def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolat
 
 @pytest.mark.long
 @pytest.mark.usefixtures("warm_programs")
-@pytest.mark.parametrize(
-    "guard",
-    [
-        pytest.param("if True:", marks=pytest.mark.long),
-        pytest.param('if __name__ == "__main__":', marks=pytest.mark.long),
-        'if __name__ == "__main__":\n    SCALE = 2',
-    ],
-)
+@pytest.mark.parametrize("guard", ["if True:", MAIN_GUARD, f"{MAIN_GUARD}\n    SCALE = 2"])
 def test_an_unguarded_or_changed_main_module_reaches_jobs_by_value(tmp_path, guard):
     lines, job = swept(tmp_path, BY_VALUE.replace("GUARD", guard), ["project/fit.py"], "+x=2")
     assert job.objective == (14.0 if "SCALE" in guard else 7.0), lines

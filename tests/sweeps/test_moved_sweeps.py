@@ -37,9 +37,12 @@ def attempts(project):
     return {path.parent.name: json.loads(path.read_bytes())["attempt"] for path in records}
 
 
+def edit(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
+
+
 def interrupt(job_dir):
-    path = job_dir / "status.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "state": "interrupted"}))
+    edit(job_dir / "status.json", state="interrupted")
 
 
 def rename(sweep, name):
@@ -48,13 +51,10 @@ def rename(sweep, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_recorded", [True, False])
-def test_jobs_of_a_renamed_sweep_resume_their_runs(sweep, tmp_path, monkeypatch, two_runs, is_recorded):
+def test_jobs_of_a_renamed_sweep_of_an_earlier_version_resume_their_runs(sweep, tmp_path, monkeypatch, two_runs):
     monkeypatch.chdir(tmp_path)
     sweep.search(two_runs, "what=1", MULTIRUN)
-    if not is_recorded:  # by an earlier version of trieye
-        path = sweep.directory / SWEEP
-        path.write_text(json.dumps({**json.loads(path.read_bytes()), "runs": ""}))
+    edit(sweep.directory / SWEEP, runs="")
     for attempt in (2, 3):
         rename(sweep, f"renamed{attempt}")
         sweep.search(two_runs, "what=1,2", MULTIRUN)
@@ -112,8 +112,7 @@ def test_a_copied_project_resumes_no_run_of_the_original(sweep, tmp_path, monkey
     sweep.directory = project / "sweep"
     sweep.search(two_runs, "what=1,2", MULTIRUN)
     interrupt(sweep.directory / "0")
-    path = sweep.directory / SWEEP
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "program": []}))  # pytest, which no copy contains
+    edit(sweep.directory / SWEEP, program=[])  # pytest, which no copy contains
     shutil.copytree(project, copy, symlinks=True)
     monkeypatch.chdir(copy)
     sweep.directory = copy / "sweep"
@@ -128,15 +127,14 @@ def test_a_copied_project_resumes_no_run_of_the_original(sweep, tmp_path, monkey
     assert [attempts(copy)[f"sweep_{job}"] for job in range(3)] == [2, 1, 1]
 
 
-@pytest.mark.parametrize("planted", ["../../../planted", "/tmp/planted"])
-def test_a_planted_name_in_the_record_of_a_sweep_never_leaves_the_app(sweep, tmp_path, monkeypatch, two_runs, planted):
+def test_a_planted_name_in_the_record_of_a_sweep_never_leaves_the_app(sweep, tmp_path, monkeypatch, two_runs):
     monkeypatch.chdir(tmp_path)
     sweep.search(two_runs, "what=1", MULTIRUN)
-    path = sweep.directory / SWEEP
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "runs": planted}))
-    interrupt(sweep.directory / "0")
-    with pytest.raises(trieye.TrieyeError, match="1 job"):
-        sweep.search(two_runs, "what=1", MULTIRUN)
-    assert "is not a safe directory name" in str(sweep.record(0).error)
-    assert attempts(tmp_path) == {"sweep_0": 1, "sweep_0_2": 1}
-    assert not list(tmp_path.rglob("planted*"))
+    for planted in ("../../../planted", "/tmp/planted"):
+        edit(sweep.directory / SWEEP, runs=planted)
+        interrupt(sweep.directory / "0")
+        with pytest.raises(trieye.TrieyeError, match="1 job"):
+            sweep.search(two_runs, "what=1", MULTIRUN)
+        assert "is not a safe directory name" in str(sweep.record(0).error)
+        assert attempts(tmp_path) == {"sweep_0": 1, "sweep_0_2": 1}
+        assert not list(tmp_path.rglob("planted*"))

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests import warm
 from trieye.cli import main
 from trieye.results import load
 
+WARM = warm.RUN
 PAGE = (Path(__file__).parents[2] / "docs/pyexputils.md").read_text()
 
 
@@ -18,6 +22,7 @@ def block(language):
     return text
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_the_worked_example_matches_the_indices_and_paths_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "experiments/mountain_car/sarsa.json"

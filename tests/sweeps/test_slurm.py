@@ -115,14 +115,9 @@ def header(script):
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
 
 
-@pytest.mark.parametrize(
-    ("hours", "text"), [(3, "2:59:59"), (1, "0:59:59"), (0.5, "0:29:59"), (100, "99:59:59"), (1 / 60, "0:00:59")]
-)
-def test_a_time_limit_is_a_second_below_the_hours(hours, text):
-    assert time_text(hours) == text
-
-
-def test_memory_is_formatted_in_whole_units():
+def test_a_time_limit_is_a_second_below_the_hours_and_memory_is_in_whole_units():
+    hours = {3: "2:59:59", 1: "0:59:59", 0.5: "0:29:59", 100: "99:59:59", 1 / 60: "0:00:59"}
+    assert {number: time_text(number) for number in hours} == hours
     gib = 1 << 30
     assert [memory_text(size) for size in (4 * gib, gib // 2, gib * 3 // 2, 1)] == ["4G", "512M", "1536M", "1M"]
 
@@ -149,28 +144,15 @@ def test_invalid_job_indices_are_rejected(text, message):
 
 
 def test_the_script_requests_what_its_jobs_need(tmp_path):
-    request = options(
-        hours=3,
-        jobs_per_task=8,
-        max_concurrent=4,
-        options={"qos": "long", "exclusive": None, "comment": "two words"},
-        partition="gpu",
-        num_cpus=2,
-        num_gpus=0.25,
-        num_jobs=20,
-        memory=2 << 30,
-    )
+    sbatch = {"qos": "long", "exclusive": None, "comment": "two words"}
+    slurm = {"hours": 3, "jobs_per_task": 8, "max_concurrent": 4, "partition": "gpu", "options": sbatch}
+    request = options(**slurm, num_cpus=2, num_gpus=0.25, num_jobs=20, memory=2 << 30)
     script = script_of(tmp_path / "it's one", [[0, 1, 2, 5], [7, 8], [11]], request)
     directives = header(script)
-    assert directives["array"] == "0-2%5"
-    assert (directives["time"], directives["mem"], directives["cpus-per-task"], directives["gres"]) == (
-        "2:59:59",
-        "8G",
-        "8",
-        "gpu:1",
-    )
-    assert (directives["signal"], directives["requeue"], directives["exclusive"]) == ("B:USR1@120", "", "")
-    assert (directives["qos"], directives["partition"], directives["comment"]) == ("long", "gpu", "'two words'")
+    assert directives.items() >= {
+        "array": "0-2%5", "time": "2:59:59", "mem": "8G", "cpus-per-task": "8", "gres": "gpu:1", "signal": "B:USR1@120",
+        "requeue": "", "exclusive": "", "qos": "long", "partition": "gpu", "comment": "'two words'",
+    }.items()  # fmt: skip
     assert "jobs=(0-2,5 7-8 11)\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert not {"time", "mem", "gres", "account"} & header(script_of(tmp_path, [[0]], options())).keys()
@@ -198,12 +180,9 @@ def test_only_an_array_can_be_detached():
         LauncherConfig(detach=True)
 
 
-def test_a_line_break_in_the_directory_is_rejected(tmp_path):
+def test_special_characters_of_a_directory_are_escaped_for_sbatch_and_line_breaks_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match="control characters"):
         script_of(tmp_path / "one\ntouch two", [[0]], options())
-
-
-def test_special_characters_of_a_directory_are_escaped_for_sbatch(tmp_path):
     script = script_of(tmp_path / "100%j of 'it'", [[0]], options())
     assert shlex.split(header(script)["output"]) == [f"{tmp_path}/100%%j of 'it'/slurm/%A_%a.log"]
 
@@ -241,15 +220,11 @@ def test_a_pending_or_running_array_is_not_submitted_again(slurm):
     assert (array.id, array.tasks, SlurmArray.read(Path("sweep"))) == ("4711", [[0, 1], [5]], array)
     assert array.cluster == "cluster"
     (slurm / "queue").write_text("0 RUNNING None\n1 PENDING Priority\n")
-    with pytest.raises(
-        ConfigurationError, match=r"2 tasks of its Slurm array 4711 are .*`scancel --clusters=cluster 4711`"
-    ):
+    with pytest.raises(ConfigurationError, match=r"2 tasks of its Slurm array 4711 .*`scancel --clusters=cluster 47"):
         submit_jobs(Path("sweep"), [5], options())
     (slurm / "queue").unlink()
     assert submit_jobs(Path("sweep"), [5], options()).tasks == [[5]]
-    (slurm / "squeue").write_text(
-        "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
-    )
+    (slurm / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2; exit 1\n")
     with pytest.raises(ConfigurationError, match=r"squeue does not answer, so its Slurm array 4711 may still run"):
         submit_jobs(Path("sweep"), [5], options())
 

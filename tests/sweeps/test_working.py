@@ -1,5 +1,7 @@
 """Configs of jobs that share a composed config equal the configs that Hydra composes."""
 
+from copy import deepcopy
+
 import pytest
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
@@ -34,24 +36,22 @@ def composer(tmp_path, hydra_restore_singletons):
         yield hydra.config_loader, sweep
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
+def test_the_config_equals_the_one_that_hydra_composes(composer):
+    loader, sweep = composer
+    base = shared_base(loader, sweep)
+    for overrides in (
         ["lr=0.2"],
         ["lr=1e-3", "deep.a=5", "deep.b='${deep.a}'", "deep.c=[1,{x: y}]"],
         ["sizes=[1,2,3]", "net.layers=3"],
         ["deep={a: 2}", "lr='a b'"],
         ["+x=1", "+deep.d.e=2", "++lr=3", "++y={a: 1}", "+deep={f: 4}"],
         [],
-    ],
-)
-def test_the_config_equals_the_one_that_hydra_composes(composer, overrides):
-    loader, sweep = composer
-    fast, slow = with_values(shared_base(loader, sweep), loader, overrides), loader.load_sweep_config(sweep, overrides)
-    assert OmegaConf.to_container(fast, resolve=False) == OmegaConf.to_container(slow, resolve=False)
-    assert fast.hydra.overrides == slow.hydra.overrides
-    assert fast._get_flag("struct") == slow._get_flag("struct")
-    assert fast.hydra._get_flag("readonly") == slow.hydra._get_flag("readonly")
+    ):
+        fast, slow = with_values(deepcopy(base), loader, overrides), loader.load_sweep_config(sweep, overrides)
+        assert OmegaConf.to_container(fast, resolve=False) == OmegaConf.to_container(slow, resolve=False)
+        assert fast.hydra.overrides == slow.hydra.overrides
+        assert fast._get_flag("struct") == slow._get_flag("struct")
+        assert fast.hydra._get_flag("readonly") == slow.hydra._get_flag("readonly")
 
 
 def test_the_sweep_directory_of_a_job_is_that_of_its_sweep(composer, tmp_path):
@@ -64,16 +64,11 @@ def test_the_sweep_directory_of_a_job_is_that_of_its_sweep(composer, tmp_path):
         assert (tmp_path / config.hydra.sweep.dir).resolve() == sweep_context.directory
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("override", ["net=large", "+net@other=large", "~deep.a", "hydra.job.name=y", "lr=1,2"])
-def test_other_overrides_are_left_to_hydra(composer, override):
-    loader, sweep = composer
-    assert with_values(shared_base(loader, sweep), loader, [override]) is None
-
-
-def test_errors_are_hydras_and_the_base_stays_unchanged(composer):
+def test_other_overrides_are_left_to_hydra_as_are_errors_and_the_base_stays_unchanged(composer):
     loader, sweep = composer
     base = shared_base(loader, sweep)
+    for override in ("net=large", "+net@other=large", "~deep.a", "hydra.job.name=y", "lr=1,2"):
+        assert with_values(base, loader, [override]) is None
     for override, message in (("rl=3", "Could not override 'rl'"), ("+lr=3", "An item is already at 'lr'")):
         with pytest.raises(ConfigCompositionException, match=message):
             with_values(base, loader, [override])

@@ -1,4 +1,4 @@
-"""Run a sweep on a cluster, kill one node while jobs run on all nodes, and print the outcome."""
+"""Run twelve jobs on a cluster of three nodes, kill one node while jobs run on all nodes, and print the outcome."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def main(config: trieye.TrieyeConfig) -> float:
 if __name__ == "__main__":
     main()
 """
-TOTAL = 60
+NUM_JOBS, TOTAL = 12, 60
 
 
 def is_over(job: Path) -> bool:
@@ -47,7 +47,7 @@ def is_over(job: Path) -> bool:
     return '"completed"' in (job / "status.json").read_text()
 
 
-def main(directory: Path, nodes: int = 2, jobs: int = 3) -> None:
+def main(directory: Path) -> None:
     """Run the sweep, and kill the second node when half of the jobs have ended and one of it has a checkpoint."""
     (directory / "program.py").write_text(PROGRAM.replace("TOTAL", str(TOTAL)))
     (directory / "conf").mkdir()
@@ -55,28 +55,23 @@ def main(directory: Path, nodes: int = 2, jobs: int = 3) -> None:
         "defaults: [trieye, _self_]\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
     )
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second, *_ = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
+    second, *_ = [cluster.add_node(num_cpus=1) for _ in range(2)]
     words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", f"hydra.launcher.address={cluster.address}"]
-    words += [f"seed=range(0,{jobs})", "hydra.sweep.dir=s"]
-    sweep = subprocess.Popen(
-        [sys.executable, "program.py", *words],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    until, victim = time.monotonic() + 90 + 20 * jobs, None
+    words += [f"seed=range(0,{NUM_JOBS})", "hydra.sweep.dir=s"]
+    command = [sys.executable, "program.py", *words]
+    sweep = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until, victim = time.monotonic() + 330, None
     while victim is None and time.monotonic() < until and sweep.poll() is None:
         time.sleep(0.1)
         ended = sum(path.read_text().count('"completed"') for path in (directory / "s").glob("*/status.json"))
-        for job in (directory / "s").glob("[0-9]*") if ended >= jobs // 2 - 1 else ():
+        for job in (directory / "s").glob("[0-9]*") if ended >= NUM_JOBS // 2 - 1 else ():
             begun = job / "run" / "node"
             saved = any((job / "run" / "checkpoints").glob("checkpoint_step_*"))
             if saved and begun.is_file() and begun.read_text().split() == [second.node_id] and not is_over(job):
                 victim = job.name
     if victim is not None:
         cluster.remove_node(second, allow_graceful=False)
-    printed = sweep.communicate(timeout=120 + 20 * jobs)[0]
+    printed = sweep.communicate(timeout=360)[0]
     nodes = {path.read_text().split()[0] for path in (directory / "s").glob("*/run/node")}
     records = {path.parent.name: json.loads(path.read_text()) for path in (directory / "s").glob("*/status.json")}
     run = json.loads((directory / "s" / str(victim) / "run/run.json").read_text()) if victim is not None else {}
@@ -86,4 +81,4 @@ def main(directory: Path, nodes: int = 2, jobs: int = 3) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]))
