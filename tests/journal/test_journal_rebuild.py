@@ -87,9 +87,8 @@ def test_entries_after_a_damaged_entry_are_counted_as_lost(path, opened):
     ],
 )
 def test_a_snapshot_replaces_damaged_and_missing_entries_before_it(path, opened, statement, positions, lost):
-    journal = write(path)
-    journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=0)
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=0)
     change(path, statement)
     journal = opened(path)
     assert journal.snapshot() == Snapshot(20, 0, 0.0, b"state")
@@ -124,11 +123,10 @@ def test_missing_entries_are_counted_once(path, opened):
 
 
 def test_the_older_snapshot_replaces_a_damaged_newer_one(path, opened):
-    journal = write(path)
-    for number in (1, 2, 3):
-        journal.append("pass", b"", at=0.0)
-        journal.commit(Snapshot(30 + number, 0, 0.0, b"%d" % number), keep_after=30 + number)
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        for number in (1, 2, 3):
+            journal.append("pass", b"", at=0.0)
+            journal.commit(Snapshot(30 + number, 0, 0.0, b"%d" % number), keep_after=30 + number)
     change(path, "UPDATE snapshots SET payload = x'00' WHERE pos = 33")
     journal = opened(path)
     assert journal.snapshot() == Snapshot(32, 0, 0.0, b"2")
@@ -137,11 +135,10 @@ def test_the_older_snapshot_replaces_a_damaged_newer_one(path, opened):
 
 
 def test_the_loss_of_all_snapshots_is_reported(path, opened):
-    journal = write(path)
-    for number in (1, 2, 3):
-        journal.commit(Snapshot(30, 0, 0.0, b"%d" % number), keep_after=30)
-    journal.append("events", b"", at=0.0)
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        for number in (1, 2, 3):
+            journal.commit(Snapshot(30, 0, 0.0, b"%d" % number), keep_after=30)
+        journal.append("events", b"", at=0.0)
     change(path, "UPDATE snapshots SET payload = x'00'")
     journal = opened(path)
     assert journal.snapshot() is None
@@ -152,15 +149,14 @@ def test_the_loss_of_all_snapshots_is_reported(path, opened):
 
 @pytest.mark.parametrize("has_watermark", [True, False])
 def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark, opened):
-    journal = write(path)
-    chunks = [JournalChunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
-    journal.commit(
-        Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, superseded=[(3, 4)], meta={"key": b"v"}
-    )
-    journal.replace_chunks(Segment(0, 10, "a.parquet", 1, 2))
-    for sink in ("mlflow", "tensorboard"):
-        journal.set_cursor(sink, 5, None)
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        chunks = [JournalChunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
+        journal.commit(
+            Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, superseded=[(3, 4)], meta={"key": b"v"}
+        )
+        journal.replace_chunks(Segment(0, 10, "a.parquet", 1, 2))
+        for sink in ("mlflow", "tensorboard"):
+            journal.set_cursor(sink, 5, None)
     for statement in (
         "UPDATE chunks SET last = 99 WHERE first = 20",
         "UPDATE cursors SET next_index = 7 WHERE sink = 'mlflow'",
@@ -184,9 +180,8 @@ def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark, opened
 
 
 def test_a_damaged_batch_number_is_rebuilt_from_the_entries(path, opened):
-    journal = write(path)
-    journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=0)
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=0)
     change(path, "UPDATE clients SET last_seq = 3")
     journal = opened(path)
     assert journal.append("events", b"", at=0.0, client="a", seq=30) is None
@@ -194,10 +189,9 @@ def test_a_damaged_batch_number_is_rebuilt_from_the_entries(path, opened):
 
 
 def test_a_damaged_batch_number_without_entries_is_dropped_and_reported(path, opened):
-    journal = write(path)
-    for _ in range(2):
-        journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        for _ in range(2):
+            journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
     change(path, "UPDATE clients SET last_seq = 3")
     journal = opened(path)
     assert journal.num_lost == 1
@@ -224,10 +218,9 @@ def test_the_damaged_files_are_quarantined_and_never_overwritten(path):
 @pytest.fixture
 def killed(tmp_path, path):
     """The files of a journal as a killed process leaves them, with a damaged frame in the log."""
-    journal = write(path)
-    journal.set_cursor("sink", 3, None)
-    shutil.copytree(tmp_path, tmp_path / "killed")
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        journal.set_cursor("sink", 3, None)
+        shutil.copytree(tmp_path, tmp_path / "killed")
     flip(wal_path(tmp_path / "killed" / path.name), 12 * (PAGE + 24))
     return tmp_path / "killed" / path.name
 
@@ -257,9 +250,8 @@ def test_entries_checkpointed_from_a_wal_before_its_damage_are_intact(killed, op
 
 
 def test_a_missing_or_empty_file_is_reported_and_restored_from_its_wal(tmp_path, path, opened):
-    journal = write(path)
-    shutil.copyfile(wal_path(path), tmp_path / "log")
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        shutil.copyfile(wal_path(path), tmp_path / "log")
     path.unlink()
     (tmp_path / "log").rename(wal_path(path))
     journal = opened(path)
@@ -309,11 +301,10 @@ def test_a_damaged_header_loses_no_entries(path, offset, opened):
 
 @pytest.mark.parametrize("page", range(12))
 def test_an_overwritten_page_is_reported_and_the_last_position_is_kept(path, page, opened):
-    journal = write(path)
-    journal.commit(
-        Snapshot(30, 40, 0.0, b"state"), chunks=[JournalChunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"}
-    )
-    journal.close()
+    with contextlib.closing(write(path)) as journal:
+        journal.commit(
+            Snapshot(30, 40, 0.0, b"state"), chunks=[JournalChunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"}
+        )
     data = path.read_bytes()
     path.write_bytes(data[: page * PAGE] + os.urandom(PAGE) + data[(page + 1) * PAGE :])
     journal = opened(path)
