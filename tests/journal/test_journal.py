@@ -159,13 +159,8 @@ def test_a_commit_stores_all_of_its_parts(reopened):
     journal = reopened.current
     journal.append("events", PAYLOAD, at=0.0)
     chunks = [JournalChunk(0, 10, b"first"), JournalChunk(10, 12, b"second")]
-    journal.commit(
-        snapshot_at(journal, index=12),
-        chunks=chunks,
-        keep_after=0,
-        superseded=[(3, 5)],
-        meta={"attempt": b"1", "final": b""},
-    )
+    parts = {"chunks": chunks, "superseded": [(3, 5)], "meta": {"attempt": b"1", "final": b""}}
+    journal.commit(snapshot_at(journal, index=12), keep_after=0, **parts)
     journal = reopened.reopen()
     assert journal.snapshot() == Snapshot(1, 12, 1.5, b"state")
     assert journal.chunks() == [(0, 10), (10, 12)]

@@ -12,8 +12,10 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
+from hydra.version import VersionBase
 
 from trieye.config.hydra import registration
 from trieye.config.hydra.loader import VERSION_BASE
@@ -100,6 +102,14 @@ def _small_fork_servers():
 def _no_registered_config(monkeypatch):
     """Ignore the config that an earlier test of this process registered: errors would end the program."""
     monkeypatch.setattr(registration, "current", None)
+
+
+@pytest.fixture
+def as_in_a_fresh_process(hydra_restore_singletons):
+    """Forget which version Hydra is to behave like, as other tests of this process have said."""
+    state = Singleton.get_state()
+    state["instances"].pop(VersionBase, None)
+    Singleton.set_state(state)
 
 
 @pytest.fixture

@@ -3,22 +3,14 @@
 import shutil
 
 import pytest
-from hydra.core.singleton import Singleton
 from hydra.test_utils.launcher_common_tests import IntegrationTestSuite
-from hydra.version import VersionBase
 
-_LATER = "ignore:\\s*Future Hydra versions will no longer change working directory:UserWarning"  # no version_base there
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_fresh_process(hydra_restore_singletons):
-    """Forget which version Hydra is to behave like, as other tests of this process have said."""
-    state = Singleton.get_state()
-    state["instances"].pop(VersionBase, None)
-    Singleton.set_state(state)
+pytestmark = [
+    pytest.mark.usefixtures("as_in_a_fresh_process"),
+    pytest.mark.filterwarnings("ignore:\\s*Future Hydra versions will no longer change working directory:UserWarning"),
+]
 
 
-@pytest.mark.filterwarnings(_LATER)
 @pytest.mark.parametrize(
     ("task_launcher_cfg", "extra_flags"), [({}, ["-m", "hydra/launcher=trieye", "hydra.launcher.isolate=none"])]
 )

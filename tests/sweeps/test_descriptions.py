@@ -68,14 +68,9 @@ def test_nested_keys_are_dotted_and_lists_of_objects_are_structure(described):
     }
     description = described({"metaParameters": swept})
     assert description.words == [
-        "optimizer.alpha=0.1,0.2",
-        "optimizer.name=adam",
-        "layers.0.units=16,32",
-        "layers.1.units=8",
-        "layers.1.act=relu",
-        "sizes=[64,64],[128]",
-        "+extra=null,true",
-    ]
+        "optimizer.alpha=0.1,0.2", "optimizer.name=adam", "layers.0.units=16,32", "layers.1.units=8",
+        "layers.1.act=relu", "sizes=[64,64],[128]", "+extra=null,true",
+    ]  # fmt: skip
     assert grid(description)[3] == (
         "optimizer.alpha=0.1", "optimizer.name=adam", "layers.0.units=16", "layers.1.units=8", "layers.1.act=relu",
         "sizes=[128]", "+extra=True",

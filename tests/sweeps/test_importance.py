@@ -64,12 +64,8 @@ def test_the_table_of_a_search_has_a_column_for_each_objective():
     ]  # fmt: skip
     table = importance_table(jobs)
     assert [str(column.header) for column in table.columns] == ["key", "jobs", "return", "time"]
-    assert [list(map(str, column.cells)) for column in table.columns] == [
-        ["lr", "n"],
-        ["24", "24"],
-        ["100%", "0%"],
-        ["0%", "100%"],
-    ]
+    cells = [list(map(str, column.cells)) for column in table.columns]
+    assert cells == [["lr", "n"], ["24", "24"], ["100%", "0%"], ["0%", "100%"]]
     assert importance_table(jobs[:5]) is None
 
 

@@ -3,18 +3,18 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 
 import trieye
 from tests.json_schemas import validated
-from tests.sweeps.programs import started
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob, records_in
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.working import pickled, unpickled
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ from trieye.sweeps.jobs import RunningJob
 with RunningJob(Path("0"), 0, ["a=1"]).running():
     __import__("os")._exit(1)
 """
-    started(tmp_path, program)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
     assert status() == "incomplete"
     edit(tmp_path / "0", pid=os.getpid())
     assert status() == "incomplete"
@@ -141,15 +141,6 @@ def test_the_program_of_a_sweep_may_move_to_another_path_and_not_be_replaced_by_
     check([], ["python", "fit.py"])
     with pytest.raises(ConfigurationError, match=r"its jobs are of the program 'slow', not 'fit'; for another sweep"):
         check(["python", "/a/slow.py"], ["python", "/a/fit.py"])
-
-
-def test_an_error_that_cannot_be_pickled_shows_its_type_once(tmp_path):
-    class TwoPartError(Exception):
-        def __init__(self, first, second):
-            super().__init__(f"{first} {second}")
-
-    done = unpickled(pickled(Done(0, error=TwoPartError("no", "number")), tmp_path))
-    assert (done.error_text, done.is_raised) == ("TwoPartError: no number", True)
 
 
 def test_a_renamed_copy_of_a_job_directory_is_no_job(tmp_path):

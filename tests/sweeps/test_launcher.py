@@ -59,7 +59,7 @@ def values(returned):
     return [job._return_value if job.status.name == "COMPLETED" else str(job._return_value) for job in returned]
 
 
-def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on, tmp_path):
+def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on, tmp_path, capfd):
     (tmp_path / "late.py").write_text("class Return(float): pass\nclass MeanError(Exception): pass\n")
 
     class StubbornError(Exception):
@@ -88,6 +88,7 @@ def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on, tmp_pa
     assert "3" in returned_values.pop(3)
     stubborn, late = "StubbornError: cannot be unpickled", "MeanError: of the job"
     assert returned_values == ["that is no number", 7, stubborn, None, 3, late, 7]
+    assert f"FAILED: {stubborn}" in capfd.readouterr().err
     records = [sweep_on.record(index) for index in range(9)]
     assert [index for index, record in enumerate(records) if record.state == "failed"] == [0, 2, 3, 6, 8]
     assert {record.state for record in records} == {"failed", "completed"}
@@ -146,9 +147,8 @@ def test_a_killed_job_restarts_until_its_retries_are_used_up(sweep_on):
     assert (always.state, always.attempt, always.deaths) == ("failed", 2, 2)
     assert "died 2 times" in always.error
     lines = (sweep_on.directory / "1" / "output.log").read_text().splitlines()
-    assert [line.partition(":")[2].split(":")[0] for line in lines] == [
-        " its process died", " attempt 2", " its process died 2 times",
-    ]  # fmt: skip
+    events = ["its process died", "attempt 2", "its process died 2 times"]
+    assert [line.partition(": ")[2].split(":")[0] for line in lines] == events
     assert values(returned)[0] == 1
     assert "died 2 times" in values(returned)[1]
 
@@ -163,10 +163,9 @@ def test_each_job_has_the_cpus_of_its_own_config(sweep_on, monkeypatch):
     assert [values(returned)[index] for index in (0, 4, 5)] == [1, 2, 1]
     assert "hydra.launcher.num_cpus=1000: this machine has 2" in values(returned)[6]
     assert sweep_on.states(7) == ["completed", *["failed"] * 3, *["completed"] * 2, "failed"]
-    for index, part in enumerate(
-        ("Could not override 'whta'", "num_cpus=many: expected a number", "key 'cpuz' not found"), 1
-    ):
-        assert part in str(sweep_on.record(index).error)
+    errors = {1: "Could not override 'whta'", 2: "num_cpus=many: expected a number", 3: "key 'cpuz' not found"}
+    for index, error in errors.items():
+        assert error in str(sweep_on.record(index).error)
     assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep_on.directory).own
 
 
@@ -214,12 +213,8 @@ def test_a_job_beyond_its_time_limit_is_stopped_and_not_restarted(sweep_on, monk
 def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
     def task(cfg):
         if cfg.what == "large":
-            child = [
-                sys.executable,
-                "-c",
-                "x = bytearray(600 * 2**20); x[::4096] = b'1' * len(x[::4096]); import time; time.sleep(60)",
-            ]
-            subprocess.run(child, check=True)
+            child = "x = bytearray(600 * 2**20); x[::4096] = b'1' * len(x[::4096]); import time; time.sleep(60)"
+            subprocess.run([sys.executable, "-c", child], check=True)
         return 1
 
     sweep.backend = "local"

@@ -23,10 +23,9 @@ RANDOM = "hydra.sweeper.kind=random"
         (["what=a,b", "hydra.sweeper.seeds=2"], "seeds=2 varies the key seed, which the config does not"),
         (["+x=interval(0,1)", SEARCH, "hydra.sweeper.pruner=median"], r"pruner=median: .* has no loop\.objective"),
         (["+x=1,2", "+hydra/sweeper/sampler=tpe", RANDOM], r"another plugin; set hydra\.sweeper\.sampler=tpe"),
-        *(
-            ([f"+api_key={values}", "+x=interval(0,1)", SEARCH], r"\+api_key: a search cannot vary a secret")
-            for values in ("sk-1,sk-2", "interval(0,1)", "range(1,4)")
-        ),
+        (["+api_key=sk-1,sk-2", "+x=interval(0,1)", SEARCH], r"\+api_key: a search cannot vary a secret"),
+        (["+api_key=interval(0,1)", SEARCH], r"\+api_key: a search cannot vary a secret"),
+        (["+api_key=range(1,4)", SEARCH], r"\+api_key: a search cannot vary a secret"),
     ],
 )
 def test_a_sweep_that_cannot_run_is_rejected(sweep, words, message):
