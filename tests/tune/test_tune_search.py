@@ -1,14 +1,11 @@
 """The jobs of a study as trials of Ray Tune."""
 
-import sys
-
 import pytest
 from ray import tune
 from ray.tune import Experiment
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import ConfigurationError
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.search import OptunaSearch, RandomSearch
@@ -90,9 +87,3 @@ def test_trials_wait_for_others_above_the_limit(start):
 def test_a_grid_is_repeated(start):
     search = start(GridSearch(GRID), 4)
     assert [search.next_trial().config["x"] for _ in range(4)] == [1, 2, 1, 2]
-
-
-def test_a_missing_sampler_package_is_reported_at_once(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cmaes", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]'"):
-        optuna("cmaes")
