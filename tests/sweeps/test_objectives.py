@@ -99,22 +99,6 @@ def test_a_rejected_sweep_deletes_no_files(sweep):
     assert (sweep.directory / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": ["max", "min"], "objective": "last"}, "objective=last needs a single objective, but mode has 2"),
-        ({"mode": ["max", "min"], "kind": "optuna", "pruner": "asha"}, "pruner=asha needs a single objective"),
-        ({"mode": ["max", "min"], "kind": "optuna", "sampler": "cmaes"}, "use tpe, gp or random with several"),
-        ({"mode": ["max"]}, "at least 2 items"),
-        ({"objective": "mean(5)"}, "mean:"),
-        ({"objective": "mean:0"}, "mean:"),
-    ],
-)
-def test_incompatible_options_of_objectives_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        SweeperConfig.model_validate(options)
-
-
 def test_numbers_without_a_float_and_missing_values_fail_no_job(sweep):
     jobs = sweep.launch(lambda cfg: RETURNED[cfg.x], ["+x=0", "+x=1", "+x=2"], "hydra.launcher.isolate=none")
     assert [job.status.name for job in jobs] == ["COMPLETED"] * 3

@@ -5,6 +5,7 @@ import sys
 import pytest
 from hydra.errors import InstantiationException
 
+from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.record import SWEEP
 
@@ -91,3 +92,23 @@ def test_a_sampler_with_a_missing_package_is_rejected(sweep, monkeypatch):
     with pytest.raises(ConfigurationError, match=r"sampler=cmaes needs cmaes, .*: pip install 'trieye\[optuna\]'"):
         sweep.search(lambda _: 1, "+x=interval(0,1)", SEARCH, "hydra.sweeper.sampler=cmaes")
     assert not sweep.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "random", "seeds": 3}, "seeds is only for kind=grid"),
+        ({"kind": "random", "pruner": "median"}, "pruner is only for kind=optuna"),
+        ({"kind": "optuna", "pruner": "asha", "grace_steps": -1}, "grace_steps"),
+        ({"kind": "optuna", "sampler": "tpee"}, "sampler"),
+        ({"mode": ["max", "min"], "objective": "last"}, "objective=last needs a single objective, but mode has 2"),
+        ({"mode": ["max", "min"], "kind": "optuna", "pruner": "asha"}, "pruner=asha needs a single objective"),
+        ({"mode": ["max", "min"], "kind": "optuna", "sampler": "cmaes"}, "use tpe, gp or random with several"),
+        ({"mode": ["max"]}, "at least 2 items"),
+        ({"objective": "mean(5)"}, "mean:"),
+        ({"objective": "mean:0"}, "mean:"),
+    ],
+)
+def test_incompatible_options_of_the_sweeper_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        SweeperConfig.model_validate(options)

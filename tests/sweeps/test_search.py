@@ -279,20 +279,6 @@ def test_a_missing_optuna_is_named(monkeypatch):
         OptunaSearch(SearchSpace.of([]), SweeperConfig(kind="optuna"), "max")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "random", "seeds": 3}, "seeds is only for kind=grid"),
-        ({"kind": "random", "pruner": "median"}, "pruner is only for kind=optuna"),
-        ({"kind": "optuna", "pruner": "asha", "grace_steps": -1}, "grace_steps"),
-        ({"kind": "optuna", "sampler": "tpee"}, "sampler"),
-    ],
-)
-def test_incompatible_options_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        SweeperConfig.model_validate(options)
-
-
 def proposals(search, indices):
     proposed = []
     for index in indices:
