@@ -59,6 +59,7 @@ def test_a_new_store_is_empty_and_rejects_negative_steps(store):
     assert store.latest() is None
     assert store.find("best") is None
     assert store.entries() == []
+    assert store.remove(7) is True
     with pytest.raises(CheckpointError, match="-1"):
         store.save(-1, encode({}))
 
@@ -81,12 +82,6 @@ def test_latest_is_the_last_save_regardless_of_step_and_clock(store):
     assert latest_step(store) == 5
     assert store.latest(max_step=15).step == 10
     assert store.latest(max_step=4) is None
-
-
-def test_saving_a_step_again_replaces_its_checkpoint(two):
-    two.save(1, encode({**state(1), "again": True}))
-    assert two.load(two.latest().path)["again"]
-    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
 
 
 def test_best_ranks_by_objective_and_falls_back_to_is_best(store):
@@ -338,8 +333,10 @@ def test_saves_do_not_scan_the_directory_if_retention_is_unlimited(store, monkey
     assert [(entry.step, entry.manifest.sequence) for entry in store.entries()] == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
-def test_a_replaced_manifest_is_read_again(two):
-    two.save(1, encode(state(1)), metadata={"objective": 3.0})
+def test_saving_a_step_again_replaces_its_checkpoint_whose_manifest_is_read_again(two):
+    two.save(1, encode({**state(1), "again": True}), metadata={"objective": 3.0})
+    assert two.load(two.latest().path)["again"]
+    assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
     assert [(entry.step, entry.objective) for entry in two.entries()] == [(2, None), (1, 3.0)]
     (two.path(2) / MANIFEST_NAME).write_text("{}")
     assert [entry.step for entry in two.entries()] == [1]
@@ -371,7 +368,3 @@ RANKED = sorted(STATES, key=lambda state: -state.objective)
 )
 def test_retention_keeps_the_newest_the_best_and_periodic_steps(chosen, deleted):
     assert [state.step for state in Retention(**chosen).surplus(STATES, RANKED)] == deleted
-
-
-def test_removing_a_step_that_does_not_exist_succeeds(tmp_path):
-    assert CheckpointStore(tmp_path / "checkpoints").remove(7) is True

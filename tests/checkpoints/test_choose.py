@@ -345,20 +345,17 @@ def test_references_are_not_checked_before_the_start_if_a_mirror_exists(app, tmp
     app.check(load_checkpoint_path="missing:best", mirror=f"file://{tmp_path / 'mirror'}")
 
 
-def test_the_newest_buffer_up_to_the_checkpoint_step_is_loaded(app):
+def test_the_newest_intact_buffer_up_to_the_checkpoint_step_is_loaded(app):
     files = app.run("now", 5, 9, buffers=(4, 8, 12))
     loaded = app.drop_in()
     assert steps(loaded) == (9, 8)
     assert loaded[1].path == files.get_buffer_path(8)
+    cut(files.get_buffer_path(8))
+    assert steps(app.drop_in()) == (9, 4), "a damaged buffer is quarantined"
     older = str(files.get_checkpoint_path(5))
     assert steps(app.drop_in("fresh", load_checkpoint_path=older)) == (5, 4)
     shutil.rmtree(files.get_buffer_path(4))
     assert steps(app.drop_in("fresh", load_checkpoint_path=older)) == (5, None)
-
-
-def test_a_damaged_buffer_is_quarantined_in_favour_of_the_previous_one(app):
-    cut(app.run("now", 9, buffers=(4, 8)).get_buffer_path(8))
-    assert steps(app.drop_in()) == (9, 4)
 
 
 def test_buffers_are_skipped_without_save_buffer_and_overridden_by_an_explicit_path(app, caplog):
