@@ -159,18 +159,6 @@ def test_an_interrupted_study_resumes_prunes_trials_and_reruns_its_best_config(p
     assert "has no grid: it is a search or a study" in project.cli("sweep", "show", "1", "-d", "multirun/first", code=2)
 
 
-@pytest.mark.long
-def test_a_study_with_a_failing_trial_resumes_after_an_interrupt(project):
-    arguments = ["walk.py", "run_name=cut", "tune=grid", "tune.max_failures=1", "walk.gait=slow"]
-    project.interrupted_at(5, "cut", *arguments, "tune.space.walk.pace='2,3,60'")
-    printed = project.cli("sweep", "relaunch", "multirun/cut", code=1, has_ray=True)
-    assert "too fast for this path" in printed
-    states = [job["state"] for _, job in sorted(project.statuses("cut").items())]
-    assert states == ["completed", "completed", "failed"]
-    for index, pace in enumerate([2, 3]):
-        assert curve_in(project.run_dir(f"cut_{index}")) == [(step, 2.0 * pace * step) for step in range(1, 21)]
-
-
 KILLED = """
 import os, signal, sys
 from tests.tune.walks import Walk, WalksConfig

@@ -101,11 +101,14 @@ def test_an_unreadable_state_leaves_the_counters_unchanged(walks_config, tmp_pat
     trainable.stop()
 
 
-def test_invalid_configs_are_named(walks_config):
+def test_invalid_configs_and_a_missing_study_directory_are_named(walks_config, tmp_path):
     with pytest.raises(ConfigurationError, match="would never stop"):
         as_trainable(Walk, walks_config(steps=None))
     with pytest.raises(ConfigurationError, match="no key 'pac' in walk; did you mean 'pace'"):
         as_trainable(Walk, walks_config())({"walk.pac": 1})
+    elsewhere = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match="elsewhere, which does not exist on this machine"):
+        as_trainable(Walk, walks_config("away"), elsewhere)({})
     assert trieye.as_trainable is as_trainable
 
 
@@ -154,12 +157,6 @@ def test_trials_run_in_the_directory_of_the_study_and_continue_in_other_processe
     for index, pace in enumerate([1.0, 2.0]):
         assert curve_in(run_dir_of(config, index)) == [(step, 2 * pace * step) for step in range(1, 21)]
         assert len({pid for _, pid in curve_in(run_dir_of(config, index), "pid")}) == 4
-
-
-def test_a_missing_study_directory_is_reported(walks_config, tmp_path):
-    elsewhere = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
-    with pytest.raises(ConfigurationError, match=r"elsewhere, which does not exist on this machine"):
-        as_trainable(Walk, walks_config("away"), elsewhere)({})
 
 
 @pytest.mark.long
