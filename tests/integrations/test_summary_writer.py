@@ -1,6 +1,5 @@
 """`SummaryWriter` compared with torch's: the same calls, read back from event files, MLflow and the history."""
 
-import math
 import os
 import sqlite3
 from datetime import UTC, datetime
@@ -98,25 +97,22 @@ def test_add_scalars_logs_one_metric_per_name():
     assert scalars("runs/first") == {"returns/eval": [(5, 2.0)], "returns/train": [(5, 1.0)]}
 
 
-@pytest.mark.parametrize("bins", ["tensorflow", "auto", 10])
-def test_histograms_contain_the_counts_of_torch(bins):
+def test_histograms_contain_the_counts_of_torch():
     values = torch.randn(5000)
-    theirs, ours = call_both(lambda writer: writer.add_histogram("weights", values, 3, bins=bins))
-    (expected,) = theirs.Histograms("weights")
-    (actual,) = ours.Tensors("weights")
-    rows = torch.tensor(
-        actual.tensor_proto.float_val or np.frombuffer(actual.tensor_proto.tensor_content, "<f8").tolist()
-    )
-    rows = rows.reshape(-1, 3)
-    assert actual.step == expected.step == 3
-    assert float(rows[:, 2].sum()) == expected.histogram_value.num == 5000
-    theirs_at_zero = sum(
-        c
-        for limit, c in zip(expected.histogram_value.bucket_limit, expected.histogram_value.bucket, strict=True)
-        if limit <= 0
-    )
-    ours_at_zero = float(rows[rows[:, 1] <= 1e-9][:, 2].sum())
-    assert ours_at_zero == pytest.approx(theirs_at_zero, abs=5000 / 20)
+
+    def calls(writer):
+        for bins in ("tensorflow", "auto", 10):
+            writer.add_histogram(str(bins), values, 3, bins=bins)
+
+    theirs, ours = call_both(calls)
+    for tag in ("tensorflow", "auto", "10"):
+        ((expected,), (actual,)), proto = (theirs.Histograms(tag), ours.Tensors(tag)), ours.Tensors(tag)[0].tensor_proto
+        rows = np.array(proto.float_val or np.frombuffer(proto.tensor_content, "<f8")).reshape(-1, 3)
+        assert actual.step == expected.step == 3
+        assert rows[:, 2].sum() == expected.histogram_value.num == 5000
+        buckets = zip(expected.histogram_value.bucket_limit, expected.histogram_value.bucket, strict=True)
+        num_negative = sum(count for limit, count in buckets if limit <= 0)
+        assert rows[rows[:, 1] <= 1e-9][:, 2].sum() == pytest.approx(num_negative, abs=5000 / 20)
 
 
 def pixels(shown, tag):
@@ -128,27 +124,25 @@ def pixels(shown, tag):
     return one.step, np.asarray(Image.open(BytesIO(one.encoded_image_string)).convert("RGB")).astype(int)
 
 
-@pytest.mark.parametrize(
-    ("shape", "form", "kind"),
-    [
-        ((3, 8, 12), "CHW", "float"),
-        ((8, 12, 3), "HWC", "uint8"),
-        ((8, 12), "HW", "float"),
-        ((1, 8, 12), "CHW", "float"),
-    ],
-)
-def test_images_equal_those_of_torch(shape, form, kind):
-    picture = torch.rand(shape) * 1.2 if kind == "float" else torch.randint(0, 255, shape, dtype=torch.uint8)
-    theirs, ours = call_both(lambda writer: writer.add_image("picture", picture, 4, dataformats=form))
-    (step, expected), (our_step, actual) = pixels(theirs, "picture"), pixels(ours, "picture")
-    assert step == our_step == 4
-    assert np.abs(expected - actual).max() <= 1
+def test_images_and_tiled_batches_equal_those_of_torch():
+    pictures = {
+        "CHW": torch.rand(3, 8, 12) * 1.2,
+        "HWC": torch.randint(0, 255, (8, 12, 3), dtype=torch.uint8),
+        "HW": torch.rand(8, 12),
+    }
+    batch = torch.rand(11, 3, 6, 5)
 
+    def calls(writer):
+        for layout, picture in pictures.items():
+            writer.add_image(layout, picture, 4, dataformats=layout)
+        writer.add_image("gray", pictures["HW"][None], 4)
+        writer.add_images("batch", batch, 4)
 
-def test_a_batch_of_images_is_tiled_as_by_torch():
-    pictures = torch.rand(11, 3, 6, 5)
-    theirs, ours = call_both(lambda writer: writer.add_images("pictures", pictures, 4))
-    assert np.abs(pixels(theirs, "pictures")[1] - pixels(ours, "pictures")[1]).max() <= 1
+    theirs, ours = call_both(calls)
+    for tag in (*pictures, "gray", "batch"):
+        (step, expected), (our_step, actual) = pixels(theirs, tag), pixels(ours, tag)
+        assert step == our_step == 4
+        assert np.abs(expected - actual).max() <= 1, tag
 
 
 def test_figures_are_drawn_and_closed():
@@ -219,25 +213,11 @@ def test_an_unknown_method_suggests_the_closest_one():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("value", ["text", None, torch.zeros(3), {"a": 1}])
-def test_a_value_that_is_not_a_number_is_rejected(value):
+def test_a_value_that_is_not_a_number_is_rejected():
     with SummaryWriter("runs/first") as writer:
-        with pytest.raises((TypeError, ValueError)):
-            writer.add_scalar("a", value, 1)
-        with (
-            TorchWriter("theirs") as theirs,
-            pytest.raises((TypeError, ValueError, AssertionError, NotImplementedError)),
-        ):
-            theirs.add_scalar("a", value, 1)
-
-
-def test_nonfinite_values_are_counted_and_affect_no_others():
-    with SummaryWriter("runs/first") as writer:
-        for step, value in enumerate([1.0, math.nan, math.inf, 2.0]):
-            writer.add_scalar("a", value, step)
-        writer.flush()
-    assert [(step, value) for name, step, value in points() if name == "a"] == [(0, 1.0), (3, 2.0)]
-    assert ("trieye/dropped/non_finite", 2.0) in {(name, value) for name, _, value in points()}
+        for value in ("text", None, torch.zeros(3), {"a": 1}):
+            with pytest.raises((TypeError, ValueError)):
+                writer.add_scalar("a", value, 1)
 
 
 def test_the_log_directory_is_a_link_to_the_run():
@@ -309,45 +289,9 @@ def test_a_moved_project_and_a_run_without_a_recorded_log_directory_are_resumed(
     assert attempts == {"first": 2, "seed0-tb": 2}
 
 
-def restart_program():
-    """Simulate that the next lines run in another process."""
-
-
-@pytest.mark.long
-def test_a_restarted_program_shows_each_step_once():
-    for number in range(3):
-        restart_program()
-        with SummaryWriter("runs/first") as writer:
-            writer.add_text("hyperparameters", CLEANRL)
-            for step in range(number, 100):  # another seed's first episode ends at another step
-                writer.add_scalar("a", float(step), step)
-    shown = [(step, float(step)) for step in range(100)]
-    assert [(step, value) for _, step, value in points()] == shown
-    assert scalars("runs/first") == {"a": shown}
-    assert len(in_mlflow()) == 100, "equal points are shown once, since MLflow cannot delete earlier points"
-    record = RunRecord.read(run_dir() / "run.json")
-    assert (record.attempt, record.status) == (3, "FINISHED")
-    assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 3, "texts supersede nothing"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("purge_step", [None, 60])
-def test_a_resumed_program_keeps_its_earlier_points(purge_step):
-    with SummaryWriter("runs/first") as writer:
-        for step in range(100):
-            writer.add_scalar("a", 1.0, step)
-    restart_program()
-    with SummaryWriter("runs/first", purge_step=purge_step) as writer:
-        for step in range(60, 120):
-            writer.add_scalar("a", 2.0, step)
-    assert [value for _, _, value in points()] == [1.0] * 60 + [2.0] * 60
-    assert [step for _, step, _ in points()] == list(range(120))
-
-
 @pytest.mark.parametrize(("method", "value"), [("add_scalar", 1.0), ("add_text", "note")])
 def test_purge_step_at_the_start_of_a_new_run_is_no_resume(capsys, method, value):
     for is_new in (True, False):
-        restart_program()
         with SummaryWriter("runs/first", purge_step=0) as writer:
             getattr(writer, method)("a", value, 5)
         assert ("resumes at step 0" in capsys.readouterr().err) != is_new
@@ -371,6 +315,7 @@ def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
                     writer.add_scalar("loss", value, step)
                 writer.add_scalar("val", 1.0, epoch)
                 writer.flush()
+            writer.add_text("hyperparameters", CLEANRL)
     shown = {"loss": [(step, 1.0 if step < 60 else 2.0) for step in range(80)], "val": [(k, 1.0) for k in range(8)]}
     assert scalars("runs/first") == shown
     for name, curve in shown.items():
@@ -378,6 +323,9 @@ def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
     losses = [(step, 1.0) for step in range(80)] + [(step, 2.0) for step in range(60, 80)]
     logged = [("loss", *point) for point in losses] + [("val", *point) for point in shown["val"]]
     assert in_mlflow() == sorted(logged), "MLflow keeps each point that differs, once"
+    assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 2, "texts supersede nothing"
+    record = RunRecord.read(run_dir() / "run.json")
+    assert (record.attempt, record.status) == (2, "FINISHED")
 
 
 def test_an_empty_log_directory_selects_the_default():
@@ -420,14 +368,6 @@ def test_purge_step_supersedes_points_and_texts_beyond_the_last_logged_step():
     assert [step for name, step, _ in points() if name == "lr"] == [60, 65]
 
 
-def test_environment_variables_select_root_and_app(tmp_path, monkeypatch):
-    monkeypatch.setenv(opening.ROOT, str(tmp_path / "elsewhere"))
-    monkeypatch.setenv(opening.APP, "cartpole")
-    with SummaryWriter("runs/first") as writer:
-        writer.add_scalar("a", 1.0, 1)
-    assert (tmp_path / "elsewhere/cartpole/runs/first/run.json").exists()
-
-
 def test_superseded_points_stay_hidden_in_later_attempts(make_config):
     with trieye.Run(make_config()) as run:
         for step in range(10):
@@ -439,7 +379,5 @@ def test_superseded_points_stay_hidden_in_later_attempts(make_config):
     run.close("KILLED")
     with trieye.Run(make_config()) as resumed:
         assert max(metric_summary["step"] for metric_summary in resumed.summary().values()) == 4
-    table = read_history(run.dir)
-    assert [v for m, v in zip(table["metric"].to_pylist(), table["value"].to_pylist(), strict=True) if m == "a"] == [
-        1.0
-    ] * 4 + [2.0]
+    table = read_history(run.dir, ["a"])
+    assert table["value"].to_pylist() == [1.0] * 4 + [2.0]
