@@ -130,13 +130,16 @@ def test_files_keep_their_names_in_artifacts_and_their_paths_in_save():
         artifact = wandb.Artifact("models", "model")
         artifact.add_file("a/model.pt", name="best.pt")
         artifact.add_file("b/model.pt", name="more/last.pt")
+        artifact.add_dir("b", name="all")
+        with pytest.raises(ConfigurationError, match="the file does not exist"):
+            artifact.add_file("nothing")
         run.log_artifact(artifact)
-        wandb.save("*/model.pt")
+        assert sorted(wandb.save("*/model.pt")) == ["a/model.pt", "b/model.pt"]
         Path("a/model.pt").unlink()
         with pytest.raises(ConfigurationError, match=r"'models': these added files no longer exist: a/model\.pt"):
             run.log_artifact(artifact)
-    versions = {"artifacts/models/v0/best.pt", "artifacts/models/v0/more/last.pt", "artifacts/models/v0/artifact.json"}
-    assert versions | {"files/a/model.pt", "files/b/model.pt"} <= stored_files()
+    names = {f"artifacts/models/v0/{name}" for name in ("best.pt", "more/last.pt", "all/model.pt", "artifact.json")}
+    assert names | {"files/a/model.pt", "files/b/model.pt"} <= stored_files()
     assert not [name for name in stored_files() if "/v1/" in name]
 
 
@@ -324,11 +327,11 @@ def test_each_thread_that_logs_gets_its_own_rows():
     sys.setswitchinterval(1e-6)
     try:
         with wandb.init(project="p", id="one"), ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda number: wandb.log({"a": number}), range(1000)))
+            list(threads.map(lambda number: wandb.log({"a": number}), range(300)))
     finally:
         sys.setswitchinterval(interval)
-    assert sorted(step for _, step, _ in points("one")) == list(range(1000))
-    assert sorted(value for _, _, value in points("one")) == list(range(1000))
+    assert sorted(step for _, step, _ in points("one")) == list(range(300))
+    assert sorted(value for _, _, value in points("one")) == list(range(300))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -343,9 +346,9 @@ def test_finish_in_a_forked_process_keeps_the_run_resumable():
 def test_equal_values_may_be_recorded_again_and_other_objects_are_stored_as_text():
     with wandb.init(project="p", id="one") as run:
         sparse = torch.eye(2).to_sparse()
-        for sizes, number in (((1, 2), 1), ([1, 2], 1.0)):
-            names = {8, 0} if isinstance(number, int) else {0, 8}  # equal, with different texts
-            values = {"array": np.arange(3), "nan": math.nan, "sparse": sparse.clone(), "names": names}
+        # equal sets have different texts here
+        for sizes, number, array, names in (((1, 2), 1, np.arange(3.0), {8, 0}), ([1, 2], 1.0, [0, 1, 2], {0, 8})):
+            values = {"array": array, "nan": math.nan, "sparse": sparse.clone(), "names": names}
             run.config.update(values, sizes=sizes, number=number)
         with pytest.raises(ConfigurationError, match="allow_val_change"):
             run.config.update({"array": np.arange(4)})
@@ -363,14 +366,6 @@ def test_log_code_leaves_out_the_runs(monkeypatch):
     for _ in range(2):
         with wandb.init(project="p", id="one") as run:
             assert set(run.log_code(".").entries) == {"train.py"}
-
-
-def test_sparse_gradients_are_watched():
-    model = torch.nn.Embedding(4, 2, sparse=True)
-    with wandb.init(project="p", id="one"):
-        wandb.watch(model)
-        model(torch.tensor([1])).sum().backward()
-        assert list(media()) == ["gradients/weight"]
 
 
 def test_an_id_names_its_run_although_a_copy_exists():
