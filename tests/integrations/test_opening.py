@@ -37,10 +37,14 @@ def test_a_resumed_run_finishes_with_its_program(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED"), (KeyboardInterrupt(), "KILLED"), (ValueError(), "FAILED")],
+    ("logger", "error", "status"),
+    [
+        ("wandb", SystemExit(0), "FINISHED"),
+        ("wandb", KeyboardInterrupt(), "KILLED"),
+        ("SummaryWriter", SystemExit(2), "FAILED"),
+        ("SummaryWriter", ValueError(), "FAILED"),
+    ],
 )
-@pytest.mark.parametrize("logger", ["wandb", "SummaryWriter"])
 def test_loggers_end_with_the_status_of_their_with_block(tmp_path, monkeypatch, logger, error, status):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
