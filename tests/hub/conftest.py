@@ -21,11 +21,7 @@ METRICS = [
         name="timed", raw_event_name="loss", aggregation="sum", log_frequency_steps=0, log_frequency_seconds=3
     ),
     MetricConfig(
-        name="rate",
-        aggregation="rate",
-        rate_numerator_event="loss",
-        log_frequency_steps=0,
-        log_frequency_seconds=2,
+        name="rate", aggregation="rate", rate_numerator_event="loss", log_frequency_steps=0, log_frequency_seconds=2
     ),
     MetricConfig(name="middle", raw_event_name="loss", aggregation="quantile", log_frequency_steps=10),
     MetricConfig(name="smooth", raw_event_name="loss", aggregation="ema", log_frequency_steps=5),
@@ -38,6 +34,7 @@ class Hub:
     def __init__(self, directory, metrics=METRICS):
         self.directory = directory
         self.metrics = metrics
+        self.undeclared = "auto"
         self.now = 0.0
         self.attempt = 0
 
@@ -46,7 +43,7 @@ class Hub:
         self.journal = Journal(self.directory / "journal.db")
         self.history = History(self.journal, self.directory / "history")
         self.ledger = Ledger(
-            StatsConfig(metrics=self.metrics, undeclared="auto"),
+            StatsConfig(metrics=self.metrics, undeclared=self.undeclared),
             self.journal,
             self.history,
             clock=lambda: self.now,

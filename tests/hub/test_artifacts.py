@@ -128,12 +128,18 @@ def log_temporary(run, name, content):
         path.write_text("too late")
 
 
-def notes_of(config, tmp_path):
-    """Return MLflow's files under "notes", as {name: text}."""
+def in_mlflow(uri):
+    """Return a client of an MLflow store, and its only run."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=config.persistence.MLFLOW_TRACKING_URI)
+    client = MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    return client, run
+
+
+def notes_of(config, tmp_path):
+    """Return MLflow's files under "notes", as {name: text}."""
+    client, run = in_mlflow(config.persistence.MLFLOW_TRACKING_URI)
     local = Path(client.download_artifacts(run.info.run_id, "notes", str(tmp_path)))
     return {path.name: path.read_text() for path in local.iterdir()}
 
@@ -171,47 +177,33 @@ def test_delivered_and_waiting_artifacts_move_with_the_project(make_config, tmp_
     assert not (tmp_path / "root").exists()
     assert not list(run.dir.glob("artifacts/*"))
     assert list(tmp_path.glob("moved/app/mlruns/artifacts/*/artifacts/images/board/step_2.png"))
-    tag = stored_tags(config)["trieye.latest_checkpoint"]
-    assert (tmp_path / "moved" / "app" / tag).is_dir()
+    _, stored = in_mlflow(config.persistence.MLFLOW_TRACKING_URI)
+    assert (tmp_path / "moved" / "app" / stored.data.tags["trieye.latest_checkpoint"]).is_dir()
 
 
-def stored_tags(config):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=config.persistence.MLFLOW_TRACKING_URI)
-    return client.search_runs([client.get_experiment_by_name("app").experiment_id])[0].data.tags
-
-
-def saved_run(make_config, tmp_path, policy, *, uri, objectives=(1.0, 3.0, 2.0), is_away=False):
-    config = make_config(
-        persistence={"log_checkpoints": policy, "keep_last": 1, "keep_best": 0, "mlflow_tracking_uri": uri},
-        sinks={"mlflow": {"enabled": True}},
-    )
+def saved_run(make_config, policy, *, uri, objectives=(1.0, 3.0, 2.0), is_away=False):
+    config = config_of(make_config, uri, log_checkpoints=policy, keep_last=1, keep_best=0)
     with trieye.Run(config) as run:
         assert (run.mlflow_run_id(0.0 if is_away else 60.0) is None) == is_away
         for step, objective in enumerate(objectives, 1):
             run.step = step
             run.save(objective=objective, model=np.full(10, step))
         run.wait_for_saves()
-        return run.dir, run.health()
+        return run.dir
 
 
-def logged(uri):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
-    return client, run.info.run_id, [item.path for item in client.list_artifacts(run.info.run_id, "checkpoints")]
+def checkpoints_of(client, run):
+    return [item.path for item in client.list_artifacts(run.info.run_id, "checkpoints")]
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("all", [1, 2, 3]), ("best", [1, 2])])
 def test_mlflow_gets_selected_checkpoints_even_if_retention_deletes_them(make_config, tmp_path, policy, steps):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    run_dir, _ = saved_run(make_config, tmp_path, policy, uri=uri)
+    run_dir = saved_run(make_config, policy, uri=uri)
     assert [path.name for path in run_dir.glob("checkpoints/checkpoint_*")] == ["checkpoint_step_3"]
-    client, run_id, paths = logged(uri)
-    assert paths == [f"checkpoints/checkpoint_step_{step}" for step in steps]
-    local = client.download_artifacts(run_id, "checkpoints", str(tmp_path))
+    client, run = in_mlflow(uri)
+    assert checkpoints_of(client, run) == [f"checkpoints/checkpoint_step_{step}" for step in steps]
+    local = client.download_artifacts(run.info.run_id, "checkpoints", str(tmp_path))
     loaded = trieye.load_checkpoint(local, steps[-1])
     assert (loaded.objects["model"] == np.full(10, steps[-1])).all()
 
@@ -220,10 +212,10 @@ def test_mlflow_gets_selected_checkpoints_even_if_retention_deletes_them(make_co
 def test_checkpoints_for_an_unreachable_tracker_are_delivered_by_a_later_attempt(make_config, tmp_path):
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     (tmp_path / "store").write_bytes(b"")
-    run_dir, _ = saved_run(make_config, tmp_path, "all", uri=uri, objectives=(1.0, 2.0), is_away=True)
+    run_dir = saved_run(make_config, "all", uri=uri, objectives=(1.0, 2.0), is_away=True)
     assert len(list(run_dir.glob("artifacts/*/checkpoint_step_*"))) == 2
     (tmp_path / "store").unlink()
     (tmp_path / "store").mkdir()
-    saved_run(make_config, tmp_path, "all", uri=uri, objectives=())
-    assert logged(uri)[2] == ["checkpoints/checkpoint_step_1", "checkpoints/checkpoint_step_2"]
+    saved_run(make_config, "all", uri=uri, objectives=())
+    assert checkpoints_of(*in_mlflow(uri)) == ["checkpoints/checkpoint_step_1", "checkpoints/checkpoint_step_2"]
     assert not list(run_dir.glob("artifacts/*"))

@@ -13,11 +13,9 @@ import pytest
 from tests.drop_in import training_state
 from tests.hub.conftest import NOW, Hub, event, events_in, steps_of
 from trieye.compat.actor_logic import ActorLogic
-from trieye.config import MetricConfig, StatsConfig
+from trieye.config import MetricConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError
 from trieye.files.run_record import RunRecord
-from trieye.history.history import History
-from trieye.hub.ledger import Ledger
 from trieye.hub.supersession import after_restore
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventRow
@@ -139,24 +137,11 @@ def test_memory_and_journal_agree_after_a_full_disk(hub, monkeypatch, method):
 # rewinds
 
 
-def test_all_events_are_accounted_for_after_a_rewind(hub):
-    hub.start()
-    hub.log(1, 2, 3)
-    state = hub.ledger.to_state(3)
-    hub.die()
-    hub.start()
-    hub.log(4, 5)
-    hub.ledger.advance()
-    hub.log(6)
-    hub.ledger.rewind(state)
-    counts = hub.ledger.counts
-    assert counts["accepted"] == counts["processed"] + counts["queued"] == 6
-
-
-def test_media_and_parameters_logged_before_a_rewind_are_kept(hub):
+def test_a_rewind_keeps_all_parameters_and_the_media_of_its_attempt(hub):
     hub.start()
     hub.log(1)
     state = hub.ledger.to_state(1)
+    hub.ledger.record(LogParams({"net": "small"}))
     hub.ledger.record(LogText("note", 1, NOW, "of the dead branch"))
     hub.die()
     hub.start()
@@ -169,7 +154,7 @@ def test_media_and_parameters_logged_before_a_rewind_are_kept(hub):
     def operations():
         return [item for item in all_items(hub) if isinstance(item, LogText | LogParams)]
 
-    expected = [LogParams({"lr": "0.1"}), LogText("note", 2, NOW, "of this attempt")]
+    expected = [LogParams({"net": "small"}), LogParams({"lr": "0.1"}), LogText("note", 2, NOW, "of this attempt")]
     assert operations() == expected
     live = all_items(hub)
     hub.die()
@@ -308,28 +293,15 @@ def test_a_rewind_repeated_after_a_hub_crash_is_applied_once(hub):
 
 
 def test_the_undeclared_setting_applies_to_the_events_of_its_attempt(tmp_path):
-    def opened(attempt, undeclared):
-        journal = Journal(tmp_path / "journal.db")
-        history = History(journal, tmp_path / "history")
-        ledger = Ledger(
-            StatsConfig(metrics=[MetricConfig(name="known")], undeclared=undeclared),
-            journal,
-            history,
-            clock=lambda: 0.0,
-            wall_clock=lambda: NOW,
-        )
-        ledger.open(attempt=attempt, created=NOW)
-        return journal, history, ledger
-
-    journal, history, ledger = opened(1, "auto")
-    ledger.accept_rows([EventRow("unknown", 1.0, step, NOW) for step in (1, 2, 3)])
-    ledger.advance(force=True)
-    before, _ = history.read(0, 100)
-    journal.close()
-    journal, history, ledger = opened(2, "drop")
-    after, _ = history.read(0, 100)
-    assert after == before
-    journal.close()
+    hub = Hub(tmp_path, [MetricConfig(name="known")]).start()
+    hub.log(1, 2, 3, name="unknown")
+    hub.ledger.advance(force=True)
+    logged = hub.points()
+    hub.die()
+    hub.undeclared = "drop"
+    hub.start()
+    assert hub.points() == logged
+    hub.die()
 
 
 # bounds
