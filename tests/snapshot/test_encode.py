@@ -126,32 +126,32 @@ TENSOR_DTYPES = [
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")  # complex32 triggers it
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 3)], ids=str)
-def test_tensors_of_every_dtype_round_trip_exactly_without_pickle(assert_same, dtype, shape):
-    size = torch.Size(shape).numel() * torch.empty(0, dtype=dtype).element_size()
-    raw = torch.randint(0, 2, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    tensor = raw.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
-    state = {"t": tensor, "flipped": tensor.transpose(0, 1) if tensor.ndim > 1 else tensor}
+def test_tensors_of_every_dtype_and_shape_round_trip_exactly_without_pickle(assert_same, dtype):
+    state = []
+    for shape in [(), (0,), (3,), (2, 0, 3), (4, 3)]:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        raw = torch.randint(0, 2, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        state.append(raw.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype))
+    state.append(state[-1].T)
     assert is_plain(state)
     assert_same(through_disk(state), state)
 
 
 def test_conjugated_and_strided_tensors_round_trip_by_value(assert_same):
     base = torch.view_as_complex(torch.arange(12.0).reshape(6, 2))
-    state = {
-        "conj": base.conj(),
-        "imag": base.conj().imag,
-        "step": torch.arange(10)[::3],
-        "wide": torch.ones(1).expand(4),
-    }
+    state = [base.conj(), base.conj().imag, torch.arange(10)[::3], torch.ones(1).expand(4)]
     assert is_plain(state)
     assert_same(through_disk(state), state)
 
 
 def test_modules_and_optimizers_are_saved_as_state_dicts_that_load_strictly():
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def make(rate):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        return model, torch.optim.Adam(model.parameters(), lr=rate)
+
+    model, optimizer = make(0.1)
     for _ in range(3):
         model(torch.randn(8, 3)).sum().backward()
         optimizer.step()
@@ -159,8 +159,7 @@ def test_modules_and_optimizers_are_saved_as_state_dicts_that_load_strictly():
     assert is_plain(state)
     loaded = through_disk(state)
     assert loaded["model"]._metadata == model.state_dict()._metadata
-    twin = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-    twin_optimizer = torch.optim.Adam(twin.parameters(), lr=0.7)
+    twin, twin_optimizer = make(0.7)
     twin.load_state_dict(loaded["model"], strict=True)
     twin_optimizer.load_state_dict(loaded["optimizer"])
     for one, other in ((model, optimizer), (twin, twin_optimizer)):
@@ -264,11 +263,7 @@ def test_later_changes_of_the_state_do_not_alter_the_snapshot():
     array += 1
     tensor += 1
     raw[:] = b"1" * 1000
-    loaded = decode(encoded)
-    assert not loaded["a"].any()
-    assert not loaded["t"].any()
-    assert not any(loaded["b"])
-    assert not loaded["v"].any()
+    assert not any(np.any(np.asarray(value)) for value in decode(encoded).values())
 
 
 def test_encoding_without_copy_shares_the_memory_of_the_state():

@@ -33,13 +33,9 @@ PLAIN = [
     "FrozenLake8x8-v1", "CliffWalking-v1", "CliffWalkingSlippery-v1", "Blackjack-v1",
 ]  # fmt: skip
 WRAPPERS = {
-    "RecordEpisodeStatistics": wrappers.RecordEpisodeStatistics,
-    "NormalizeObservation": wrappers.NormalizeObservation,
     "NormalizeReward": wrappers.NormalizeReward,
-    "FrameStackObservation": lambda env: wrappers.FrameStackObservation(env, 4),
     "FlattenObservation": wrappers.FlattenObservation,
     "TransformObservation": lambda env: wrappers.TransformObservation(env, lambda obs: obs * 2, env.observation_space),
-    "TransformReward": lambda env: wrappers.TransformReward(env, lambda reward: reward * 0.1),
     "DtypeObservation": lambda env: wrappers.DtypeObservation(env, np.float64),
     "TimeAwareObservation": wrappers.TimeAwareObservation,
     "DelayObservation": lambda env: wrappers.DelayObservation(env, 2),
@@ -214,10 +210,7 @@ def self_containing_list():
         (lambda: np.frombuffer(bytearray(8)), "WithAttribute.hidden is a numpy.ndarray that shares memory"),
         (lambda: aliased(np.zeros(4))["alias"][::2], "WithAttribute.hidden is a numpy.ndarray .*strides"),
         (lambda: [row := np.zeros((2, 2)), row[0]], r"WithAttribute.hidden\[1\] is a numpy.ndarray that shares memory"),
-        (
-            lambda: [torch.ones(2)] * 2 + [torch.ones(2, requires_grad=True)],
-            r"WithAttribute.hidden\[2\] is a torch.Tensor .*grad",
-        ),
+        (lambda: torch.ones(2, requires_grad=True), r"WithAttribute.hidden is a torch.Tensor .*grad"),
         (Engine, "WithAttribute.hidden is a .*Engine with a custom __reduce__ or __getstate__"),
         (lambda: [Enemy(1, [])], r"WithAttribute.hidden\[0\] is a .*Enemy in a container"),
         (lambda: {"phase": Phase.DAY}, r"WithAttribute.hidden\['phase'\] is a .*Phase in a container"),
@@ -300,9 +293,8 @@ def test_ezpickle_environments_resume_exactly_between_episodes_with_wrapper_stat
 
 def test_generators_nested_in_unsupported_objects_resume(tmp_path):
     def make_attribute():
-        owner = types.SimpleNamespace(
-            lock=threading.Lock(), generators=[np.random.default_rng(1)], own=random.Random(2)
-        )
+        generators = [np.random.default_rng(1)]
+        owner = types.SimpleNamespace(lock=threading.Lock(), generators=generators, own=random.Random(2))
         return {"deep": (owner,), "torch": torch.Generator()}
 
     env, twin = WithAttribute(make_attribute), WithAttribute(make_attribute)
@@ -317,10 +309,7 @@ def test_generators_nested_in_unsupported_objects_resume(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # with these, Box2D cannot be imported as an error
-@pytest.mark.parametrize(
-    ("module", "env_id"),
-    [("Box2D", "LunarLander-v3"), ("mujoco", "HalfCheetah-v5")],
-)
+@pytest.mark.parametrize(("module", "env_id"), [("Box2D", "LunarLander-v3"), ("mujoco", "HalfCheetah-v5")])
 def test_c_library_environments_resume_exactly_between_episodes_with_wrapper_statistics(module, env_id, tmp_path):
     pytest.importorskip(module)
     env, twin = (wrappers.NormalizeReward(gym.make(env_id, max_episode_steps=30)) for _ in range(2))
@@ -369,24 +358,17 @@ def test_env_state_accepts_only_environments():
 @pytest.mark.parametrize(
     ("make_other", "message"),
     [
-        (
-            lambda: wrappers.NormalizeObservation(gym.make(CARTPOLE)),
-            "the saved layers were .*CartPoleEnv, this environment has .*Normalize",
-        ),
-        (
-            lambda: gym.make("MountainCar-v0"),
-            "the saved layers were .*CartPoleEnv, this environment has .*MountainCarEnv",
-        ),
-        (
-            lambda: gym.make_vec(CARTPOLE, num_envs=2, vectorization_mode="sync"),
-            "the saved layers were .*SyncVectorEnv",
-        ),
+        (lambda: wrappers.NormalizeObservation(gym.make(CARTPOLE)), ".*CartPoleEnv, this environment has .*Normalize"),
+        (lambda: gym.make("MountainCar-v0"), ".*CartPoleEnv, this environment has .*MountainCarEnv"),
+        (lambda: gym.make_vec(CARTPOLE, num_envs=2, vectorization_mode="sync"), ".*SyncVectorEnv"),
     ],
 )
 def test_restoring_into_another_kind_of_environment_is_an_error(make_other, message):
     env = gym.make(CARTPOLE)
     env.reset()
-    with pytest.raises(SerializationError, match=f"does not fit this environment: {message}.*with the same wrappers"):
+    with pytest.raises(
+        SerializationError, match=f"fit this environment: the saved layers were {message}.*with the same wrappers"
+    ):
         EnvState(make_other()).load_state_dict(EnvState(env).state_dict())
 
 
@@ -489,21 +471,11 @@ class Game(gym.Env):
         self.position = self.opponent(self.position + torch.rand(3, generator=self.generators[1]).double())
         self.late = draw
         reward = self.count() + self.slotted.hit(self.phase.name) + self.slotted.scores["DAY"] + sum(self.seen.values())
-        reward += (
-            len(self.cells)
-            + next(iter(self.cells))[0]
-            + next(iter(self.order.values()))
-            + sum(self.boss.history)
-            + self.boss.strength
-        )
+        reward += len(self.cells) + next(iter(self.cells))[0] + next(iter(self.order.values()))
+        reward += sum(self.boss.history) + self.boss.strength
         reward += sum(self.table[0, 1][2:]) + self.moves["up"](1, self.recent[0]) + abs(self.bits.sum())
-        return (
-            self.observed(),
-            float(reward) + self.position.sum().item(),
-            False,
-            draw > 2.5,
-            {"days": self.days.copy()},
-        )
+        reward = float(reward) + self.position.sum().item()
+        return self.observed(), reward, False, draw > 2.5, {"days": self.days.copy()}
 
 
 def test_an_environment_of_nested_objects_resumes_bit_exactly(tmp_path):

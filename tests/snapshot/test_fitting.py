@@ -98,19 +98,6 @@ def test_a_custom_object_that_fails_to_load_is_rolled_back():
     assert first.random() == np.random.default_rng(0).random()
 
 
-def test_non_strict_restores_matching_entries_and_reports_the_others():
-    old = make_net()
-    model = make_net(actions=3)
-    before = copied_values(model)
-    mismatch = restore_objects(saved_state(model=old), {"model": model, "absent": {}}, source="it", strict=False)
-    assert torch.equal(model["encoder"].weight, old["encoder"].weight)
-    assert torch.equal(model["head"].weight, before["head.weight"])
-    assert str(mismatch) == (
-        "missing: absent; of another shape or type: model.head.weight is (3, 8) and was (2, 8), "
-        "model.head.bias is (3,) and was (2,)"
-    )
-
-
 def test_key_map_renames_objects_and_their_prefixes():
     old = make_net()
     state = saved_state(policy=old)
@@ -287,9 +274,7 @@ def test_keys_with_equal_paths_are_restored_separately(strict):
         restore_objects(state, {}, source="it", key_map={"table.a": "table.1"})
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"), [({"hidden": 9}, "has a parameter of shape"), ({}, None)], ids=["other shapes", "the same"]
-)
+@pytest.mark.parametrize(("changes", "reason"), [({"hidden": 9}, "has a parameter of shape"), ({}, None)], ids=str)
 def test_an_optimizer_is_restored_completely_or_not_at_all(changes, reason):
     old = make_net()
     state = saved_state(model=old, optimizer=trained_optimizer(old))
@@ -317,7 +302,11 @@ def test_custom_objects_are_partially_restored_too():
     old = Agent()
     old.seen, old.scale = {"won": 9}, np.ones(2)
     agent = Agent(actions=3)
-    mismatch = restore_objects(saved_state(agent=old), {"agent": agent}, source="it", strict=False)
+    mismatch = restore_objects(saved_state(agent=old), {"agent": agent, "absent": {}}, source="it", strict=False)
+    assert str(mismatch).startswith(
+        "missing: absent; of another shape or type: agent.q.head.weight is (3, 8) and was (2, 8), "
+        "agent.q.head.bias is (3,) and was (2,)"
+    )
     assert torch.equal(agent.q["encoder"].weight, old.q["encoder"].weight)
     assert agent.q["head"].weight.shape == (3, 8)
     assert (agent.seen, agent.scale.tolist()) == ({"won": 9}, [1.0, 1.0])
@@ -354,10 +343,9 @@ def test_load_checkpoint_restores_objects_in_the_same_way(make_config):
     old, model = make_net(), make_net(actions=5)
     with trieye.Run(make_config()) as run:
         run.save(model=old)
-    with pytest.raises(
-        CheckpointError, match=f"there is no directory {re.escape(str(run.dir))}s; pass a run directory"
-    ):
-        trieye.load_checkpoint(f"{run.dir}s")
+    missing = f"{run.dir}s"
+    with pytest.raises(CheckpointError, match=f"there is no directory {re.escape(missing)}; pass a run directory"):
+        trieye.load_checkpoint(missing)
     loaded = trieye.load_checkpoint(run.dir)
     with pytest.raises(CheckpointError, match=r"model\.head\.bias is \(5,\) and was \(2,\)"):
         loaded.restore(model=model)

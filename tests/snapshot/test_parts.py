@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from tests.snapshot.growing import Log
-from trieye.checkpoints.directory import (
-    VERIFIED_EVERY,
-    damaged_parts,
-    has_parts,
-    load_parts,
-    save_parts,
-)
+from trieye.checkpoints.directory import VERIFIED_EVERY, damaged_parts, has_parts, load_parts, save_parts
 from trieye.checkpoints.manifest import read_manifest
 from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
@@ -31,11 +25,6 @@ def save(store, step, log, stored_names):
     encoded = encode({"log": log, "step": step}, known_parts=stored_names)
     store.save(step, encoded)
     return encoded.parts.keys()
-
-
-def save_at(store, step, log, stored_names):
-    save(store, step, log, stored_names)
-    return store.path(step)
 
 
 def restored(store, step):
@@ -116,9 +105,10 @@ def test_saves_verify_linked_parts_in_turn_and_name_damaged_ones(store, caplog):
         stored_names = save(store, step, log, stored_names)
     for part in files_of(store, 29)[:20]:
         part.write_bytes(part.read_bytes()[:-1] + b"x")
-    damaged_per_save = [
-        damaged_parts(save_at(store, step, log, stored_names)) for step in range(30, 30 + VERIFIED_EVERY)
-    ]
+    damaged_per_save = []
+    for step in range(30, 30 + VERIFIED_EVERY):
+        save(store, step, log, stored_names)
+        damaged_per_save.append(damaged_parts(store.path(step)))
     names = set[str]().union(*damaged_per_save)
     assert len(names) == sum(map(len, damaged_per_save)) == 20
     assert all(f"{name}.safetensors is damaged" in caplog.text for name in names)

@@ -40,19 +40,12 @@ def test_tied_weights_are_stored_once_and_loaded_tied(tmp_path):
 
 def test_equal_or_overlapping_tensors_are_stored_separately(tmp_path):
     base = torch.arange(12.0)
-    state = {
-        "base": base,
-        "equal": base.clone(),
-        "part": base[:6],
-        "other": base[6:],
-        "turned": base.reshape(3, 4).T,
-        "bits": base.view(torch.int32),
-        "empty": [torch.empty(0), torch.empty(0, 3)],
-    }
+    state = {"base": base, "equal": base.clone(), "part": base[:6], "other": base[6:]}
+    state |= {"turned": base.reshape(3, 4).T, "bits": base.view(torch.int32)}
+    state["empty"] = [torch.empty(0), torch.empty(0, 3)]
     loaded = through_disk(state, tmp_path)
     assert len({loaded[name].data_ptr() for name in state if name != "empty"}) == 6
-    for name in ("base", "equal", "part", "other", "turned", "bits"):
-        assert torch.equal(loaded[name], state[name]), name
+    assert all(torch.equal(loaded[name], state[name]) for name in state if name != "empty")
     assert [tensor.shape for tensor in loaded["empty"]] == [(0,), (0, 3)]
 
 
@@ -86,14 +79,8 @@ def test_a_conjugated_view_does_not_share_memory_with_its_base():
 )
 def test_packed_tensors_are_pickled_without_copies_and_encoded_like_the_originals(dtype, tmp_path, assert_same):
     base = torch.arange(24).reshape(4, 6).to(torch.float32).to(dtype)
-    state = {
-        "whole": base,
-        "turned": base.T,
-        "same": base,
-        "scalar": base[0, 0],
-        "none": base[:0],
-        "other": base.clone(),
-    }
+    state = {"whole": base, "turned": base.T, "same": base, "scalar": base[0, 0], "none": base[:0]}
+    state["other"] = base.clone()
     packer, buffers = TensorPacker(), []
     packed = {name: packer.packed(tensor) for name, tensor in state.items()}
     sent = pickle.dumps(packed, protocol=5, buffer_callback=buffers.append)
