@@ -111,13 +111,6 @@ def test_tasks_are_columns_and_can_be_normalized_by_ranges(results):
             groups.scores(ScoreDefinition("eval/return", ranges=ranges))
 
 
-def test_curves_of_groups_share_a_grid(results):
-    grid, curves = RunGroups.of(results.where(lr=1e-3), ["algo"]).curves(RETURN, grid=5)
-    assert grid.tolist() == [0, 1, 2, 3, 4]
-    assert [curve.shape for curve in curves] == [(2, 1, 5), (2, 1, 5)]
-    np.testing.assert_array_equal(curves[1][:, 0], [[10, 11, 12, 13, 14], [14, 15, 16, 17, 18]])
-
-
 def test_an_axis_that_no_run_logs_is_an_error_with_the_reasons(results):
     for number in range(20):
         results.note(f"run {number}", "not counted")
@@ -126,26 +119,29 @@ def test_an_axis_that_no_run_logs_is_an_error_with_the_reasons(results):
     assert "not on the axis updates: it counts step, and logs no updates" in str(caught.value)
 
 
-@pytest.mark.long
-def test_unfinished_runs_have_no_score_unless_included(tmp_path):
+@pytest.fixture
+def unfinished(tmp_path):
+    """Return a root with a finished, a failed and a killed run, which return 2, 3 and 4 at their last step."""
     for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
         path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
-    results = load(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.long
+def test_unfinished_runs_have_no_score_unless_included(unfinished):
+    results = load(unfinished)
     np.testing.assert_array_equal(scores_by_label(RunGroups.of(results))["all runs"], [2, np.nan, np.nan])
     assert [text.split(": ")[1] for text in results.problems] == [
         f"{status}, last eval/return at step 1" for status in ("FAILED", "KILLED")
     ]
     including_unfinished = ScoreDefinition("eval/return", steps=1, include_unfinished=True)
-    assert scores_by_label(RunGroups.of(load(tmp_path)), including_unfinished)["all runs"] == [2, 3, 4]
+    assert scores_by_label(RunGroups.of(load(unfinished)), including_unfinished)["all runs"] == [2, 3, 4]
     assert results.values("eval/return", include_unfinished=True).shape == (1, 3)
 
 
 @pytest.mark.long
-def test_unfinished_runs_have_curves_if_included_or_if_no_run_has_finished(tmp_path):
-    for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
-        path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
+def test_unfinished_runs_have_curves_if_included_or_if_no_run_has_finished(unfinished):
     counts = "(1 FAILED, 1 KILLED)"
 
     def ends(results, *, include_unfinished=False):
@@ -153,12 +149,12 @@ def test_unfinished_runs_have_curves_if_included_or_if_no_run_has_finished(tmp_p
         (curves,) = RunGroups.of(results).curves(scoring, grid=2)[1]
         return curves[:, 0, -1].tolist(), results.problems
 
-    values, problems = ends(load(tmp_path))
+    values, problems = ends(load(unfinished))
     np.testing.assert_array_equal(values, [2, np.nan, np.nan])
     assert problems == [f"unfinished runs: not in the curves without --include-unfinished {counts}"]
-    assert ends(load(tmp_path), include_unfinished=True) == ([2, 3, 4], [])
+    assert ends(load(unfinished), include_unfinished=True) == ([2, 3, 4], [])
     note = f"no run has finished: the curves show the points so far of unfinished runs {counts}"
-    assert ends(load(tmp_path).where(seed__ge=1)) == ([3, 4], [note])
+    assert ends(load(unfinished).where(seed__ge=1)) == ([3, 4], [note])
 
 
 def test_a_diverged_run_is_reported_and_its_infinite_values_are_missing(tmp_path):
@@ -178,21 +174,12 @@ def test_a_diverged_run_is_reported_and_its_infinite_values_are_missing(tmp_path
     assert "SAC_2: infinite values count as missing" in infinite
 
 
-def test_grouping_by_place_separates_equal_configs_of_two_directories(tmp_path):
-    for folder, level in (("before", 1.0), ("after", 2.0)):
-        make_run(tmp_path / folder, "run", [level], seed=0)
-    results = load([tmp_path / "before", tmp_path / "after"])
-    assert scores_by_label(RunGroups.of(results, ["place"])) == {
-        str(tmp_path / "before"): [1.0],
-        str(tmp_path / "after"): [2.0],
-    }
-
-
 def test_seeds_are_expected_only_of_runs_in_the_same_location(tmp_path):
     for folder, lr, seeds in (("before", 1e-3, (0, 1, 2)), ("after", 1e-4, (3, 4)), ("after", 1e-3, (3,))):
         for seed in seeds:
             make_run(tmp_path / folder, f"{lr:g}-{seed}", [1.0], seed=seed, agent={"lr": lr})
     groups = RunGroups.of(load([tmp_path / "before", tmp_path / "after"]), ["place", "lr"])
+    assert [sum(str(tmp_path / folder) in label for label in groups.labels) for folder in ("before", "after")] == [1, 2]
     estimates = groups.aggregate(ScoreDefinition("eval/return"), "mean").values()
     assert sorted((one.n, one.n_missing) for one in estimates) == [(1, 1), (2, 0), (3, 0)]
 
@@ -202,14 +189,6 @@ def test_no_seed_is_expected_of_runs_that_were_named_themselves(root, tmp_path):
     for places in (names, tmp_path / "points.parquet"):
         estimates = RunGroups.of(load(places)).aggregate(RETURN, "mean").values()
         assert [(one.n, one.n_missing) for one in estimates] == [(1, 0), (2, 0), (2, 0)]
-
-
-def test_aggregate_returns_an_estimate_for_each_group(results):
-    estimates = RunGroups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
-    ppo = estimates["lr=0.001 algo=ppo"]
-    assert (ppo.value, ppo.n, ppo.n_missing) == (16.0, 2, 0)
-    dqn = estimates["lr=0.001 algo=dqn"]
-    assert (dqn.value, dqn.low, dqn.n, dqn.n_missing) == (9.0, None, 1, 1)
 
 
 def test_a_list_of_metrics_matches_the_name_that_was_logged(results):
@@ -245,10 +224,12 @@ def sweep(root, tmp_path):
     return tmp_path
 
 
-def test_a_sweep_is_grouped_by_its_varied_keys_and_unstarted_jobs_count_as_missing(sweep):
-    groups = RunGroups.of(load(sweep))
+def test_a_sweep_is_grouped_by_its_varied_keys_and_unstarted_jobs_count_as_missing(sweep, monkeypatch):
+    monkeypatch.chdir(sweep.parent)
+    groups = RunGroups.of(load(sweep.name))
     assert groups.labels == ["a", "b"]
     np.testing.assert_array_equal(list(scores_by_label(groups).values()), [[4, 5, np.nan], [14, 18, np.nan]])
+    assert [(one.n, one.n_missing) for one in groups.aggregate(RETURN).values()] == [(2, 1)] * 2
     assert groups.differences()["choice"] == ["a", "b"]
     assert groups.differences()["agent.lr"] == [1e-4, 1e-3]
 

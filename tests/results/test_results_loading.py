@@ -1,7 +1,10 @@
 """Loading of runs: roots, apps, sweeps, damaged directories, several sources, and the cache of many runs."""
 
 import json
+import os
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 
@@ -11,9 +14,13 @@ from runs_of import config, make_run
 
 import trieye
 import trieye.results
+from tests.forked import in_a_child
 from tests.permissions import restricted_access
+from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
+from trieye.history.history import read_history
+from trieye.hub import ledger
 from trieye.results import compacted, load, run_directories
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
@@ -42,12 +49,6 @@ def test_a_private_run_of_another_user_is_skipped_with_a_note(root):
     private.chmod(0o700)
     assert sorted(run.name for run in results.runs) == ["dqn1", "ppo0", "ppo1"]
     assert results.problems == [f"{private}: skipped: it cannot be read: Permission denied"]
-
-
-def test_importing_results_loads_no_heavy_packages():
-    code = "import trieye.results, sys; print(*sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"numpy", "pyarrow", "pandas", "ray", "torch", "mlflow"} & set(process.stdout.split())
 
 
 @pytest.mark.long
@@ -82,10 +83,6 @@ def test_attributes_of_a_run_load_without_its_points(root, monkeypatch):
     assert load(root).metrics() == ["eval/return", "loss"]
 
 
-def test_a_run_in_several_sources_counts_once(root):
-    assert len(load([root, str(root / "app/runs/ppo0"), root / "app"])) == 4
-
-
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_copy_of_a_run_is_dropped_in_favour_of_the_original(tmp_path, make_config, is_finished):
     config = make_config(seed=3)
@@ -105,8 +102,6 @@ def test_a_missing_path_is_an_error_with_the_closest_match(root):
 
 
 def test_a_directory_without_runs_is_an_error_naming_any_mlflow_database_in_it(tmp_path):
-    import sqlite3
-
     sqlite3.connect(tmp_path / "empty.db").close()
     with pytest.raises(ConfigurationError, match=r"no runs found.*run\.json") as caught:
         load(tmp_path)
@@ -214,60 +209,45 @@ def test_points_after_a_rewind_replace_the_superseded_ones(root):
     )
 
 
-TRAINING = """
-import os, signal, sys, time
-sys.path.insert(0, sys.argv[2])
-import trieye
-from runs_of import config
-from trieye.history.history import read_history
-from trieye.hub import ledger
-ledger.SNAPSHOT_AFTER_S = 0.0
-with trieye.Run(config(sys.argv[1], "killed", seed=3)) as run:
-    for step in range(30):
-        run.log("loss", float(step), step=step)
-    run.flush()
-    deadline = time.monotonic() + 60
-    while read_history(run.dir).num_rows < 20:
-        assert time.monotonic() < deadline
-        run.log("loss", 0.0, step=29)
-        time.sleep(0.05)
-    if sys.argv[3] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    print("ready", flush=True)
-    sys.stdin.readline()
-"""
+@pytest.fixture
+def begin_run(tmp_path, monkeypatch):
+    """Return a function that opens a run whose history contains at least 20 of its steps 0 to 29."""
+    monkeypatch.setattr(ledger, "SNAPSHOT_AFTER_S", 0.0)
+
+    def begin():
+        run = trieye.Run(config(tmp_path, "run", seed=3)).open()
+        for step in range(30):
+            run.log("loss", float(step), step=step)
+        run.flush()
+        wait_until(lambda: run.log("loss", 0.0, step=29) or read_history(run.dir).num_rows >= 20, pause_s=0.05)
+        return run
+
+    return begin
 
 
-def test_a_killed_run_is_read_without_gaps_and_reported_as_unfinished(tmp_path):
-    test_dir = str(tmp_path.joinpath(__file__).parent)
-    subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path), test_dir, "kill"], check=False, timeout=60)
-    results = load(tmp_path)
-    assert [run.status for run in results.runs] == ["KILLED"]
-    assert results.status().counts == {"incomplete": 1}
+def assert_no_gaps(results):
     steps = results.series("loss")[0].steps.tolist()
     assert len(steps) >= 20
     assert steps == list(range(len(steps)))
+
+
+def test_a_killed_run_is_read_without_gaps_and_reported_as_unfinished(begin_run, tmp_path):
+    assert in_a_child(lambda: begin_run() and os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL
+    results = load(tmp_path)
+    assert [run.status for run in results.runs] == ["KILLED"]
+    assert results.status().counts == {"incomplete": 1}
+    assert_no_gaps(results)
     results.values("loss")
     assert any("KILLED, last loss at step" in text for text in results.problems)
 
 
 @pytest.mark.long
-def test_an_active_run_is_read_without_gaps(tmp_path):
-    test_dir = str(tmp_path.joinpath(__file__).parent)
-    command = [sys.executable, "-c", TRAINING, str(tmp_path), test_dir, "wait"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "ready\n"
-            results = load(tmp_path)
-            assert [run.status for run in results.runs] == ["RUNNING"]
-            steps = results.series("loss")[0].steps.tolist()
-            assert len(steps) >= 20
-            assert steps == list(range(len(steps)))
-        finally:
-            process.stdin.write("\n")
-            process.stdin.close()
-            process.wait(30)
-    assert load(tmp_path).series("loss")[0].steps.tolist()[:30] == list(range(30))
+def test_an_active_run_is_read_without_gaps(begin_run, tmp_path):
+    with begin_run():
+        results = load(tmp_path)
+        assert [run.status for run in results.runs] == ["RUNNING"]
+        assert_no_gaps(results)
+    assert load(tmp_path).series("loss")[0].steps.tolist() == list(range(30))
 
 
 # sweeps
@@ -283,12 +263,8 @@ def sweep(root, tmp_path):
     record = SweepRecord(spec=["agent.algo=ppo,dqn", "seed=0,1,2"], varying=["agent.algo", "seed"])
     record.set_grid(grid)
     record.write(directory)
-    for index, (name, state) in {
-        0: ("ppo0", "completed"),
-        1: ("ppo1", "failed"),
-        3: ("dqn0", "completed"),
-        4: ("gone", "completed"),
-    }.items():
+    for index, name in {0: "ppo0", 1: "ppo1", 3: "dqn0", 4: "gone"}.items():
+        state = "failed" if name == "ppo1" else "completed"
         JobRecord(index=index, overrides=list(grid[index]), state=state).write(directory / str(index))
         (directory / str(index) / "run").symlink_to(root / "app/runs" / name)
     return directory
@@ -307,8 +283,8 @@ def test_a_sweep_loads_the_runs_of_its_jobs_and_reports_the_missing_ones(sweep):
     np.testing.assert_array_equal(values, [[19, 20], [119, np.nan]])
 
 
-def test_a_run_in_a_sweep_and_in_its_app_counts_once(sweep, root):
-    assert len(load([sweep, root])) == 4
+def test_a_run_in_several_sources_counts_once(sweep, root):
+    assert len(load([sweep, root, str(root / "app/runs/ppo0"), root / "app"])) == 4
 
 
 def test_a_sweep_that_minimizes_is_minimized_whatever_the_default_of_its_runs(sweep, root):
@@ -319,9 +295,9 @@ def test_a_sweep_that_minimizes_is_minimized_whatever_the_default_of_its_runs(sw
     assert {run.mode("eval/return") for run in load(root).runs} == {"max"}
 
 
-@pytest.mark.parametrize(("condition", "num"), [({"sweep": "sweep"}, 3), ({"sweep__ne": "sweep"}, 1)])
-def test_the_name_of_a_sweep_selects_its_runs(sweep, root, condition, num):
-    assert len(load([sweep, root]).where(**condition)) == num
+def test_the_name_of_a_sweep_selects_its_runs(sweep, root):
+    results = load([sweep, root])
+    assert [len(results.where(sweep="sweep")), len(results.where(sweep__ne="sweep"))] == [3, 1]
 
 
 def test_the_status_of_a_damaged_sweep_is_an_error_naming_the_file(sweep):

@@ -45,12 +45,6 @@ def test_aggregates_match_hand_computed_values(stat, value):
     assert (estimate.n, estimate.n_missing) == (7, 1)
 
 
-def test_the_median_is_over_task_means_and_equals_the_mean_of_a_single_task():
-    assert aggregate([[0.0, 1, 5], [2.0, 3, 9]], "median").value == 2.0
-    assert aggregate([0.0, 0.0, 9.0], "median").value == 3.0
-    assert aggregate([0.0, 0.0, 9.0], "run_median").value == 0.0
-
-
 @pytest.mark.parametrize(("n", "value"), [(3, 1.0), (4, 1.5), (5, 2.0), (8, 3.5)])
 def test_iqm_trims_a_quarter_rounded_down_at_each_end(n, value):
     assert aggregate(np.arange(n)).value == value
@@ -120,14 +114,6 @@ def test_estimates_and_intervals_match_resamples_drawn_one_by_one(stat):
     assert estimate.high == pytest.approx(high, abs=0.1 * np.std(resampled))
 
 
-def test_the_interval_of_a_mean_has_the_theoretical_width():
-    table = np.random.default_rng(0).normal(size=(30, 20))
-    estimate = aggregate(table, "mean", resamples=20_000)
-    half_width = 1.96 * np.sqrt((table.var(axis=0) / 30).mean() / 20)
-    assert estimate.high - estimate.low == pytest.approx(2 * half_width, rel=0.03)
-    assert (estimate.high + estimate.low) / 2 == pytest.approx(table.mean(), abs=0.03 * half_width)
-
-
 @given(table=tables, stat=st.sampled_from(STATS), seed=st.integers(0, 9), data=st.data())
 def test_estimates_are_independent_of_the_order_of_seeds(table, stat, seed, data):
     shuffled = table[data.draw(st.permutations(range(len(table))))]
@@ -135,15 +121,6 @@ def test_estimates_are_independent_of_the_order_of_seeds(table, stat, seed, data
     assert_same_estimate(
         *(probability_of_improvement(each, table + 1, resamples=50, seed=seed) for each in (table, shuffled))
     )
-
-
-@given(half=arrays.arrays(np.float64, st.tuples(st.integers(1, 4), st.just(2)), elements=scores), centre=scores)
-def test_the_interval_of_symmetric_scores_contains_the_estimate(half, centre):
-    table = centre + np.concatenate([half, -half])
-    for stat in ("mean", "median", "iqm", "run_median"):
-        estimate = aggregate(table, stat, resamples=500)
-        assert estimate.value == pytest.approx(centre)
-        assert estimate.low - 1e-9 <= estimate.value <= estimate.high + 1e-9
 
 
 def test_a_seed_reproduces_the_interval_and_another_seed_changes_it():
@@ -163,14 +140,11 @@ def test_a_seed_missing_in_every_task_does_not_change_the_estimate():
         assert (with_gap.n, with_gap.n_missing) == (10, 2)
 
 
-def test_one_seed_has_a_value_but_no_interval():
-    estimate = aggregate([[3.0, 5.0]], "mean")
-    assert (estimate.value, estimate.low, estimate.high, estimate.n, estimate.n_missing) == (4.0, None, None, 2, 0)
-
-
-def test_a_single_run_in_one_task_leaves_a_value_but_no_interval():
-    estimate = aggregate([[3.0, 5.0], [4.0, NAN]], "mean")
-    assert (estimate.value, estimate.low, estimate.n, estimate.n_missing) == (4.25, None, 3, 1)
+@pytest.mark.parametrize(("table", "value", "n"), [([[3.0, 5.0]], 4.0, 2), ([[3.0, 5.0], [4.0, NAN]], 4.25, 3)])
+def test_a_task_of_one_run_leaves_a_value_but_no_interval(table, value, n):
+    estimate = aggregate(table, "mean")
+    assert (estimate.value, estimate.low, estimate.high, estimate.n) == (value, None, None, n)
+    assert estimate.n_missing == 2 * len(table) - n
 
 
 @pytest.mark.parametrize("table", [[[1.0, NAN], [2.0, NAN]], [NAN, NAN], []])
