@@ -60,12 +60,15 @@ class Hub:
         rows = [EventRow(name, step * 0.1, step, NOW + step) for step in steps]
         return self.ledger.log_columns(EventBatch.from_rows(rows), client=client, seq=seq)
 
-    def points(self, metric=None):
+    def items(self):
         items, start = [], 0
         while start < self.history.end:
             batch, start = self.history.read(start, 1000)
             items += batch
-        return [item for item in items if isinstance(item, Point) and (metric is None or item.metric == metric)]
+        return items
+
+    def points(self, metric=None):
+        return [item for item in self.items() if isinstance(item, Point) and (metric is None or item.metric == metric)]
 
 
 @pytest.fixture

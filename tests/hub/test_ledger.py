@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hub.conftest import NOW, Hub, events_in, steps_of
@@ -53,25 +53,16 @@ ACTIONS = st.one_of(
     st.tuples(st.just("snapshot"), st.none()),
     st.tuples(st.just("params"), st.integers(0, 9)),
 )
+NEW_ATTEMPT = st.tuples(st.just("again"), st.none())
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(script=st.lists(ACTIONS, max_size=25), data=st.data())
+@given(script=st.lists(ACTIONS | NEW_ATTEMPT, max_size=25), data=st.data())
 def test_a_hub_killed_at_any_moment_produces_the_same_points(tmp_path_factory, script, data):
     crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
     calm, calm_counts = play(Hub(tmp_path_factory.mktemp("calm")), script, crashes=set())
     killed, counts = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
     assert killed == calm
     assert counts == calm_counts
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(script=st.lists(st.one_of(ACTIONS, st.tuples(st.just("again"), st.none())), max_size=25), data=st.data())
-def test_attempts_with_killed_hubs_supersede_the_same_points(tmp_path_factory, script, data):
-    crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
-    calm, _ = play(Hub(tmp_path_factory.mktemp("calm")), script, crashes=set())
-    killed, _ = play(Hub(tmp_path_factory.mktemp("killed")), script, crashes=crashes)
-    assert killed == calm
 
 
 @given(script=st.lists(ACTIONS, max_size=25))

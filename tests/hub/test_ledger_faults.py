@@ -22,14 +22,6 @@ from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
 
 
-def all_items(hub):
-    items, start = [], 0
-    while start < hub.history.end:
-        batch, start = hub.history.read(start, 1000)
-        items += batch
-    return items
-
-
 def fails(monkeypatch, name, *, error=JournalFullError, after=0, stores=False):
     """Let a method of the journal fail after `after` calls; if `stores`, it does its work before it fails."""
     real, calls = getattr(Journal, name), []
@@ -87,11 +79,11 @@ def test_an_entry_stored_by_a_failed_call_counts_once(hub, monkeypatch, kind):
         hub.ledger.record(LogText("note", 1, NOW, "here"), key="k")
     hub.log(3, name="every", client="a", seq=3 if kind == "events" else 2)
     hub.ledger.advance(force=True)
-    live = all_items(hub)
+    live = hub.items()
     hub.ledger.snapshot()
     hub.die()
     hub.start(attempt=1)
-    assert all_items(hub) == live
+    assert hub.items() == live
     assert steps_of(hub.points("every")) == ([1, 2, 3] if kind == "events" else [1, 3])
     assert sum(isinstance(item, LogText) for item in live) == (kind == "operation")
 
@@ -125,11 +117,11 @@ def test_memory_and_journal_agree_after_a_full_disk(hub, monkeypatch, method):
             with monkeypatch.context() as patch, contextlib.suppress(JournalFullError):
                 fails(patch, method, after=after)
                 getattr(hub.ledger, name)(*values, **named)
-            live, counts = all_items(hub), hub.ledger.counts
+            live, counts = hub.items(), hub.ledger.counts
             windows = hub.ledger.stats.to_state()
             hub.die()
             hub.start(attempt=hub.attempt)
-            assert all_items(hub) == live
+            assert hub.items() == live
             assert hub.ledger.counts == counts
             assert hub.ledger.stats.to_state() == windows
 
@@ -152,14 +144,14 @@ def test_a_rewind_keeps_all_parameters_and_the_media_of_its_attempt(hub):
     hub.ledger.advance(force=True)
 
     def operations():
-        return [item for item in all_items(hub) if isinstance(item, LogText | LogParams)]
+        return [item for item in hub.items() if isinstance(item, LogText | LogParams)]
 
     expected = [LogParams({"net": "small"}), LogParams({"lr": "0.1"}), LogText("note", 2, NOW, "of this attempt")]
     assert operations() == expected
-    live = all_items(hub)
+    live = hub.items()
     hub.die()
     hub.start(attempt=hub.attempt)
-    assert all_items(hub) == live
+    assert hub.items() == live
     assert operations() == expected
 
 
@@ -220,7 +212,7 @@ def test_a_rewind_supersedes_points_after_lost_entries(hub):
     hub.ledger.advance(force=True)
     for _ in range(2):
         assert steps_of(hub.points("every")) == [1, *range(21, 26)]
-        assert not any(isinstance(item, LogText) for item in all_items(hub))
+        assert not any(isinstance(item, LogText) for item in hub.items())
         assert not hub.history.is_whole
         hub.die()
         hub.start(attempt=hub.attempt)
