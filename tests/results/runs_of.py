@@ -3,6 +3,9 @@
 from typing import Literal
 
 import trieye
+from trieye.sweeps.grid import Axis, Grid
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
 
 
 class Agent(trieye.StrictModel):
@@ -39,3 +42,17 @@ def make_run(root, name, returns, *, every=1, **settings):
         for number, value in enumerate(returns):
             run.log({"eval/return": float(value), "loss": value / 2}, step=number * every)
     return run.dir
+
+
+def make_sweep(directory, axes, run_dirs, *, errors=None):
+    """Record a sweep over {key: values}, and its started jobs by index: their runs, and the errors of failed ones."""
+    grid = Grid(tuple(Axis((key,), tuple((value,) for value in values)) for key, values in axes.items()))
+    record = SweepRecord(spec=[f"{key}={','.join(values)}" for key, values in axes.items()], varying=list(axes))
+    record.set_grid(grid)
+    record.write(directory)
+    for index, run_dir in run_dirs.items():
+        error = (errors or {}).get(index)
+        job = JobRecord(index=index, overrides=list(grid[index]), state="failed" if error else "completed", error=error)
+        job.write(directory / str(index))
+        (directory / str(index) / "run").symlink_to(run_dir)
+    return directory

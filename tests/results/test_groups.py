@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs_of import make_run
+from runs_of import make_run, make_sweep
 
 import trieye
 from trieye.exceptions import ConfigurationError
@@ -17,7 +17,6 @@ from trieye.results.run_directories import RunDirectories
 from trieye.results.runs import LoadedRun, Problems
 from trieye.sinks.tensorboard.reading import params_of
 from trieye.sweeps.grid import Axis, Grid
-from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 
 RETURN = ScoreDefinition("eval/return", steps=1)
@@ -208,20 +207,12 @@ def test_a_list_of_metrics_matches_the_name_that_was_logged(results):
 # sweeps
 
 
-CHOICES, SEEDS = Axis(("choice",), (("a",), ("b",))), Axis(("seed",), (("0",), ("1",), ("2",)))
-
-
 @pytest.fixture
 def sweep(root, tmp_path):
     """Return a sweep of two algorithms, a and b, and three seeds; jobs 2 and 5 never started."""
-    grid = Grid((CHOICES, SEEDS))
-    record = SweepRecord(spec=["choice=a,b", "seed=0,1,2"], varying=["choice", "seed"])
-    record.set_grid(grid)
-    record.write(tmp_path)
-    for index, name in {0: "ppo0.0001-0", 1: "ppo0.0001-1", 3: "ppo0.001-0", 4: "ppo0.001-1"}.items():
-        JobRecord(index=index, overrides=list(grid[index]), state="completed").write(tmp_path / str(index))
-        (tmp_path / str(index) / "run").symlink_to(root / "app/runs" / name)
-    return tmp_path
+    runs = {0: "ppo0.0001-0", 1: "ppo0.0001-1", 3: "ppo0.001-0", 4: "ppo0.001-1"}
+    run_dirs = {index: root / "app/runs" / name for index, name in runs.items()}
+    return make_sweep(tmp_path, {"choice": "ab", "seed": "012"}, run_dirs)
 
 
 def test_a_sweep_is_grouped_by_its_varied_keys_and_unstarted_jobs_count_as_missing(sweep, monkeypatch):
@@ -241,6 +232,7 @@ def test_unselected_seeds_of_a_sweep_are_not_missing(sweep):
     np.testing.assert_array_equal(list(scores.values()), [[4, 5, np.nan]])
 
 
+CHOICES, SEEDS = Axis(("choice",), (("a",), ("b",))), Axis(("seed",), (("0",), ("1",), ("2",)))
 ZIPPED = Axis(("choice", "seed"), (("a", "0"), ("a", "1"), ("b", "0"), ("b", "1"), ("b", "2")))
 
 

@@ -15,16 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from runs_of import make_run
+from runs_of import make_run, make_sweep
 from tensorboardX import SummaryWriter
 
 from trieye.cli import main
 from trieye.results import RunGroups, ScoreDefinition, load
 from trieye.results.report import MAX_BYTES, Comparison, Report
 from trieye.results.statistics import aggregate, difference, probability_of_improvement
-from trieye.sweeps.grid import Axis, Grid
-from trieye.sweeps.jobs import JobRecord
-from trieye.sweeps.record import SweepRecord
 
 SCORES = {"dqn": [5.0, 9.0], "ppo": [10.0, 14.0, 11.0, 8.0]}
 NASTY = '<script>alert(1)</script> "q" \'&amp; $a_$b_'
@@ -99,29 +96,15 @@ def render(results, by=(), *, scoring=LAST, directory=Path("/"), **options):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Return a directory with a sweep of two algorithms and four seeds; one job failed, and one never started."""
-    root = tmp_path_factory.mktemp("root")
-    grid = Grid((Axis(("agent.algo",), (("dqn",), ("ppo",))), Axis(("seed",), tuple((str(n),) for n in range(4)))))
-    record = SweepRecord(spec=["agent.algo=dqn,ppo", "seed=0,1,2,3"], varying=["agent.algo", "seed"])
-    record.set_grid(grid)
-    (root / "sweep").mkdir()
-    record.write(root / "sweep")
-    for index in grid:
-        algo, seed = grid.values(index).values()
-        scores = dict(enumerate(SCORES[algo]))
-        job, state = root / f"sweep/{index}", "completed"
-        if (algo, seed) == ("dqn", "3"):
-            continue
-        if int(seed) not in scores:
-            state = "failed"
-        run = make_run(
-            root, f"{algo}{seed}", np.linspace(0.0, scores.get(int(seed), 99.0), 11), every=100, seed=int(seed),
-            agent={"algo": algo},
-        )  # fmt: skip
-        error = "ValueError: <b>loss</b> is nan" if state == "failed" else None
-        JobRecord(index=index, overrides=list(grid[index]), state=state, error=error).write(job)
-        (job / "run").symlink_to(run)
-        if state == "failed":
-            edit_json(run / "run.json", status="FAILED")
+    root, run_dirs = tmp_path_factory.mktemp("root"), {}
+    for index, (algo, seed) in enumerate((algo, seed) for algo in ("dqn", "ppo") for seed in range(4)):
+        if (algo, seed) != ("dqn", 3):
+            score = (SCORES[algo] + [99.0])[seed]
+            settings = {"every": 100, "seed": seed, "agent": {"algo": algo}}
+            run_dirs[index] = make_run(root, f"{algo}{seed}", np.linspace(0.0, score, 11), **settings)
+    edit_json(run_dirs[2] / "run.json", status="FAILED")
+    axes, errors = {"agent.algo": ("dqn", "ppo"), "seed": "0123"}, {2: "ValueError: <b>loss</b> is nan"}
+    make_sweep(root / "sweep", axes, run_dirs, errors=errors)
     return root
 
 
@@ -391,7 +374,7 @@ def test_a_report_of_300_runs_takes_seconds_and_less_than_a_megabyte(root, tmp_p
     assert "plotted: the best 10 of 30 groups" in page.text
 
 
-def test_an_oversized_page_is_shortened_and_counts_the_omitted_problems(root, monkeypatch):
+def test_an_oversized_page_is_shortened_and_counts_the_omitted_problems(root):
     results = load(root / "sweep")
     for number in range(2_000):
         results._cache.problems.note(f"/place/{number}", "x" * 1_000)
@@ -400,9 +383,9 @@ def test_an_oversized_page_is_shortened_and_counts_the_omitted_problems(root, mo
     assert re.search(r"and 1,?7\d\d more, omitted from this page", page.text)
 
 
-def test_a_report_path_below_a_file_is_an_error_and_leaves_the_file_unchanged(root, tmp_path, monkeypatch, capfd):
+def test_a_report_path_below_a_file_is_an_error_and_leaves_the_file_unchanged(root, tmp_path, capfd):
     (tmp_path / "file").write_text("old")
-    assert main(["results", "report", str(root / "sweep"), "-o", str(tmp_path / "file/report.html")]) == 2
+    assert main(["results", "report", str(root / "app/runs/ppo0"), "-o", str(tmp_path / "file/report.html")]) == 2
     assert "cannot be written" in capfd.readouterr().err
     assert (tmp_path / "file").read_text() == "old"
 

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from runs_of import config, make_run
+from runs_of import config, make_run, make_sweep
 
 import trieye
 import trieye.results
@@ -22,7 +22,6 @@ from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.hub import ledger
 from trieye.results import compacted, load, run_directories
-from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 
 
@@ -181,18 +180,6 @@ def test_a_missing_history_is_reported_and_leaves_a_missing_value(root):
     assert "dqn1: cannot read its points" in problem
 
 
-@pytest.mark.parametrize("fraction", [0, 0.3, 0.99])
-def test_a_truncated_history_file_is_reported_and_its_points_are_missing(root, fraction):
-    (segment,) = (root / "app/runs/dqn0/history").iterdir()
-    segment.write_bytes(segment.read_bytes()[: int(segment.stat().st_size * fraction)])
-    results = load(root)
-    table = results.values("eval/return", steps=1)
-    assert np.isnan(table[0, 0])
-    np.testing.assert_array_equal(table[1], [19, 20])
-    assert table[0, 1] == 120
-    assert any("dqn0" in text and "lost or damaged" in text for text in results.problems)
-
-
 def test_points_after_a_rewind_replace_the_superseded_ones(root):
     with trieye.Run(config(root, "back", seed=7)) as run:
         for step in range(10):
@@ -256,18 +243,9 @@ def test_an_active_run_is_read_without_gaps(begin_run, tmp_path):
 @pytest.fixture
 def sweep(root, tmp_path):
     """Return a sweep of 2 x 3 jobs: jobs 2 and 5 never started, job 1 failed, and the run of job 4 is missing."""
-    from trieye.sweeps.grid import Axis, Grid
-
-    directory = tmp_path / "sweep"
-    grid = Grid((Axis(("agent.algo",), (("ppo",), ("dqn",))), Axis(("seed",), (("0",), ("1",), ("2",)))))
-    record = SweepRecord(spec=["agent.algo=ppo,dqn", "seed=0,1,2"], varying=["agent.algo", "seed"])
-    record.set_grid(grid)
-    record.write(directory)
-    for index, name in {0: "ppo0", 1: "ppo1", 3: "dqn0", 4: "gone"}.items():
-        state = "failed" if name == "ppo1" else "completed"
-        JobRecord(index=index, overrides=list(grid[index]), state=state).write(directory / str(index))
-        (directory / str(index) / "run").symlink_to(root / "app/runs" / name)
-    return directory
+    run_dirs = {index: root / "app/runs" / name for index, name in {0: "ppo0", 1: "ppo1", 3: "dqn0", 4: "gone"}.items()}
+    axes = {"agent.algo": ("ppo", "dqn"), "seed": "012"}
+    return make_sweep(tmp_path / "sweep", axes, run_dirs, errors={1: "out of memory"})
 
 
 def test_a_sweep_loads_the_runs_of_its_jobs_and_reports_the_missing_ones(sweep):
@@ -377,28 +355,26 @@ def test_a_damaged_cache_yields_no_wrong_values_and_is_rewritten(large_app, monk
     assert reads == []
 
 
-def test_a_run_with_lost_points_is_reported_by_each_load(large_app):
-    (segment,) = (large_app / "runs/r03/history").iterdir()
-    segment.write_bytes(segment.read_bytes()[:-10])
+def test_runs_with_truncated_histories_are_reported_by_each_load(large_app):
+    for name, kept in (("r03", slice(-10)), ("r07", slice(100)), ("r09", slice(0))):
+        (segment,) = (large_app / "runs" / name / "history").iterdir()
+        segment.write_bytes(segment.read_bytes()[kept])
     for _ in range(2):
         results = load(large_app)
-        assert np.isnan(results.values("loss")[0, 3])
-        assert [text for text in results.problems if "r03" in text and "lost or damaged" in text]
+        assert np.flatnonzero(np.isnan(results.values("loss")[0])).tolist() == [3, 7, 9]
+        damaged = [text for text in results.problems if "lost or damaged" in text]
+        assert [any(name in text for text in damaged) for name in ("r03", "r07", "r09")] == [True] * 3
 
 
-def test_runs_are_read_without_a_writable_cache(large_app, monkeypatch):
+def test_runs_are_read_without_a_cache_if_it_is_too_large_or_cannot_be_written(large_app, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(compacted, "write_atomic", refuse)
-    assert load(large_app).values("loss").shape == (1, 24)
-    assert not (large_app / compacted.FILE).exists()
-
-
-def test_runs_with_too_many_points_are_not_cached(large_app, monkeypatch):
-    monkeypatch.setattr(run_directories, "MAX_COMPACTED_ITEMS", 100)
-    assert load(large_app).values("loss").shape == (1, 24)
-    assert not (large_app / compacted.FILE).exists()
+    for owner, name, value in ((compacted, "write_atomic", refuse), (run_directories, "MAX_COMPACTED_ITEMS", 100)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert load(large_app).values("loss").shape == (1, 24)
+        assert not (large_app / compacted.FILE).exists()
 
 
 def test_a_metric_in_several_row_groups_is_read_completely(large_app, monkeypatch):
