@@ -1,10 +1,13 @@
 """Each test is a program of its own: without variables of the user, and the runs that it leaves open end with it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+from trieye.history.history import read_history
 from trieye.integrations import opening, wandb
+from trieye.stats.operations import Medium
 
 
 def end_program():
@@ -12,6 +15,20 @@ def end_program():
     wandb.finish()
     for adopted in list(opening.AdoptedRun._open.values()):
         adopted.close()
+
+
+def points(name="one", project="p"):
+    """Return the metric, step and value of each point of a run of wandb below the working directory."""
+    table = read_history(Path(".trieye_data") / project / "runs" / name)
+    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
+    return [row for row in rows if not row[0].startswith("trieye/")]
+
+
+def media():
+    """Return the media of the open run of wandb."""
+    wandb.run.run.flush()
+    items, _ = wandb.run.run._attempt.hub._logic.files.history.read(0, 1000)
+    return [item for item in items if isinstance(item, Medium)]
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 import trieye
+from tests.integrations.drawn import Square
 from trieye.exceptions import ConfigurationError
 from trieye.history.history import read_history
 from trieye.integrations.gymnasium import LogEpisodes, LogVectorEpisodes, some_episodes
@@ -71,31 +72,6 @@ def test_a_reset_of_some_environments_leaves_the_episodes_of_others(make_config)
             if (terminated | truncated).any():
                 env.reset(options={"reset_mask": terminated | truncated})
     assert points(run, "episode/length") == [(6, 3.0), (10, 5.0), (12, 3.0)]
-
-
-class Square(gymnasium.Env):
-    """Draws a square that moves, without a library for it; an episode has ten steps."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
-    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
-    render_mode = "rgb_array"
-
-    def __init__(self):
-        self._picture = np.zeros((16, 16, 3), np.uint8)
-
-    def reset(self, *, seed=None, options=None):
-        self._position = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self._position += 1
-        return np.zeros(1, np.float32), 1.0, self._position == 10, False, {}
-
-    def render(self):
-        self._picture[:] = 0  # the same array each time
-        self._picture[self._position, self._position] = 255
-        return self._picture
 
 
 def test_videos_show_the_selected_episodes(make_config):

@@ -28,6 +28,7 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 import trieye
+from tests.integrations.drawn import Square
 from tests.waiting import wait_until
 from trieye.config.env import EnvConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted
@@ -232,37 +233,15 @@ def test_a_finished_training_is_neither_evaluated_nor_logged_again(config):
     assert max(evaluated) == 300
 
 
-class DrawnEnv(gymnasium.Env):
-    """An environment that renders its position without a rendering library."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
-    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
-
-    def __init__(self):
-        self.render_mode, self.at = "rgb_array", 0
-
-    def reset(self, **options):
-        super().reset(**options)
-        self.at = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.at += 1
-        return np.full(1, self.at / 12, np.float32), float(action), self.at == 12, False, {}
-
-    def render(self):
-        return np.full((16, 16, 3), self.at, np.uint8)
-
-
 def test_a_video_of_the_best_model_is_logged(config):
     with trieye.Run(config()) as run:
-        callback = EvalCallback(DummyVecEnv([DrawnEnv]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
-        model = DQN("MlpPolicy", DummyVecEnv([DrawnEnv]), learning_starts=10, buffer_size=100, **small())
+        callback = EvalCallback(DummyVecEnv([Square]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
+        model = DQN("MlpPolicy", DummyVecEnv([Square]), learning_starts=10, buffer_size=100, **small())
         model.learn(100, callback=RunCallback(run, evaluation=callback, video=True))
         run.flush()
         items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
     (video,) = [item for item in items if isinstance(item, LogVideo)]  # of the first one, as it gets no better
-    assert (video.name, video.step, video.num_frames, video.fps) == ("eval/video", 52, 12, 10.0)
+    assert (video.name, video.step, video.num_frames, video.fps) == ("eval/video", 52, 10, 10.0)
 
 
 def test_a_video_without_an_evaluation_is_rejected(config):
@@ -415,7 +394,7 @@ def test_ctrl_c_stops_learn_only_while_it_is_running(config, monkeypatch):
 # environments
 
 
-class PayingEnv(DrawnEnv):
+class PayingEnv(Square):
     """Observes images of its position, and pays a reward of 5 per step."""
 
     observation_space = spaces.Box(0, 255, (40, 36, 3), np.uint8)
@@ -426,7 +405,7 @@ class PayingEnv(DrawnEnv):
 
     def step(self, action):
         _, _, *ends = super().step(action)
-        return np.full((40, 36, 3), self.at, np.uint8), 5.0, *ends
+        return np.full((40, 36, 3), self.position, np.uint8), 5.0, *ends
 
 
 @pytest.fixture
@@ -442,11 +421,11 @@ def test_rewards_are_clipped_in_training_environments_only(pays):
         envs = make_envs(env, evaluates=evaluates)
         assert envs.observation_space.shape == (3, 40, 36)
         envs.reset()
-        for _ in range(12):
+        for _ in range(10):
             _, rewards, dones, infos = envs.step(np.zeros(2, int))
         assert rewards.tolist() == [paid, paid]
         assert dones.all()
-        assert infos[0]["episode"]["r"] == 60.0
+        assert infos[0]["episode"]["r"] == 50.0
 
 
 def test_evaluation_environments_use_the_observation_moments_of_the_training():

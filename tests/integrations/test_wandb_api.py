@@ -13,26 +13,19 @@ import numpy as np
 import pytest
 import torch
 
+from tests.integrations.conftest import media, points
 from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.run_record import RunRecord
-from trieye.history.history import read_history
 from trieye.integrations import wandb
 from trieye.integrations.tensorboard import SummaryWriter
 from trieye.run.run import Run
-from trieye.stats.operations import Medium
 
 
 @pytest.fixture(autouse=True)
 def _working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wandb._announce.cache_clear()
-
-
-def points(name, project="p"):
-    table = read_history(Path(".trieye_data") / project / "runs" / name)
-    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
-    return [row for row in rows if not row[0].startswith("trieye/")]
 
 
 def status_of(name, project="p"):
@@ -44,11 +37,8 @@ def stored_files():
     return {path.relative_to(root).as_posix() for root in roots for path in root.rglob("*") if path.is_file()}
 
 
-def media():
-    run = wandb.run.run
-    run.flush()
-    items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
-    return {item.name: item for item in items if isinstance(item, Medium)}
+def media_by_name():
+    return {item.name: item for item in media()}
 
 
 def missing(theirs, ours, names):
@@ -110,7 +100,7 @@ def test_artifacts_keep_their_complete_content_by_version():
         assert run.log_code("src").name == "source"
         with pytest.raises(ConfigurationError, match="pass the path"):
             run.use_artifact("other:latest")
-        assert "data/rows" in media()
+        assert "data/rows" in media_by_name()
     assert {
         *(f"artifacts/data/v{number}/{name}" for number in range(2) for name in ("inside/a.txt", "artifact.json")),
         "artifacts/model.pt/v0/model.pt",
@@ -159,7 +149,7 @@ def test_calls_without_effect_succeed_and_print_a_note(capsys):
     curve = wandb.plot.confusion_matrix(y_true=[0, 1], preds=[1, 1], class_names=["a", "b"])
     series = wandb.plot.line_series(xs=[0, 1], ys=[[1, 2], [3, 4]], keys=["u", "v"])
     wandb.log({"chart": chart, "curve": curve, "series": series, "sound": wandb.Audio(np.zeros(8), sample_rate=8)})
-    logged = media()
+    logged = media_by_name()
     assert logged["chart"].rows() == (["x", "y"], [[1, 2.0]])
     assert logged["curve"].rows() == (["y_true", "preds", "class_names"], [[0, 1, "a"], [1, 1, "b"]])
     assert len(logged["series"].rows()[1]) == 4
@@ -194,7 +184,7 @@ def test_masks_boxes_and_images_in_tables_are_stored():
     table = wandb.Table(["id", "picture"], [[7, wandb.Image(np.zeros((2, 2), np.uint8), caption="c")]])
     with wandb.init(project="p", id="one"):
         wandb.log({"seen": image, "rows": table})
-        logged = media()
+        logged = media_by_name()
     assert {"seen", "seen/masks/prediction", "rows", "rows/picture/0", "rows/picture/0/caption"} == set(logged)
     assert logged["rows"].rows()[1] == [[7, "rows/picture/0"]]
     (text,) = [path.read_text() for path in Path(".trieye_data").rglob("mlruns/*/*/artifacts/media/images/seen/0.json")]

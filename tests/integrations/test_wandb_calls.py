@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from tests import warm
+from tests.integrations.conftest import media, points
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
-from trieye.history.history import read_history
 from trieye.integrations import opening, wandb
 from trieye.integrations.wandb.offline import records_in, values_of
 from trieye.integrations.wandb.values import flat
-from trieye.stats.operations import Medium
 
 NAMES = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "WANDB_RUN_GROUP")
 
@@ -32,23 +31,9 @@ def run_dir(name, project="p"):
     return Path(".trieye_data") / project / "runs" / name
 
 
-def points(name="one", project="p"):
-    table = read_history(run_dir(name, project))
-    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
-    return [row for row in rows if not row[0].startswith("trieye/")]
-
-
 def params():
     with sqlite3.connect(".trieye_data/p/mlruns/mlflow.db") as store:
         return dict(store.execute("SELECT key, value FROM params"))
-
-
-def media():
-    """Return the media of the run, which is open."""
-    run = wandb.run._adopted.run
-    run.flush()
-    items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
-    return [item for item in items if isinstance(item, Medium)]
 
 
 def kill_run():
@@ -192,8 +177,8 @@ def test_media_are_logged_by_type():
                 "page": wandb.Html("<b>hello</b>"),
             }
         )
-        logged = media()
-    kinds = {item.name: type(item).__name__ for item in logged}
+        logged = {item.name: item for item in media()}
+    kinds = {name: type(item).__name__ for name, item in logged.items()}
     assert kinds == {
         "image": "LogImage",
         "image/caption": "LogText",
@@ -208,10 +193,8 @@ def test_media_are_logged_by_type():
         "array": "LogHistogram",
         "figure": "LogImage",
     }
-    counted, density = (next(item for item in logged if item.name == name) for name in ("counted", "density"))
-    assert (counted.counts, density.counts) == ([1.0, 2.0, 1.0], [0.25, 0.75])
-    (rows,) = [item.rows() for item in logged if item.name == "table"]
-    assert rows == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
+    assert (logged["counted"].counts, logged["density"].counts) == ([1.0, 2.0, 1.0], [0.25, 0.75])
+    assert logged["table"].rows() == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
 
 
 def test_the_config_is_recorded_and_cannot_be_changed():
