@@ -353,19 +353,16 @@ def test_stats_can_be_read_while_new_names_are_added(hub):
 CALM = {"stats": {"processing_interval_seconds": 3600}}
 
 
-def test_a_save_succeeds_even_if_the_journal_is_full(open_logic, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "error", "after"),
+    [("append", JournalFullError, 2), ("set_meta", JournalFullError, 0), ("set_meta", JournalError, 0)],
+)
+def test_a_full_journal_or_a_status_that_cannot_be_published_prevents_no_checkpoint(
+    open_logic, monkeypatch, method, error, after
+):
     logic = open_logic(**CALM)
     with monkeypatch.context() as patch:
-        fails(patch, "append", after=2)
-        logic.save_training_state(**training_state(1))
-    assert logic.load_initial_state().checkpoint_data.global_step == 1
-
-
-@pytest.mark.parametrize("error", [JournalFullError, JournalError])
-def test_a_status_that_cannot_be_published_prevents_no_checkpoint(open_logic, monkeypatch, error):
-    logic = open_logic(**CALM)
-    with monkeypatch.context() as patch:
-        fails(patch, "set_meta", error=error)
+        fails(patch, method, error=error, after=after)
         logic.save_training_state(**training_state(1))
     assert logic.load_initial_state().checkpoint_data.global_step == 1
 

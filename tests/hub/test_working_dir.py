@@ -207,20 +207,15 @@ def test_an_empty_or_missing_directory_is_rejected(tmp_path, has_directory):
         stage(tmp_path / "empty", tmp_path)
 
 
-@pytest.mark.parametrize("mark", ["pyproject.toml", "setup.py", ".git"])
-def test_the_project_is_the_nearest_directory_with_a_marker_file(tmp_path, monkeypatch, mark):
+@pytest.mark.parametrize("mark", ["pyproject.toml", "setup.py", ".git", None])
+def test_the_project_is_the_nearest_directory_with_a_marker_file_or_that_of_the_script(tmp_path, monkeypatch, mark):
     program = tmp_path / "deep" / "my_agent" / "train.py"
     program.parent.mkdir(parents=True)
     program.touch()
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
-    (tmp_path / "deep" / mark).touch()
-    assert project_of_program() == tmp_path / "deep"
-
-
-def test_the_project_of_a_lone_script_is_its_directory(tmp_path, monkeypatch):
-    program = tmp_path / "train.py"
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
-    assert project_of_program() == tmp_path
+    if mark is not None:
+        (tmp_path / "deep" / mark).touch()
+    assert project_of_program() == (program.parent if mark is None else tmp_path / "deep")
 
 
 @pytest.mark.parametrize("path", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
