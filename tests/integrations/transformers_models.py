@@ -35,9 +35,9 @@ def trainer(name, *callbacks, **options):
     data = [{"x": value, "labels": value.sum()} for value in values]
     args = transformers.TrainingArguments(
         "out",
-        **{"max_steps": 30, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 10, **options},
+        **{"max_steps": 12, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 4, **options},
         eval_strategy="steps",
-        eval_steps=5,
+        eval_steps=2,
         metric_for_best_model="loss",
         use_cpu=True,
         disable_tqdm=True,
