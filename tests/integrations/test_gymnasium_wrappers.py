@@ -16,9 +16,8 @@ from trieye.stats.operations import LogVideo
 
 
 def points(run, name):
-    table = read_history(run.dir)
-    rows = zip(*(table[column].to_pylist() for column in ("metric", "step", "value")), strict=True)
-    return [(step, value) for metric, step, value in rows if metric == name]
+    table = read_history(run.dir, [name])
+    return list(zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
 def test_logged_episodes_equal_those_that_gymnasium_counts(make_config):
@@ -50,12 +49,7 @@ def test_logged_vector_episodes_equal_those_that_gymnasium_counts(make_config, m
             *_, info = env.step(env.action_space.sample())
             if "episode" in info:
                 expected += info["episode"]["r"][info["_episode"]].tolist()
-    history = read_history(run.dir)
-    counts = [
-        count
-        for metric, count in zip(history["metric"].to_pylist(), history["count"].to_pylist(), strict=True)
-        if metric == "episode/return"
-    ]
+    counts = read_history(run.dir, ["episode/return"])["count"].to_pylist()
     assert sum(counts) == len(expected) > 5
     total = sum(value * count for (_, value), count in zip(points(run, "episode/return"), counts, strict=True))
     assert total == pytest.approx(sum(expected))

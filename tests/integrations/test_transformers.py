@@ -92,19 +92,14 @@ def test_processes_other_than_the_first_open_no_run():
 
 def test_each_trial_of_a_search_is_a_separate_run():
     hf_trainer = models.trainer("search", max_steps=2)
-    state, (callback,) = (
-        hf_trainer.state,
-        [callback for callback in hf_trainer.callback_handler.callbacks if type(callback) is models.RunCallback],
-    )
+    (callback,) = [one for one in hf_trainer.callback_handler.callbacks if type(one) is models.RunCallback]
+    of_trainer = hf_trainer.args, hf_trainer.state, hf_trainer.control
     for number in range(2):
-        state.trial_name = f"trial {number}"
-        callback.on_train_begin(hf_trainer.args, state, hf_trainer.control)
-        callback.on_log(hf_trainer.args, state, hf_trainer.control, {"loss": 1.0 + number})
+        hf_trainer.state.trial_name = f"trial {number}"
+        callback.on_train_begin(*of_trainer)
+        callback.on_log(*of_trainer, {"loss": 1.0 + number})
     end_program()
-    assert [points(f"search-trial_{number}") for number in range(2)] == [
-        [("train/loss", 0, 1.0)],
-        [("train/loss", 0, 2.0)],
-    ]
+    assert [points(f"search-trial_{number}") for number in range(2)] == [[("train/loss", 0, 1.0 + n)] for n in (0, 1)]
 
 
 def test_metric_values_that_are_not_numbers_become_text(root):

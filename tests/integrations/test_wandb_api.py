@@ -162,16 +162,13 @@ def test_calls_without_effect_succeed_and_print_a_note(capsys):
     assert "summary='mean') is not available" in output
 
 
-def test_a_table_with_a_short_row_is_rejected_when_it_is_created():
-    with pytest.raises(ValueError, match="row 1: the table has 2 columns, the row 1 cells"):
-        wandb.Table(["a", "b"], [[1, 2], [3]])
-
-
-def test_the_first_column_of_a_table_creates_its_rows():
+def test_tables_are_built_from_columns_or_rows_of_equal_lengths():
     table = wandb.Table(columns=[], data=[])
     table.add_column("a", [1, 2])
     table.add_column("b", [3, 4])
     assert (table.columns, table.data) == (["a", "b"], [[1, 3], [2, 4]])
+    with pytest.raises(ValueError, match="row 1: the table has 2 columns, the row 1 cells"):
+        wandb.Table(["a", "b"], [[1, 2], [3]])
 
 
 def test_masks_boxes_and_images_in_tables_are_stored():

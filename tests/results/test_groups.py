@@ -46,6 +46,13 @@ def scores_by_label(groups, scoring=RETURN):
     return {label: table[:, 0].tolist() for label, table in zip(groups.labels, groups.scores(scoring), strict=True)}
 
 
+def results_of(params):
+    """Return results of one run without a directory for each dict of parameters."""
+    reader = RunDirectories(Path(), problems := Problems())
+    runs = [LoadedRun(str(n), "r", "app", one, 0, "FINISHED", 4, reader) for n, one in enumerate(params)]
+    return Results.of(runs, problems=problems, sweeps={})
+
+
 @pytest.mark.long
 def test_groups_compare_all_differing_parameters_by_default(results):
     groups = RunGroups.of(results)
@@ -68,9 +75,7 @@ def test_labels_omit_keys_determined_by_other_keys(tmp_path):
 
 def test_null_is_a_value_and_differs_from_a_missing_parameter():
     params = [{"clip": None, "lr": 0.1}, {"clip": 0.2, "lr": 0.1}, {"lr": 0.2}]
-    reader = RunDirectories(Path(), problems := Problems())
-    runs = [LoadedRun(str(n), "r", "app", one, 0, "FINISHED", 4, reader) for n, one in enumerate(params)]
-    groups = RunGroups.of(Results.of(runs, problems=problems, sweeps={}), ["clip", "lr"])
+    groups = RunGroups.of(results_of(params), ["clip", "lr"])
     assert groups.labels == ["clip=null lr=0.1", "clip=0.2 lr=0.1", "lr=0.2"]
     assert groups.values == params
 
@@ -331,11 +336,7 @@ def test_groups_that_differ_only_in_a_late_key_have_distinct_labels(tmp_path):
 
 @pytest.mark.parametrize("values", [(1, 2), (0.12345671, 0.12345672)])
 def test_groups_of_configs_with_similar_labels_stay_separate(values):
-    reader, constants = RunDirectories(Path(), problems := Problems()), {f"k{number}": 0 for number in range(6)}
-    runs = [
-        LoadedRun(f"{group} {lr}", "r", "app", {**constants, "group": group, "lr": lr}, 0, "FINISHED", 4, reader)
-        for group in values
-        for lr in (0.1, 0.2)
-    ]
-    by_label = RunGroups.by_config(Results.of(runs, problems=problems, sweeps={}), [*constants, "group"])
+    constants = {f"k{number}": 0 for number in range(6)}
+    results = results_of([{**constants, "group": group, "lr": lr} for group in values for lr in (0.1, 0.2)])
+    by_label = RunGroups.by_config(results, [*constants, "group"])
     assert [groups.labels for groups in by_label.values()] == [["lr=0.1", "lr=0.2"]] * 2
