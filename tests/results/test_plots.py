@@ -142,12 +142,8 @@ def test_ragged_ends_of_a_curve_are_trimmed():
 
 
 def test_two_crossing_runs_are_lines_instead_of_a_zero_width_band():
-    figure = plots.curves(
-        {"dqn": aggregate_curves(np.stack([STEPS, STEPS[::-1]]), STEPS, "mean", resamples=100)},
-        "return",
-        "step",
-        what="mean",
-    )
+    band = aggregate_curves(np.stack([STEPS, STEPS[::-1]]), STEPS, "mean", resamples=100)
+    figure = plots.curves({"dqn": band}, "return", "step", what="mean")
     (axes,) = figure.axes
     assert [path.vertices.size for band in axes.collections for path in band.get_paths()] in ([], [0])
     low, high = (line.get_ydata() for line in axes.lines if line.get_alpha())

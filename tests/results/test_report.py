@@ -406,15 +406,9 @@ def chromium(tmp_path):
         pytest.skip("Chromium is not installed: install chromium, google-chrome or Playwright's Chromium")
 
     def run_chromium(*arguments):
-        command = [
-            program,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--enable-logging=stderr",
-        ]
-        command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,3000", *map(str, arguments)]
+        command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += ["--enable-logging=stderr", "--window-size=1200,3000", f"--user-data-dir={tmp_path / 'profile'}"]
+        command += map(str, arguments)
         process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
         assert process.returncode == 0, process.stderr
         return process.stdout, [line for line in process.stderr.splitlines() if "CONSOLE" in line]

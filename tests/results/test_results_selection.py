@@ -109,16 +109,10 @@ def test_an_ambiguous_key_is_an_error_naming_its_candidates(tmp_path):
 
 def test_values_have_a_row_per_config_and_a_column_per_seed(results):
     assert results.seeds == [0, 1, 2]
-    keys = ("agent.algo", "agent.lr", "ppo")
-    assert [tuple(config_values.get(key) for key in keys[:2]) for config_values in results.configs] == [
-        ("dqn", 1e-3),
-        ("ppo", 1e-4),
-        ("ppo", 1e-3),
-    ]
-    nan = np.nan
-    np.testing.assert_array_equal(
-        results.values("eval/return", steps=1), [[15, nan, nan], [10, 11, nan], [20, nan, 19]]
-    )
+    configs = [(values["agent.algo"], values["agent.lr"]) for values in results.configs]
+    assert configs == [("dqn", 1e-3), ("ppo", 1e-4), ("ppo", 1e-3)]
+    expected = [[15, np.nan, np.nan], [10, 11, np.nan], [20, np.nan, 19]]
+    np.testing.assert_array_equal(results.values("eval/return", steps=1), expected)
     assert [[run and run.name for run in row] for row in results.table][1] == ["ppo-a0", "ppo-a1", None]
 
 
