@@ -9,7 +9,6 @@ import torch
 import trieye
 from tests.training.algorithms import DQN, PPO, Noisy, resumed
 from tests.training.elsewhere import Elsewhere
-from tests.training.worlds import Troubled
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.exploring.explorer import Assignment, Explorer, Published, Task
@@ -34,50 +33,21 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("engine", "parts", "steps"), [(DQN, DQN_PARTS, 12), (PPO, PPO_PARTS, 12)])
-@pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
-def test_one_explorer_in_step_trains_exactly_as_the_engine_alone(train_config, engine, parts, steps, normalized):
-    env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
-    loop = {"axis": "step", "steps": steps}  # a limit of environment steps shortens only the engine's last rollout
+@pytest.mark.parametrize(("engine", "parts"), [(Noisy, DQN_PARTS), (PPO, PPO_PARTS)])
+def test_one_explorer_in_step_trains_exactly_as_the_engine_alone(train_config, engine, parts):
+    env = {"num": 2, "normalize_observations": True, "normalize_rewards": True}
+    loop = {"axis": "step", "steps": 8}  # a limit of environment steps shortens only the engine's last rollout
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
 
 
-@pytest.mark.long
-def test_explorers_leave_the_random_generators_of_the_training_untouched(train_config):
-    loop = {"axis": "step", "steps": 14}
-    alone = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="alone")
-    helped = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="helped", explorer={"num": 1})
-    assert same(alone, helped)
-
-
-@pytest.mark.parametrize(
-    ("num", "n_step", "message"),
-    [
-        (1, 1, None),
-        (2, 1, "the order of the rows of several explorers"),
-        (1, 3, "the returns of replay.n_step=3 steps"),
-    ],
-)
-def test_a_resume_with_a_replay_that_is_not_exact_says_so(train_config, capsys, num, n_step, message):
-    config = train_config(**DQN_PARTS, explorer={"num": num}, replay={"n_step": n_step})
-    resumed(DQN(config), config).cleanup()
-    notices = [line for line in capsys.readouterr().err.splitlines() if "not exact" in line]
-    assert [message in notice for notice in notices] == ([] if message is None else [True])
-
-
-STYLES = ["trainer_driven", "explorer_driven", "fully_async"]
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(("style", "staleness"), [("trainer_driven", 2), ("explorer_driven", 2), ("fully_async", 0)])
 def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, staleness):
-    parts = PPO_PARTS | {"loop": {"steps": 40}, "explorer": {"num": 3, "fragment_steps": 4}}
-    config = train_config(**parts, sync={"style": style, "max_staleness": staleness})
-    engine = PPO(config)
+    sync, explorer = {"style": style, "max_staleness": staleness}, {"num": 3, "fragment_steps": 4}
+    engine = PPO(train_config(**PPO_PARTS, loop={"steps": 20}, explorer=explorer, sync=sync))
     versions = []
-    for _ in range(40):
+    for _ in range(20):
         rows = engine.collect()
         learned_fragments = engine._row_source._learned  # its private list
         assert len(learned_fragments) == 3
@@ -88,36 +58,11 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
     metrics = engine._row_source.metrics()
     engine.cleanup()
     assert versions == sorted(versions)
-    assert versions[-1] >= (39 if style != "explorer_driven" else 1)
+    assert versions[-1] >= (19 if style != "explorer_driven" else 1)
     assert not any(value for name, value in metrics.items() if name.startswith("replay/dropped"))
     assert metrics["replay/staleness_max"] <= staleness
     assert metrics["explorer/lost_fragments"] == 0
     assert metrics["explorer/alive"] == 3
-
-
-@pytest.mark.parametrize("style", ["trainer_driven", pytest.param("explorer_driven", marks=pytest.mark.long)])
-def test_training_with_a_replay_reaches_its_limit_in_every_style(train_config, style):
-    config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 300})
-    result = trieye.run_experiment(DQN, config)
-    assert result.env_steps >= 300  # as with fully_async in `test_resume_continues_version_and_step`
-
-
-@pytest.mark.long
-def test_an_explorer_switches_to_new_weights_within_a_fragment(train_config):
-    config = train_config(**PPO_PARTS)
-    learner = PPO(config)
-    transport = LocalTransport()
-    first, second = (
-        Published(version, handle=transport.publish(version, learner.policy.state_dict())) for version in (0, 1)
-    )
-    explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport), 0, 0)
-    announcement = threading.Timer(0.1, explorer.announce, [second])
-    announcement.start()
-    report = explorer.rollout(Assignment(number=0, steps=4000, env_steps=0, published=first))  # takes at least 0.4 s
-    announcement.join()
-    assert (report.version_min, report.version_max) == (0, 1)
-    explorer.close()
-    learner.cleanup()
 
 
 def test_results_and_state_of_a_gpu_explorer_unpickle_without_a_gpu(train_config):
@@ -157,31 +102,6 @@ def test_version_not_bumped_on_failed_publish(train_config):
     engine.cleanup()
 
 
-def test_an_environment_that_raises_is_rebuilt_and_counted_without_a_restart(train_config):
-    Troubled.num_steps = 0
-    explorer = {"num": 1, "fragment_steps": 4}
-    engine = PPO(train_config(**PPO_PARTS, env={"id": "tests.training.worlds:FailsOnce-v0"}, explorer=explorer))
-    for _ in range(15):
-        engine.collect()
-        engine._row_source.learned()
-    assert Troubled.num_steps > 50
-    assert engine._row_source.interrupted == 1
-    assert engine._row_source.metrics()["explorer/restarts"] == 0
-    engine.cleanup()
-
-
-def test_a_fragment_carries_its_cut_episodes_as_a_count_not_as_a_metric(train_config):
-    env = {"id": "tests.training.worlds:Spoiled-v0", "kwargs": {"target": "reward", "at": 7, "every": 7}}
-    config = train_config(**PPO_PARTS, env=env, loop={"on_nonfinite": "skip"})
-    policy, transport = PPO(config).policy, LocalTransport()
-    explorer = Explorer(Task(config, type(policy), policy.spaces, transport), 0, 0)
-    published = Published(0, transport.publish(0, policy.state_dict()))
-    reports = [explorer.rollout(Assignment(number, 14, 0, published)) for number in range(2)]
-    explorer.close()
-    assert sum(report.interrupted for report in reports) >= 3
-    assert not any("episode/interrupted" in report.ended for report in reports)  # the learner reports the total
-
-
 def test_all_explorers_dead_raises(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
     explorer = {"num": 2, "max_restarts": 1, "restart_backoff_s": 0.01}
@@ -219,18 +139,18 @@ def test_a_hanging_explorer_is_restarted_while_the_others_continue(train_config)
     assert metrics["explorer/lost_fragments"] >= 1
 
 
-@pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), pytest.param(PPO, PPO_PARTS, marks=pytest.mark.long)])
-def test_resume_continues_version_and_step(train_config, engine, parts):
-    settings = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
-    first = train_config(**settings, loop={"env_steps": 120})
-    trieye.run_experiment(engine, first)
-    saved = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
-    version = saved.objects["experiment"]["state"]["collector"]["version"]
-    assert version > 0
-    result = trieye.run_experiment(engine, train_config(**settings, loop={"env_steps": 240}))
-    again = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
-    assert result.env_steps >= 240
-    assert again.objects["experiment"]["state"]["collector"]["version"] > version
+@pytest.mark.parametrize(
+    "style", ["trainer_driven", pytest.param("explorer_driven", marks=pytest.mark.long), "fully_async"]
+)
+def test_resume_continues_version_and_step(train_config, style):
+    versions = []
+    for env_steps in (120, 240):
+        config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": env_steps})
+        result = trieye.run_experiment(DQN, config)
+        assert result.env_steps >= env_steps
+        state = trieye.load_checkpoint(result.run_dir, "latest").objects["experiment"]["state"]
+        versions.append(state["collector"]["version"])
+    assert 0 < versions[0] < versions[1]
 
 
 def test_a_resumed_run_with_one_explorer_in_step_equals_an_uninterrupted_one(train_config):
@@ -289,27 +209,23 @@ def test_a_resume_between_two_versions_publishes_the_weights_of_the_older_one(tr
 
 
 @pytest.mark.parametrize(
-    ("engine_class", "parts", "reasons"),
+    ("engine", "parts", "reason"),
     [
-        (PPO, PPO_PARTS, []),
-        (
-            PPO,
-            PPO_PARTS | {"sync": {"offset": 2}},
-            ["sync.offset + sync.interval = 3 exceeds"],
-        ),
-        (DQN, DQN_PARTS | {"explorer": {"num": 2}}, ["the order of the rows of several explorers"]),
+        (PPO, {}, None),
+        (DQN, {}, None),
+        (PPO, {"sync": {"offset": 2}}, "sync.offset + sync.interval = 3 exceeds"),
+        (DQN, {"explorer": {"num": 2}}, "the order of the rows of several explorers"),
+        (DQN, {"replay": {"n_step": 3}}, "the returns of replay.n_step=3 steps"),
     ],
 )
-def test_a_resume_that_depends_on_timing_says_why(train_config, capsys, engine_class, parts, reasons):
-    config = train_config(**{"explorer": {"num": 1}} | parts)
-    resumed(engine_class(config), config).cleanup()
-    lines = [line for line in capsys.readouterr().err.splitlines() if "the resume is not exact" in line]
-    assert len(lines) == bool(reasons)
-    assert all(reason in lines[0] for reason in reasons)
+def test_a_resume_that_is_not_exact_says_why(train_config, capsys, engine, parts, reason):
+    config = train_config(**{"explorer": {"num": 1}} | (DQN_PARTS if engine is DQN else PPO_PARTS) | parts)
+    resumed(engine(config), config).cleanup()
+    notices = [line for line in capsys.readouterr().err.splitlines() if "the resume is not exact" in line]
+    assert [reason in notice for notice in notices] == ([] if reason is None else [True])
 
 
-@pytest.mark.parametrize("replay", [{}, {"replay": {"kind": "fragment"}}])
-@pytest.mark.parametrize(("steps", "envs"), [(4, 1), (8, 3)])
+@pytest.mark.parametrize(("replay", "steps", "envs"), [({}, 4, 1), ({"replay": {"kind": "fragment"}}, 8, 3)])
 def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(train_config, capsys, replay, steps, envs):
     parts = PPO_PARTS | {"sync": {"offset": 1}} | replay
     first = PPO(train_config(**parts, explorer={"num": 1, "fragment_steps": 8}))
@@ -333,17 +249,12 @@ class Twice(PPO):
         return super().step() | super().step()
 
 
-@pytest.mark.parametrize(
-    "style", ["fixed", "fully_async", *(pytest.param(each, marks=pytest.mark.long) for each in STYLES[:2])]
-)
-def test_a_learner_may_collect_several_times_in_one_step(train_config, style):
-    config = train_config(
-        **PPO_PARTS, explorer={"num": 2}, sync={"style": style, "max_staleness": 0} if style != "fixed" else {}
-    )
-    engine = Twice(config)
-    for _ in range(4):
+@pytest.mark.parametrize("sync", [{}, {"style": "fully_async", "max_staleness": 0}], ids=["fixed", "fully_async"])
+def test_a_learner_may_collect_several_times_in_one_step(train_config, sync):
+    engine = Twice(train_config(**PPO_PARTS, explorer={"num": 2}, sync=sync))
+    for _ in range(3):
         engine.advance()
-    assert engine.env_steps > 4 * 2 * 2 * 24
+    assert engine.env_steps > 3 * 2 * 2 * 24
     engine.cleanup()
 
 
@@ -364,19 +275,18 @@ def test_a_replay_bounded_by_staleness_samples_no_row_of_older_weights(train_con
 def test_explorers_share_one_reward_scale_that_survives_rebuilds_and_resumes(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0", "normalize_rewards": True}
     config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "fragment_steps": 4}, loop={"steps": 1000})
+
+    def state_and_least_count(engine):
+        state = engine.save_checkpoint(None)["collector"].state_dict()
+        return state, min(explorer_state["state"]["scale"]["_count"] for explorer_state in state["explorers"])
+
     engine = PPO(config)
     for _ in range(40):  # an environment fails after 50 steps
         engine.advance()
-    state = engine.save_checkpoint(None)["collector"].state_dict()
-    counts = [explorer_state["state"]["scale"]["_count"] for explorer_state in state["explorers"]]
+    state, count = state_and_least_count(engine)
     assert state["interrupted"] > 2
-    assert min(counts) > 0.9 * engine.env_steps
-    other = PPO(config)
-    other.load_checkpoint(decode(encode(engine.save_checkpoint(None))))
-    engine.cleanup()
+    assert count > 0.9 * engine.env_steps
+    other = resumed(engine, config)
     other.advance()
-    state = other.save_checkpoint(None)["collector"].state_dict()
-    assert (
-        min(explorer_state["state"]["scale"]["_count"] for explorer_state in state["explorers"]) > 0.9 * other.env_steps
-    )
+    assert state_and_least_count(other)[1] > 0.9 * other.env_steps
     other.cleanup()

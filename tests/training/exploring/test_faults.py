@@ -1,12 +1,9 @@
 """Errors anywhere in a training with explorers reach the caller, and no checkpoint is lost."""
 
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +69,21 @@ class Failing(DQN, policy=FailingPolicy):
         return super().step()
 
 
+@pytest.fixture
+def faulty(train_config):
+    """Return a function that creates a config of a training with one explorer and a fault."""
+
+    def make(where, *, explorer=None, **overrides):
+        return train_config(
+            agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
+            explorer={"num": 1, **(explorer or {})},
+            tags={"where": where},
+            **{"persistence": {"checkpoint_save_freq_steps": 20}, "loop": {"env_steps": 100_000}} | overrides,
+        )
+
+    return make
+
+
 ERRORS = {
     "policy": (ZeroDivisionError, "in policy"),
     "environment": (ZeroDivisionError, "the world ended"),
@@ -89,17 +101,10 @@ ERRORS = {
         pytest.param("explorer", "ray", marks=pytest.mark.long),
     ],
 )
-def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train_config, where, runtime):
+def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, faulty, where, runtime):
     kind, message = ERRORS[where]
-    config = train_config(
-        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
-        env={"id": "tests.training.worlds:FailsLater-v0"} if where == "environment" else {},
-        runtime={"kind": runtime},
-        explorer={"num": 1, "max_restarts": 0},
-        persistence={"checkpoint_save_freq_steps": 20},
-        loop={"env_steps": 100_000},
-        tags={"where": where},
-    )
+    env = {"id": "tests.training.worlds:FailsLater-v0"} if where == "environment" else {}
+    config = faulty(where, env=env, runtime={"kind": runtime}, explorer={"max_restarts": 0})
     with pytest.raises(kind, match=message) as caught:
         trieye.run_experiment(Failing, config)
     if runtime == "ray" and where == "environment":  # the line in the other process
@@ -108,50 +113,6 @@ def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
     assert 20 <= trieye.load_checkpoint(run_dir, "latest").step < LATE + 20
     wait_until(lambda: not [process for kind in ("Explorer", "Replay") for process in processes(f"{kind}Actor")])
-
-
-def test_a_failing_required_sink_fails_the_training_with_explorers(train_config, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    config = train_config(
-        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
-        explorer={"num": 1},
-        persistence={"checkpoint_save_freq_steps": 20, "mlflow_tracking_uri": f"sqlite:///{tmp_path}/file/mlflow.db"},
-        loop={"env_steps": 100_000},
-        sinks={"mlflow": {"enabled": True}, "required": ["mlflow"]},
-        runtime={"kind": "local"},
-    )
-    with pytest.raises(trieye.ProcessingError, match=r"the sink 'mlflow' of sinks.required does not work: .*file"):
-        trieye.run_experiment(DQN, config)
-    run_dir = config.persistence.get_run_base_dir()
-    assert RunRecord.read(run_dir / "run.json").status == "FAILED"
-
-
-@pytest.mark.long
-def test_a_program_exits_with_an_error_code_when_its_explorer_fails(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("""
-import trieye
-from tests.training.algorithms import DQN, TrainConfig
-
-@trieye.main('pkg://trieye.conf', 'trieye')
-def train(config: TrainConfig):
-    trieye.run_experiment(DQN, config)
-
-train()
-""")
-    command_line = [
-        "runtime=local",
-        "explorer.num=1",
-        "explorer.max_restarts=0",
-        "agent.rollout_steps=8",
-        "loop.env_steps=100000",
-    ]
-    command_line += ["env.id=tests.training.worlds:FailsLater-v0", f"persistence.root_data_dir={tmp_path}"]
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, program, *command_line]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1, done.stderr
-    assert "ZeroDivisionError: the world ended" in done.stderr
 
 
 class FullPool(ThreadExplorerPool):
@@ -233,19 +194,6 @@ def test_a_collection_does_not_wait_for_an_explorer_without_a_node(train_config,
     assert "explorer 2" not in stderr
 
 
-def test_explorers_without_resource_requests_are_reported_as_starting(train_config, monkeypatch, capsys):
-    monkeypatch.setattr(group, "PATIENCE_S", 0.2)
-    explorer = {"num": 3, "fragment_steps": 8}
-    engine = DQN(train_config(explorer=explorer, sync={"style": "fully_async", "max_staleness": 2}))
-    engine._row_source._group._pool = LimitedPool()
-    stderr = ""
-    while "explorers: 1 on machine0, 1 on machine1, " not in stderr:
-        engine.advance()
-        stderr += capsys.readouterr().err
-    engine.cleanup()
-    assert "1 on machine1, 1 still starting" in stderr
-
-
 NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "fragment_steps": 4}}
 
 
@@ -261,10 +209,11 @@ def test_rows_of_rebuilt_environments_never_join_an_earlier_episode(train_config
         engine.collect()
         engine._row_source.learned()
     batch = engine.replay.minibatch(2000, engine.device)
-    lost = engine._row_source.metrics()["explorer/lost_fragments"]
+    metrics = engine._row_source.metrics()
     engine.cleanup()
     assert Numbered.num_joined(batch["obs"].numpy(), batch["next_obs"].numpy(), 3) == 0
-    assert engine._row_source.interrupted == lost == 3
+    assert engine._row_source.interrupted == metrics["explorer/lost_fragments"] == 3
+    assert metrics["explorer/restarts"] == 0
 
 
 def test_a_failed_explorer_abandons_its_earlier_assignments(train_config):
@@ -292,8 +241,6 @@ class FailsToPublish(DQN):
 
 
 def flaky(where):
-    from trieye.training.exploring.transports import LocalTransport
-
     class Flaky(LocalTransport):
         published = fetched = 0
 
@@ -314,58 +261,42 @@ def flaky(where):
     return Flaky
 
 
-def flaky_config(train_config, where, **explorer):
-    return train_config(
-        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
-        explorer={"num": 1, **explorer},
-        loop={"env_steps": 400},
-        tags={"where": where},
-    )
-
-
 @pytest.mark.long
-def test_publishing_weights_is_retried(train_config, capsys):
-    result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
-    assert result.env_steps >= 400
+def test_publishing_weights_is_retried(faulty, capsys):
+    result = trieye.run_experiment(FailsToPublish, faulty("publish", loop={"env_steps": 100}))
+    assert result.env_steps >= 100
     assert "publishing version 4 of the weights failed, retrying in " in capsys.readouterr().err
 
 
-def test_weights_that_a_transport_rejects_end_the_training_without_retries(train_config, capsys):
-    with pytest.raises(trieye.ConfigurationError, match="no file has this dtype"):
-        trieye.run_experiment(FailsToPublish, flaky_config(train_config, "dtype"))
-    assert "retrying" not in capsys.readouterr().err
-
-
-def test_a_transport_error_is_not_mistaken_for_an_environment_error(train_config, capsys):
-    with pytest.raises(trieye.TrieyeError, match=r"Flaky cannot fetch version \d+ .*: ZeroDivisionError: no weights"):
-        trieye.run_experiment(FailsToPublish, flaky_config(train_config, "fetch", max_restarts=0))
-    assert "rebuilds its environments" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("where", "kind", "message", "not_tried"),
+    [
+        ("dtype", trieye.ConfigurationError, "no file has this dtype", "retrying"),
+        (
+            "fetch",
+            trieye.TrieyeError,
+            r"Flaky cannot fetch version \d+ .*: ZeroDivisionError: no weights",
+            "rebuilds its environments",
+        ),
+    ],
+)
+def test_a_transport_that_rejects_weights_ends_the_training(faulty, capsys, where, kind, message, not_tried):
+    with pytest.raises(kind, match=message):
+        trieye.run_experiment(FailsToPublish, faulty(where, explorer={"max_restarts": 0}))
+    assert not_tried not in capsys.readouterr().err
 
 
 @pytest.mark.long
-def test_a_learner_error_leaves_a_crash_checkpoint_that_never_becomes_the_latest(train_config):
-    config = train_config(
-        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
-        explorer={"num": 1},
-        persistence={"checkpoint_save_freq_steps": 50},
-        loop={"env_steps": 100_000},
-        tags={"where": "engine"},
-    )
+def test_a_learner_error_leaves_a_crash_checkpoint_that_never_becomes_the_latest(faulty):
+    config = faulty("engine", persistence={"checkpoint_save_freq_steps": 50})
     with pytest.raises(ZeroDivisionError, match="in engine") as caught:
         trieye.run_experiment(Failing, config)
     checkpoints = config.persistence.get_run_base_dir() / "checkpoints"
-    crashes = list(checkpoints.glob("crash-*"))
-    assert len(crashes) == 1
-    assert str(crashes[0]) in "".join(caught.value.__notes__)
-    assert RunRecord.read(checkpoints.parent / "run.json").status == "FAILED"
-    step = int(crashes[0].name.removeprefix("crash-"))
+    (crash,) = checkpoints.glob("crash-*")
+    assert str(crash) in "".join(caught.value.__notes__)
+    step = int(crash.name.removeprefix("crash-"))
     assert trieye.load_checkpoint(checkpoints.parent, "latest").step < step
     assert (checkpoints / "latest.pkl").resolve().name.startswith("checkpoint_step_")
-    onward = train_config(
-        agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
-        run_name="onward",
-        explorer={"num": 1},
-        persistence={"load_checkpoint_path": str(crashes[0])},
-        loop={"env_steps": step + 40},
-    )
+    persistence = {"load_checkpoint_path": str(crash)}
+    onward = faulty("nowhere", run_name="onward", persistence=persistence, loop={"env_steps": step + 40})
     assert step + 40 <= trieye.run_experiment(DQN, onward).env_steps < step + 80
