@@ -1,6 +1,5 @@
 """NaN and infinity are detected at their source, named, and never saved in checkpoints."""
 
-import itertools
 import json
 import math
 
@@ -15,6 +14,7 @@ from tests.training.worlds import Coin, collector_of
 from trieye.experiment.loop import run_alone
 from trieye.files.run_files import RunFiles
 from trieye.history.table import read_history
+from trieye.replay.exchange import export_npz
 from trieye.replay.remote import LocalChannel, ReplayServer
 from trieye.training.batches import Experience
 from trieye.training.exploring.experience import RemoteExperience
@@ -93,34 +93,22 @@ def status_of(config):
     return json.loads((RunFiles(config.persistence).run_base_dir / "run.json").read_text())["status"]
 
 
-TARGETS = ("reward", "observation", "reset")
-SPOILED = {
-    *zip([DQN] * 3, TARGETS, VALUES, strict=True),
-    *zip([PPO] * 3, TARGETS, VALUES[::-1], strict=True),
-}
-
-
 @pytest.mark.parametrize(
     ("engine", "target", "value"),
-    [
-        pytest.param(*each, marks=() if each in SPOILED else pytest.mark.long)
-        for each in itertools.product([DQN, PPO], TARGETS, VALUES)
-    ],
+    [(DQN, "reward", math.nan), (PPO, "observation", math.inf), (DQN, "reset", -math.inf)],
 )
 def test_a_run_stops_at_a_nonfinite_value_of_an_environment_and_names_it(spoiled, engine, target, value):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
     config = spoiled(agent, env={"target": target, "value": value, "at": 12 if target == "reset" else 20}, steps=300)
-    message = (
-        f"the {'reward' if target == 'reward' else 'observation'}.*{value:g}.*environment [01] at environment step"
-    )
+    column = "reward" if target == "reward" else "observation"
+    message = f"the {column}.*{value:g}.*environment [01] at environment step"
     with pytest.raises(trieye.TrieyeError, match=message):
         run_alone(engine, config)
     assert status_of(config) == "FAILED"
     assert numbers_on_disk(config) > 0
 
 
-@pytest.mark.parametrize("spoil", ["loss", "gradient"])
-@pytest.mark.parametrize("engine", [SpoiledDQN, SpoiledPPO])
+@pytest.mark.parametrize(("engine", "spoil"), [(SpoiledDQN, "loss"), (SpoiledPPO, "gradient")])
 def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, engine, spoil):
     agent = DQN_OF_FEW_STEPS if engine is SpoiledDQN else PPO_OF_FEW_STEPS
     config = spoiled(agent)
@@ -346,8 +334,7 @@ def test_a_nonfinite_loss_with_a_finite_gradient_stops_the_run(spoiled):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_nonfinite_priorities_are_reported_as_a_training_failure(spoiled, kind):
+def test_nonfinite_priorities_are_reported_as_a_training_failure(spoiled):
     class Spoils(DQN, policy=DQN.policy_class):
         def train_step(self, batch):
             metrics = super().train_step(batch)
@@ -355,14 +342,14 @@ def test_nonfinite_priorities_are_reported_as_a_training_failure(spoiled, kind):
             return metrics
 
     with pytest.raises(trieye.TrieyeError, match=r"8 of 8 priorities are not finite, the first nan, .*step") as raised:
-        run_alone(Spoils, spoiled(replay={"kind": kind}))
+        run_alone(Spoils, spoiled(replay={"kind": "prioritized"}))
     assert raised.value.exit_code == 1
-    assert run_alone(Spoils, spoiled(replay={"kind": kind}, loop={"on_nonfinite": "skip"}, run_name="two")).step >= 120
+    skipping = spoiled(replay={"kind": "prioritized"}, loop={"on_nonfinite": "skip"}, run_name="skipping")
+    assert run_alone(Spoils, skipping).step >= 120
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["stop", "skip"])
-def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled, mode):
+def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled):
     class Relabels(DQN, policy=DQN.policy_class):
         def step(self):
             rows = self.collect()
@@ -371,13 +358,11 @@ def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled, mo
             self.replay.extend(rows)
             return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
-    config = spoiled(loop={"on_nonfinite": mode}, replay={"n_step": 3})
-    if mode == "stop":
-        with pytest.raises(trieye.TrieyeError, match="rows for the replay have inf in 'reward', the first from env"):
-            run_alone(Relabels, config)
-    else:
-        assert run_alone(Relabels, config).step >= 120
-    assert numbers_on_disk(config) > 0
+    with pytest.raises(trieye.TrieyeError, match="rows for the replay have inf in 'reward', the first from env"):
+        run_alone(Relabels, spoiled(replay={"n_step": 3}))
+    skipping = spoiled(loop={"on_nonfinite": "skip"}, replay={"n_step": 3}, run_name="skipping")
+    assert run_alone(Relabels, skipping).step >= 120
+    assert numbers_on_disk(skipping) > 0
 
 
 def replays(**options):
@@ -418,100 +403,70 @@ def test_an_omitted_row_does_not_interrupt_the_episode_at_the_end_of_its_batch()
         replay.close()
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
-def test_no_row_joins_the_episodes_around_a_cut_and_none_is_lost(n_step, vector):
-    if vector == "async" and n_step == 3:
-        pytest.skip("as with sync")
-    collectors = [
-        collector_of(
-            Coin,
-            num=2,
-            vector=vector,
-            id="tests.training.worlds:Spoiled-v0",
-            kwargs={"target": target, "at": 7, "every": 5},
-        )
-        for target in ("observation", "reward")
-    ]
-    for collector in collectors:
-        collector._on_nonfinite.leaves_out = True
-        replay, fragments = Experience(5000, n_step=n_step, gamma=1.0), []
-        for steps in (1, 2, 1, 1, 9, 30, 1, 5):
-            rows = collector.collect(steps)
-            replay.extend(rows)
-            assert np.isfinite(rows.arrays["obs"]).all()
-            assert np.isfinite(rows.arrays["reward"]).all()
-            fragments.append(rows)
-        collector.close()
-        valid = np.concatenate([rows.valid for rows in fragments])
-        assert len(replay) == np.count_nonzero(valid) == collector.env_steps
-        assert collector.interrupted == collector._on_nonfinite.counts["rows"] > 8
-        # each row's observation and the one n steps later belong to the same uninterrupted episode
-        stretch = np.zeros(valid.shape, int)
-        for n in range(2):
-            stretch[:, n] = np.cumsum(~valid[:, n]) * 2 + n
-        obs = np.concatenate([rows.arrays["obs"] for rows in fragments])
-        last = fragments[-1].last_obs["obs"]
-        after = np.concatenate((obs[1:], last[None]))
-        of = {obs[t, n].tobytes(): stretch[t, n] for t, n in np.argwhere(valid)}
-        at_end = {after[t, n].tobytes(): stretch[t, n] for t, n in np.argwhere(valid)}
-        batch = replay.minibatch(3000, torch.device("cpu"))
-        for before, later in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), strict=True):
-            assert of[before.tobytes()] == at_end[later.tobytes()]
-
-
-def test_a_cut_episode_reports_no_return():
-    collector = collector_of(
-        Coin, id="tests.training.worlds:Spoiled-v0", kwargs={"target": "reward", "at": 2, "every": 2}
-    )
+def skipping_collector(target, *, at, every, **options):
+    """Return a collector that omits the rows with NaN."""
+    kwargs = {"target": target, "at": at, "every": every}
+    collector = collector_of(Coin, id="tests.training.worlds:Spoiled-v0", kwargs=kwargs, **options)
     collector._on_nonfinite.leaves_out = True
+    return collector
+
+
+@pytest.mark.parametrize("target", ["observation", "reward"])
+@pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
+def test_no_row_joins_the_episodes_around_a_cut_and_none_is_lost(target, vector):
+    collector = skipping_collector(target, at=7, every=5, num=2, vector=vector)
+    replay, fragments = Experience(5000, n_step=3, gamma=1.0), []
+    for steps in (1, 2, 1, 1, 9, 30, 1, 5):
+        rows = collector.collect(steps)
+        replay.extend(rows)
+        assert np.isfinite(rows.arrays["obs"]).all()
+        assert np.isfinite(rows.arrays["reward"]).all()
+        fragments.append(rows)
+    collector.close()
+    valid = np.concatenate([rows.valid for rows in fragments])
+    assert len(replay) == np.count_nonzero(valid) == collector.env_steps
+    assert collector.interrupted == collector._on_nonfinite.counts["rows"] > 8
+    # each row's observation and the one n steps later belong to the same uninterrupted episode
+    stretch = np.cumsum(~valid, axis=0) * 2 + np.arange(2)
+    obs = np.concatenate([rows.arrays["obs"] for rows in fragments])
+    after = np.concatenate((obs[1:], fragments[-1].last_obs["obs"][None]))
+    of = {obs[t, n].tobytes(): stretch[t, n] for t, n in np.argwhere(valid)}
+    at_end = {after[t, n].tobytes(): stretch[t, n] for t, n in np.argwhere(valid)}
+    batch = replay.minibatch(3000, torch.device("cpu"))
+    for before, later in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), strict=True):
+        assert of[before.tobytes()] == at_end[later.tobytes()]
+
+
+def test_a_cut_episode_reports_no_return_and_ends_the_discounted_return_that_scales_rewards():
+    collector, returns = skipping_collector("reward", at=2, every=2, normalize_rewards=True), []
     for _ in range(40):
         collector.collect(1)
+        returns.append(float(collector.scale.state_dict()["_returns"][0]))
+    assert sum(returns[::2]) > 0
+    assert sum(returns[1::2]) == 0  # every second step is cut
     metrics = collector.metrics()
     assert "episode/return" not in metrics
     assert metrics["episode/interrupted"] == [20.0]
 
 
-def test_a_cut_before_the_first_row_ends_the_discounted_return_that_scales_rewards():
-    kwargs = {"target": "reward", "at": 2, "every": 2}
-    collector = collector_of(Coin, id="tests.training.worlds:Spoiled-v0", kwargs=kwargs, normalize_rewards=True)
-    collector._on_nonfinite.leaves_out = True
-    returns = []
-    for _ in range(20):
-        collector.collect(1)
-        returns.append(float(collector.scale.state_dict()["_returns"][0]))
-    assert sum(returns[::2]) > 0
-    assert sum(returns[1::2]) == 0  # every second step is cut
-
-
-@pytest.mark.parametrize(
-    ("engine", "mode"),
-    [(DQN, "stop"), (PPO, "stop"), (DQN, "skip"), pytest.param(PPO, "skip", marks=pytest.mark.long)],
-)
-def test_an_explorer_names_itself_and_its_environment(spoiled, engine, mode, capsys):
-    agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
-    config = spoiled(agent, env={"at": 30, "every": 30}, explorer={"num": 2}, loop={"on_nonfinite": mode}, steps=300)
-    if mode == "stop":
-        with pytest.raises(
-            trieye.TrieyeError, match=r"the reward nan of environment [01] of explorer [01] at environment"
-        ):
-            run_alone(engine, config)
-    else:
-        run_alone(engine, config)
-        assert capsys.readouterr().err.count("the row is omitted") == 1
-        points = newest_points(config)
-        assert points["nonfinite/rows"] == points["episode/interrupted"] >= 4
-        assert points["explorer/restarts"] == 0
-    numbers_on_disk(config)
+def test_an_explorer_names_itself_and_its_environment(spoiled, capsys):
+    options = {"env": {"at": 30, "every": 30}, "explorer": {"num": 2}, "steps": 300}
+    with pytest.raises(trieye.TrieyeError, match=r"the reward nan of environment [01] of explorer [01] at environment"):
+        run_alone(PPO, spoiled(PPO_OF_FEW_STEPS, **options))
+    skipping = spoiled(loop={"on_nonfinite": "skip"}, run_name="skipping", **options)
+    run_alone(DQN, skipping)
+    assert capsys.readouterr().err.count("the row is omitted") == 1
+    points = newest_points(skipping)
+    assert points["nonfinite/rows"] == points["episode/interrupted"] >= 4
+    assert points["explorer/restarts"] == 0
+    assert numbers_on_disk(skipping) > 0
 
 
 def test_infinite_values_in_external_data_are_rejected_before_the_start_or_omitted(spoiled, tmp_path, capsys):
-    replay = Experience(100)
-    for t in range(60):
-        replay.add(obs=np.zeros(3, np.float32), action=1, reward=np.float32(math.inf if t == 17 else 0.5),
-                   next_obs=np.zeros(3, np.float32), terminated=False, truncated=False)  # fmt: skip
-    from trieye.replay.exchange import export_npz
-
+    replay, obs, no_ends = trieye.ReplayBuffer(100), np.zeros((60, 3), np.float32), np.zeros(60, bool)
+    reward = np.where(np.arange(60) == 17, np.float32(math.inf), np.float32(0.5))
+    ends = {"terminated": no_ends, "truncated": no_ends}
+    replay.extend({"obs": obs, "action": np.ones(60, int), "reward": reward, "next_obs": obs, **ends})
     export_npz(replay, tmp_path / "rows.npz")
     settings = {"mode": "train", "data": str(tmp_path / "rows.npz")}
     with pytest.raises(trieye.ConfigurationError, match=r"rows\.npz: 1 of 60 rows .* inf in 'reward'"):
