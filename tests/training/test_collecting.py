@@ -13,7 +13,6 @@ from torch import nn
 import trieye
 from tests.training.worlds import Coin, Masked, Remembers, Scripted, collected, collector_of, generator
 from trieye.config.env import EnvConfig
-from trieye.config.replay import ReplayConfig
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.batches import Experience
@@ -109,38 +108,6 @@ def test_rows_equal_those_of_single_environments_across_fragments(env, closing):
     assert np.array_equal(stored["action"], actions[valid])
 
 
-def test_n_step_returns_end_with_the_episode_and_bootstrap_after_truncation():
-    actions = np.random.default_rng(2).integers(2, size=(60, 2))
-    actions[:, 0] = 1  # the pole falls
-    slow = Slow(actions, seed=0, **CARTPOLE)
-    collector = collector_of(Scripted, num=2, **CARTPOLE)
-    collector._policy.script(actions)
-    replay = Experience.from_config(ReplayConfig(n_step=3, gamma=0.9, capacity=1000), seed=0)
-    for _ in range(12):
-        replay.extend(collector.collect(5))
-    expected = {}
-    for n in range(2):
-        rows = {name: values[:, n] for name, values in slow.rows.items()}
-        for t in np.flatnonzero(rows["valid"]):
-            last, total = t, 0.0
-            for k in range(3):
-                if t + k >= 60:
-                    break
-                last, total = t + k, total + 0.9**k * rows["reward"][t + k]
-                if rows["terminated"][last] or rows["truncated"][last]:
-                    break
-            discount = 0.0 if rows["terminated"][last] else 0.9 ** (last - t + 1)
-            expected[rows["obs"][t].tobytes()] = (total, discount, rows["next_obs"][last].tobytes())
-    batch = replay.minibatch(2000, torch.device("cpu"))
-    seen = zip(batch["obs"].numpy(), batch["reward"], batch["discount"], batch["next_obs"].numpy(), strict=True)
-    for obs, reward, discount, after in seen:
-        total, factor, following = expected[obs.tobytes()]
-        assert (float(reward), float(discount)) == pytest.approx((total, factor))
-        assert after.tobytes() == following
-    assert 0.0 in batch["discount"]
-    assert slow.rows["truncated"].any()
-
-
 def test_a_custom_vector_environment_makes_the_steps_of_a_single_one(closing):
     collector = closing(collector_of(Coin, num=3, vector="own", **CARTPOLE))
     fragments = [collected(collector, steps, seed=steps) for steps in FRAGMENTS]
@@ -162,13 +129,8 @@ def test_a_custom_vector_environment_makes_the_steps_of_a_single_one(closing):
     assert collector.env_steps == valid.sum()
 
 
-@pytest.mark.parametrize(
-    "env",
-    [{}, {"num": 3}, pytest.param({"num": 2, "vector": "async"}, marks=pytest.mark.long)],
-    ids=["one", "three", "async"],
-)
-def test_a_recurrent_policy_resets_with_each_episode_and_its_last_metrics_are_reported(env, closing):
-    collector = closing(collector_of(Remembers, **env))
+def test_a_recurrent_policy_resets_with_each_episode_and_its_last_metrics_are_reported():
+    collector = collector_of(Remembers, num=3)
     fragments = [collector.collect(steps) for steps in FRAGMENTS]
     valid, rewards = valid_of(fragments), joined(fragments, "reward")
     assert (rewards[valid] == 1.0).all()
@@ -223,11 +185,10 @@ def test_clipped_rewards_are_learned_from_and_unclipped_ones_are_reported():
     assert metrics["episode/return"] == pytest.approx(2.5 * metrics["episode/length"])
 
 
-@pytest.mark.parametrize("num", [1, 3])
-def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far(num):
-    collector = collector_of(Remembers, num=num, gamma=0.9, kwargs={"worth": 3.0}, normalize_rewards=True)
-    plain = collector_of(Remembers, num=num, kwargs={"worth": 3.0})
-    returns, discounted = np.zeros(num), []
+def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far():
+    collector = collector_of(Remembers, num=3, gamma=0.9, kwargs={"worth": 3.0}, normalize_rewards=True)
+    plain = collector_of(Remembers, num=3, kwargs={"worth": 3.0})
+    returns, discounted = np.zeros(3), []
     for steps in FRAGMENTS:
         rows, raw = collector.collect(steps), plain.collect(steps)
         for t in range(steps):
@@ -305,9 +266,8 @@ class Moody(trieye.Policy):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
-@pytest.mark.parametrize("num", [1, 3])
-def test_a_policy_acts_in_evaluation_mode_and_each_module_regains_its_mode(num):
-    collector = collector_of(Moody, num=num, **CARTPOLE)
+def test_a_policy_acts_in_evaluation_mode_and_each_module_regains_its_mode():
+    collector = collector_of(Moody, num=3, **CARTPOLE)
     policy = collector._policy.train()
     policy.frozen.eval()
     policy.norm.running_mean += 1.0
@@ -361,20 +321,22 @@ def resumed(policy, saved, closing, **env):
     return other, other.load_state_dict(decode(encode(saved.state_dict())))
 
 
+class Still(Coin):
+    def act(self, obs, state, ctx):
+        return Act(torch.zeros(len(obs), 1))
+
+
 @pytest.mark.parametrize(
-    "env",
+    ("policy", "steps", "env"),
     [
-        {"num": 1, **CARTPOLE},
-        {"num": 4, **CARTPOLE, "normalize_rewards": True},
-        {"num": 3, **CARTPOLE, "vector": "own"},
-        {"num": 2, "kwargs": {"form": "mask"}},
-        {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 8},
+        (Coin, 11, {"num": 4, **CARTPOLE, "normalize_rewards": True}),
+        (Coin, 11, {"num": 3, **CARTPOLE, "vector": "own"}),
+        (Masked, 8, {"num": 2, "kwargs": {"form": "mask"}}),
+        (Still, 8, {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 8}),
     ],
-    ids=["one", "four", "own", "dict", "all_end_at_once"],
+    ids=["normalized", "own", "dict", "all_end_at_once"],
 )
-@pytest.mark.parametrize("steps", [8, 11])
-def test_a_saved_collector_resumes_with_the_same_rows(env, steps, closing):
-    policy = {"CartPole-v1": Coin, "Pendulum-v1": Still}.get(env.get("id"), Masked)
+def test_a_saved_collector_resumes_with_the_same_rows(policy, steps, env, closing):
     whole = closing(collector_of(policy, **env))
     whole.collect(steps)
     other, is_whole = resumed(policy, whole, closing, **env)
@@ -386,11 +348,6 @@ def test_a_saved_collector_resumes_with_the_same_rows(env, steps, closing):
         assert np.array_equal(one.valid, same.valid)
         assert means(whole) == means(other) or number == 0
     assert (other.env_steps, other.interrupted) == (whole.env_steps, 0)
-
-
-class Still(Coin):
-    def act(self, obs, state, ctx):
-        return Act(torch.zeros(len(obs), 1))
 
 
 def test_an_unsavable_environment_is_saved_between_episodes_and_resumes_exactly(closing):
@@ -469,7 +426,7 @@ def clipping(bound):
         ({"max_episode_steps": 20}, {"max_episode_steps": 3}, "env.max_episode_steps was 20 and is 3"),
         ({}, {"kwargs": {"longest": 4}}, "env.kwargs was {} and is {'longest': 4}"),
         (clipping(0.9), clipping(0.5), "env.wrappers was .*0.9.* and is .*0.5"),
-        ({"vector": "async"}, {}, "env.vector was async and is sync"),
+        ({"vector": "own", **CARTPOLE}, CARTPOLE, "env.vector was own and is sync"),
     ],
 )
 def test_a_changed_environment_starts_new_episodes_by_the_new_config(closing, capsys, before, after, message):
