@@ -108,6 +108,14 @@ gym.register("ThreeAtOnce-v0", Own, vector_entry_point=Vector)
 gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
 
 
+COUNT = "tests.training.worlds:Count-v0"
+
+
+def wrapped(name, **options):
+    """Return the config of CartPole with a wrapper."""
+    return {"id": "CartPole-v1", "wrappers": {"w": {"name": name, **options}}}
+
+
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
@@ -116,34 +124,22 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
         ({"id": "gone_away:Own-v0"}, "env.id=gone_away:Own-v0 cannot be created: No module named 'gone_away'"),
         ({"id": "CartPole-v1", "kwargs": {"foo": 1}}, "env.id=CartPole-v1 cannot be created: .*argument 'foo'"),
         (
-            {"id": "CartPole-v1", "wrappers": {"time": {"name": "TimeAwareObservatio"}}},
-            "env.wrappers.time.name=TimeAwareObservatio: the class does not exist; did you mean 'TimeAwareObservation'",
+            wrapped("TimeAwareObservatio"),
+            "w.name=TimeA.*: the class does not exist; did you mean 'TimeAwareObservation'",
         ),
+        (wrapped("gone_away:Mine"), "w.name=gone_away:Mine: the class does not exist .*No module named 'gone_away'"),
         (
-            {"id": "CartPole-v1", "wrappers": {"mine": {"name": "gone_away:Mine"}}},
-            "env.wrappers.mine.name=gone_away:Mine: the class does not exist .*No module named 'gone_away'",
+            wrapped("RescaleAction", kwargs={"min_action": 0, "max_action": 1}),
+            r"env.wrappers.w: cannot wrap this environment: .*(requires a Box|isinstance\(.*, Box\))",
         ),
+        (wrapped("tests.training.worlds:Particular"), "w: cannot wrap .*: AssertionError in `assert env is None`"),
         (
-            {
-                "id": "CartPole-v1",
-                "wrappers": {"r": {"name": "RescaleAction", "kwargs": {"min_action": 0, "max_action": 1}}},
-            },
-            r"env.wrappers.r: cannot wrap this environment: .*(requires a Box|isinstance\(.*, Box\))",
-        ),
-        (
-            {"id": "CartPole-v1", "wrappers": {"p": {"name": "tests.training.worlds:Particular"}}},
-            "env.wrappers.p: cannot wrap this environment: AssertionError in `assert env is None`",
-        ),
-        (
-            {"id": "CartPole-v1", "wrappers": {"half": {"name": f"{__name__}:Halved"}}},
-            r"env.wrappers.half: reset\(\) returned the shape \[2\], and observation_space has \[4\]",
+            wrapped(f"{__name__}:Halved"),
+            r"env.wrappers.w: reset\(\) returned the shape \[2\], and observation_space has \[4\]",
         ),
         ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 has autoreset mode SameStep"),
         ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form; set env.vector=sync"),
-        (
-            {"id": "Pool-v0", "vector": "own"},
-            "Pool-v0 makes a .*Pool, not a gymnasium.vector.VectorEnv",
-        ),
+        ({"id": "Pool-v0", "vector": "own"}, "Pool-v0 makes a .*Pool, not a gymnasium.vector.VectorEnv"),
         ({"id": "Broken-v0", "vector": "own"}, "env.id=Broken-v0 cannot be created: .*assets/model.xml"),
         ({"id": "VectorOnly-v0", "vector": "own"}, "env.vector=own: VectorOnly-v0 has no single form"),
         (
@@ -151,35 +147,20 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
             r"ThreeAtOnce-v0 has the action space Discrete\(3\) in training and Discrete\(2\) in evaluations.* single",
         ),
         (
-            {"id": "CartPole-v1", "wrappers": {"time": {"name": "TimeAwareObservation", "training_only": True}}},
-            r"env.wrappers.time: .* observation space Box.*\(5,\).* in training and .*\(4,\).*omit.*training_only=true",
+            wrapped("TimeAwareObservation", training_only=True),
+            r"env.wrappers.w: .* observation space Box.*\(5,\).* in training and .*\(4,\).*omit.*training_only=true",
         ),
-        (
-            {"id": "Whole-v0"},
-            r"env.id=Whole-v0 has the action space Box\(0, 9.*int64\); this agent supports .*a bounded Box of floats",
-        ),
-        (
-            {"id": "Boundless-v0"},
-            r"env.id=Boundless-v0 has the action space Box\(-inf, inf.*this agent supports .*a bounded Box of floats",
-        ),
-        (
-            {"id": "FromOne-v0"},
-            r"env.id=FromOne-v0 has the action space Discrete\(2, start=1\); this agent supports a Discrete space",
-        ),
+        ({"id": "Whole-v0"}, r"action space Box\(0, 9.*int64\); this agent supports .*a bounded Box of floats"),
+        ({"id": "Boundless-v0"}, r"action space Box\(-inf, inf.*this agent supports .*a bounded Box of floats"),
+        ({"id": "FromOne-v0"}, r"action space Discrete\(2, start=1\); this agent supports a Discrete space"),
         ({"id": "Several-v0"}, "env.id=Several-v0 has the observation space Sequence.*supported are Box, Discrete"),
-        (
-            {"id": "Outside-v0"},
-            "env.id=Outside-v0 violates the rules of Gymnasium: .*observation array.*not in Box",
-        ),
-        (
-            {"id": "Widened-v0"},
-            r"not within the observation space.* reset\(\) returned float64 \[2\] array.*the space is Box\(.*float32\)",
-        ),
+        ({"id": "Outside-v0"}, "Outside-v0 violates the rules of Gymnasium: .*observation array.*not in Box"),
+        ({"id": "Widened-v0"}, r"reset\(\) returned float64 \[2\] array.*the space is Box\(.*float32\)"),
         ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 violates the rules of Gymnasium: .*seed"),
         ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is not an ale-py game|trieye.atari)"),
         ({"id": "Own-v0", "eval_video": True}, "env.eval_video=true: Own-v0 cannot render frames"),
         (
-            {"id": "tests.training.worlds:Count-v0", "kwargs": {"form": "mask"}, "normalize_observations": True},
+            {"id": COUNT, "kwargs": {"form": "mask"}, "normalize_observations": True},
             "env.normalize_observations=true needs a Box observation space, not Dict",
         ),
     ],
@@ -234,13 +215,8 @@ def test_discrete_parts_of_a_dict_are_one_hot(vector):
     assert parts["doors"][4, 1].tolist() == [1, 0, 0, 1, 0]
     assert parts["open"][0, 0].tolist() == [1, 0]
     assert parts["at"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    spaces = collector._policy.spaces.observation
-    assert {key: space.shape for key, space in spaces.items()} == {
-        "room": (4,),
-        "doors": (5,),
-        "open": (2,),
-        "at": (1,),
-    }
+    shapes = {key: space.shape for key, space in collector._policy.spaces.observation.items()}
+    assert shapes == {"room": (4,), "doors": (5,), "open": (2,), "at": (1,)}
     assert vector == "own" or collector.can_save
 
 

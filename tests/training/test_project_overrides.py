@@ -39,22 +39,16 @@ TRAIN = {
     "replay.capacity=2": {"capacity": 2},
 }
 REFUSED = {
-    "replay=sequence": (
-        {"kind": "sequence"},
-        "replay.kind=sequence does not support agent={}; choose uniform or prioritized",
-    ),
+    "replay=sequence": ({"kind": "sequence"}, "does not support agent={}; choose uniform or prioritized"),
     "replay=fragment": ({"kind": "fragment"}, "replay.kind=fragment does not support agent={}"),
     "replay.gamma=0.5": ({"gamma": 0.5}, "differs from agent.gamma=0.99"),
     "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "set env.frame_stack instead"),
     "replay.max_reuse=8": ({"max_reuse": 8}, "rows would run out, because each is drawn"),
-    "replay.limiter.samples_per_insert=2.0": (
-        {"limiter": {"samples_per_insert": 2.0}},
-        "set agent.updates_per_env_step",
-    ),
+    "replay.limiter.samples_per_insert=2": ({"limiter": {"samples_per_insert": 2.0}}, "set agent.updates_per_env_step"),
     "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is required by storage=mmap"),
     "replay.storage=mmap replay.storage_dir=nowhere": (
         {"storage": "mmap", "storage_dir": "nowhere"},
-        "replay.storage_dir=nowhere is not a directory; create it first",
+        "replay.storage_dir=nowhere is not a directory",
     ),
     "replay.capacity=1 env.num=2": ({"capacity": 1}, "replay.capacity=1 is smaller than one rollout"),
 }
@@ -120,56 +114,52 @@ def one_line_message(error):
     return mistake["msg"] if "\n" not in mistake["msg"] else ""
 
 
-OF_THE_COMMAND_LINE = {"replay=prioritized", "replay.storage=mmap replay.storage_dir=.", *REFUSED}
-"""The others train in `test_combinations_train_unless_one_of_their_overrides_is_rejected`, without composing."""
+def test_an_override_of_the_command_line_trains(compose):
+    config = compose("dqn", "replay=prioritized")
+    trieye.train(config)
+    run_dir = config.persistence.get_run_base_dir()
+    assert trieye.load_checkpoint(run_dir, "latest").objects["loop"]["updates"] >= 1
 
 
-@pytest.mark.parametrize(
-    "override",
-    [pytest.param(each, marks=() if each in OF_THE_COMMAND_LINE else pytest.mark.long) for each in OVERRIDES],
-)
-def test_an_override_trains_or_is_rejected_in_one_line_before_the_start(compose, tmp_path: Path, override):
-    messages = refusals("dqn", override)
-    if not messages:
-        config = compose("dqn", *override.split())
-        trieye.train(config)
-        run_dir = config.persistence.get_run_base_dir()
-        assert trieye.load_checkpoint(run_dir, "latest").objects["loop"]["updates"] >= 1
-        return
+def test_an_override_of_the_command_line_is_rejected_in_one_line_before_the_start(compose, tmp_path: Path):
+    override = "replay.frame_stack={obs:2}"
     with pytest.raises(trieye.ConfigurationError) as caught:
-        compose("dqn", *override.split())
-    assert messages[0] in one_line_message(caught.value)
+        compose("dqn", override)
+    assert REFUSED[override][1] in one_line_message(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def pairs_of_overrides():
+    """Yield each override twice, and each pair that can be combined and is not a default."""
+    for one, other in itertools.combinations_with_replacement(OVERRIDES, 2):
+        is_combinable = not (DEFAULTS & {one, other} or OVERRIDES[one].keys() & OVERRIDES[other].keys())
+        if one == other or is_combinable:
+            yield one, other
 
 
 @pytest.mark.parametrize("agent", ["dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "sac"))])
 def test_combinations_train_unless_one_of_their_overrides_is_rejected(compose, agent):
     plain, num_trained = compose(agent), 0
     values = plain.model_dump(exclude={"replay"})
-    for one, other in itertools.combinations_with_replacement(OVERRIDES, 2):
-        if one != other and OVERRIDES[one].keys() & OVERRIDES[other].keys():
-            continue
+    for one, other in pairs_of_overrides():
         values["env"]["num"] = 2 if "replay.capacity=1 env.num=2" in (one, other) else 1
         messages = refusals(agent, one, other)
         settings = {**values, "replay": OVERRIDES[one] | OVERRIDES[other]}
         if messages:
             with pytest.raises((ValidationError, trieye.ConfigurationError)) as caught:
                 type(plain).model_validate(settings).check()
-            assert any(sentence in one_line_message(caught.value) for sentence in messages), (
-                one,
-                other,
-                one_line_message(caught.value),
-            )
+            message, is_clear = one_line_message(caught.value), one == other and agent != "ppo"
+            assert any(sentence in message for sentence in messages[: 1 if is_clear else None]), (one, other, message)
             continue
         config = type(plain).model_validate(settings)
         config.check()
         engine = make_engine(config)
-        while engine.env_steps < 30:  # beyond the end of an episode
+        while engine.env_steps < 24:  # beyond the end of an episode
             engine.advance()
         assert engine.updates > 0, (one, other)
         engine.cleanup()
         num_trained += 1
-    assert num_trained == (6 if agent == "ppo" else 73)
+    assert num_trained == (3 if agent == "ppo" else 46)
 
 
 def test_schedules_follow_the_updates_in_offline_training(compose, tmp_path):
@@ -210,9 +200,9 @@ def test_an_algorithm_trains_in_bfloat16_with_float32_weights(compose, agent):
     engine.cleanup()
 
 
-def test_float16_is_rejected_because_gradients_would_vanish_unscaled(compose):
-    with pytest.raises(trieye.ConfigurationError, match=r"agent\.precision=float16: .*did you mean 'bfloat16'\?"):
-        compose("dqn", "agent.precision=float16")
+def test_float16_is_rejected_because_gradients_would_vanish_unscaled(train_config):
+    with pytest.raises(ValueError, match=r"precision\n  Input should be 'float32' or 'bfloat16'"):
+        train_config(agent={"precision": "float16"})
 
 
 @pytest.mark.parametrize("agent", ["sac", pytest.param("ppo", marks=pytest.mark.long)])
@@ -234,8 +224,9 @@ def test_an_agent_trains_with_scalar_actions(compose, agent):
 
 @pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
 def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
-    env = "env.id=tests.training.worlds:Doubles-v0"
-    engine, fork = (make_engine(compose(agent, env, f"+env.kwargs.scale={scale}")) for scale in (1, 10))
+    config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
+    wider = config.model_copy(update={"env": config.env.model_copy(update={"kwargs": {"scale": 10.0}})})
+    engine, fork = make_engine(config), make_engine(wider)
     saved = decode(encode(engine.save_checkpoint(None)))
     assert not {"low", "high"} & saved["policy"].keys()
     fork.load_checkpoint(saved)

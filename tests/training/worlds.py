@@ -117,26 +117,11 @@ class Rooms(gym.Env):
         return {"room": np.int64(3 + self.t % 4), "doors": np.array([self.t % 2, self.t % 3]), "open": open_, "at": at}
 
 
-class RoomsOfVector(gym.vector.VectorEnv):
+class RoomsOfVector(gym.vector.SyncVectorEnv):
     """Rooms in a custom vector form."""
 
-    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
-
     def __init__(self, num_envs):
-        self.num_envs, self.members = num_envs, [Rooms() for _ in range(num_envs)]
-        self.single_observation_space, self.single_action_space = Rooms.observation_space, Rooms.action_space
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
-
-    def reset(self, *, seed=None, options=None):
-        return self._joined([member.reset()[0] for member in self.members]), {}
-
-    def step(self, actions):
-        ends = np.zeros(self.num_envs, bool)
-        return self._joined([member.step(0)[0] for member in self.members]), np.zeros(self.num_envs), ends, ends, {}
-
-    def _joined(self, observations):
-        return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
+        super().__init__([Rooms] * num_envs)
 
 
 class Sampling(gym.Env):
