@@ -138,13 +138,13 @@ def resumed(engine, config):
     return other
 
 
-def interrupted(engine_class: type[Any], at_env_steps: int) -> type[Any]:
-    """Return an engine class that sends itself a stop signal after a number of environment steps."""
+def interrupted(engine_class: type[Any], after: int, count: str = "env_steps") -> type[Any]:
+    """Return an engine class that sends itself a stop signal after a number of environment steps, or updates."""
 
     class Interrupted(engine_class):
         def step(self) -> Any:
             values = super().step()
-            if self.env_steps >= at_env_steps:
+            if getattr(self, count) >= after:
                 signal.raise_signal(signal.SIGTERM)
             return values
 

@@ -1,19 +1,20 @@
 """Wrappers of Atari games, on a game of three lives without the emulator."""
 
 import itertools
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+import trieye
 from trieye.config.env import EnvConfig
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.environments import EnvState
 from trieye.training.atari import EpisodicLife, FireOnReset
-from trieye.training.environments import make_env, make_envs
+from trieye.training.environments import make_env, make_envs, spaces_of_config
 from trieye.training.evaluation import Evaluation
-from trieye.training.policy import Act
 
 LIVES, STEPS = 3, 4  # a life is lost every fourth step
 
@@ -92,22 +93,11 @@ def test_fire_starts_each_life_and_games_without_fire_are_unchanged():
     assert env.unwrapped.actions == [3]
 
 
-class Left:
-    """A policy that always moves left."""
-
-    device = "cpu"
-
-    def modules(self):
-        return []
-
-    def initial_state(self, n):
-        return None
-
-    def on_episode(self, info):
-        return {}
+class Left(trieye.Policy):
+    """Always moves left."""
 
     def act(self, obs, state, ctx):
-        return Act((obs[:, 0] * 0 + 3).long())
+        return trieye.Act((obs[:, 0] * 0 + 3).long())
 
 
 def test_evaluations_play_whole_games_and_training_episodes_are_single_lives():
@@ -118,15 +108,21 @@ def test_evaluations_play_whole_games_and_training_episodes_are_single_lives():
     assert ends == [False, True, False, True, False, True, False, False]  # every other step resets, and fires
     envs.close()
     evaluation = Evaluation(config)
-    episode = evaluation.play(Left(), 1)[0]
+    episode = evaluation.play(Left(SimpleNamespace(env=config, agent=None), spaces_of_config(config)), 1)[0]
     assert episode.length < LIVES * STEPS
     assert episode.total == 3 * episode.length + 3 * (LIVES - 1)  # unclipped; FIRE and RIGHT pay 3 after each lost life
     evaluation.close()
 
 
+@pytest.fixture
+def atari():
+    """Skip the test without Atari games."""
+    for library in ("ale_py", "cv2"):
+        pytest.importorskip(library, reason="env.atari needs trieye[atari]")
+
+
+@pytest.mark.usefixtures("atari")
 def test_a_saved_game_resumes_exactly_in_another_environment():
-    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
-    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
     kwargs = {"repeat_action_probability": 0.0}
     config = EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=4, wrappers=WRAPPERS, kwargs=kwargs)
     envs = [make_env(config, seed=seed) for seed in (0, 1)]
@@ -149,18 +145,16 @@ def test_a_saved_game_resumes_exactly_in_another_environment():
         env.close()
 
 
+@pytest.mark.usefixtures("atari")
 def test_the_state_of_a_game_with_sticky_actions_is_not_exact():
-    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
-    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
     env = make_env(EnvConfig(id="ALE/Breakout-v5", atari=True, kwargs={"repeat_action_probability": 0.25}))
     env.reset(seed=0)
     assert not EnvState(env).is_exact
     env.close()
 
 
+@pytest.mark.usefixtures("atari")
 def test_real_games_continue_after_a_lost_life():
-    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
-    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
     env = make_env(EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=4, wrappers=WRAPPERS), seed=0)
     _, info = env.reset(seed=0)
     assert info["lives"] == 5

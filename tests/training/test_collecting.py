@@ -1,6 +1,7 @@
 """The collector returns the same rows as a slow loop over single environments."""
 
 import copy
+import itertools
 import random
 import re
 
@@ -143,15 +144,18 @@ def test_a_recurrent_policy_resets_with_each_episode_and_its_last_metrics_are_re
     assert means(collector) == {}
     for rows in fragments:
         assert torch.equal(rows.state["age"][:, 0][rows.valid[0]], rows["age"][0][rows.valid[0]])
+    for rows, following in itertools.pairwise(fragments):
+        assert torch.equal(rows.last_state["age"], following.state["age"])
 
 
-def test_rows_carry_the_recurrent_state_before_the_first_row():
+def test_rows_carry_the_recurrent_states_at_both_ends_for_gradients():
     collector = collector_of(Remembers, num=2)
     collector.collect(1)
     rows = collector.collect(4)
     policy = collector._policy
-    (policy.weight * rows.state["age"]).sum().backward()
-    assert policy.weight.grad == rows.state["age"].sum() > 0
+    (policy.weight * rows.state["age"] + policy.weight * rows.last_state["age"]).sum().backward()
+    assert policy.weight.grad == rows.state["age"].sum() + rows.last_state["age"].sum() > 0
+    assert not rows.last_state["age"].requires_grad
 
 
 def test_dict_observations_are_columns_by_key_including_the_action_mask():

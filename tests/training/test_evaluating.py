@@ -107,27 +107,6 @@ def test_a_long_evaluation_skips_the_next_ones_and_retains_its_checkpoint(traine
     assert newest.objective is not None
 
 
-class WatchingDQN(WaitingDQN):
-    """Records whether the evaluated checkpoint exists, although only the newest is retained."""
-
-    seen: set = set()
-
-    def step(self):
-        if 130 <= self.env_steps < 150:
-            WatchingDQN.seen |= {path.name for path in (self.run.dir / "checkpoints").glob("checkpoint_step_*")}
-        return super().step()
-
-
-@pytest.mark.long
-def test_retention_spares_the_checkpoint_that_is_being_evaluated(trained):
-    SlowPolicy.trains.clear()
-    saves = {"keep_last": 1, "checkpoint_save_freq_steps": 5, "keep_best": 0}
-    _, run_dir = trained(WatchingDQN, loop={"background_evaluation": True}, persistence=saves)
-    evaluated_step = min(evaluations(run_dir))
-    assert f"checkpoint_step_{evaluated_step}" in WatchingDQN.seen
-    assert list(rated(run_dir)) == [max(evaluations(run_dir))]
-
-
 @pytest.mark.long
 def test_an_evaluation_whose_process_is_killed_is_repeated(trained, ray_cluster, capfd):
     loop = {"background_evaluation": True, "steps": 250}
@@ -150,9 +129,10 @@ class Breaking(DQN, policy=Broken):
     pass
 
 
-def test_an_error_in_an_evaluation_ends_the_training(trained):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_an_error_in_an_evaluation_ends_the_training(trained, in_background):
     with pytest.raises(ZeroDivisionError, match="in an evaluation"):
-        trained(Breaking, loop={"background_evaluation": True})
+        trained(Breaking, loop={"background_evaluation": in_background})
 
 
 class Interrupted(WaitingDQN):

@@ -232,25 +232,3 @@ def test_a_policy_is_built_with_the_config_of_its_checkpoint(root):
     config["agent"]["hidden"] = 16
     path.write_text(json.dumps(config))
     assert trieye.evaluate(run_dir_of(root), episodes=2) == report
-
-
-def test_arrays_are_restored_completely_or_not_at_all(tmp_path):
-    config = trieye.TrieyeConfig(
-        app_name="app",
-        run_name="run",
-        runtime={"kind": "local"},
-        sinks={},
-        persistence={"root_data_dir": str(tmp_path)},
-    )
-    with trieye.Run(config) as run:
-        run.save(step=1, w=np.arange(3.0), t=torch.ones(2)).wait()
-    files = files_of(run_dir_of(tmp_path))
-    w, t = np.zeros(3), torch.zeros(5)
-    with pytest.raises(CheckpointError, match=r"shape.* t is \(5,\)"), trieye.Run(config) as run:
-        run.restore(w=w, t=t)
-    assert (w.tolist(), t.tolist()) == ([0.0] * 3, [0.0] * 5)
-    assert files_of(run_dir_of(tmp_path)) == files
-    t = torch.zeros(2)
-    with trieye.Run(config) as run:
-        assert run.restore(w=w, t=t)
-    assert (w.tolist(), t.tolist()) == ([0.0, 1.0, 2.0], [1.0, 1.0])

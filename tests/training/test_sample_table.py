@@ -14,6 +14,7 @@ from trieye.stats.operations import LogTable
 from trieye.training.batches import Minibatch
 from trieye.training.sample_table import table_of
 
+DQN_AGENT = {"kind": "dqn", "rollout_steps": 4, "batch_size": 16, "learning_starts": 8}
 PPO_AGENT = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 16, "batch_size": 16}
 
 
@@ -23,13 +24,8 @@ def tables(run_dir):
     return {item.step: item.rows() for item in items if isinstance(item, LogTable)}
 
 
-@pytest.mark.parametrize("explorers", [0, 1])
 @pytest.mark.parametrize(
-    ("engine", "agent", "extra_column"),
-    [
-        (DQN, {"kind": "dqn", "rollout_steps": 4, "batch_size": 16, "learning_starts": 8}, "id"),
-        (PPO, PPO_AGENT, "value"),
-    ],
+    ("engine", "agent", "extra_column", "explorers"), [(DQN, DQN_AGENT, "id", 0), (PPO, PPO_AGENT, "value", 1)]
 )
 def test_rows_of_the_newest_batch_are_logged_at_the_configured_interval(
     train_config, engine, agent, extra_column, explorers
@@ -47,12 +43,6 @@ def test_rows_of_the_newest_batch_are_logged_at_the_configured_interval(
         assert set(columns["reward"]) == {1.0}
         assert set(columns["action"]) <= {0, 1}
         assert all(len(text.split()) == 4 for text in columns["obs"])
-
-
-def test_no_tables_are_logged_by_default(train_config):
-    config = train_config(loop={"steps": 60})
-    trieye.run_experiment(DQN, config)
-    assert tables(config.persistence.get_run_base_dir()) == {}
 
 
 def test_images_are_summarized_and_observation_parts_named():

@@ -18,6 +18,7 @@ from trieye.training.spaces import Spaces
 
 CPU = torch.device("cpu")
 SPACES = Spaces(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
+OFFLINE, MIXED = {"mode": "train", "loop": {"axis": "updates"}}, {"sample": {"kind": "mix"}}
 DICT = gym.spaces.Dict({"at": gym.spaces.Box(-1, 1, (2,)), "seen": gym.spaces.Box(0, 255, (8, 8), np.uint8)})
 
 
@@ -52,16 +53,15 @@ def batches_of(config, updates=0):
     return batch
 
 
-def test_a_mixed_batch_has_the_configured_fraction_of_data_and_marks_it(config, data):
-    batch = batches_of(config(data=data, sample={"kind": "mix", "data_ratio": 0.25}))
-    assert np.count_nonzero(batch.ids == -1) == 4
+@pytest.mark.parametrize(("ratio", "num_rows"), [(0.25, 4), (0.01, 1)])
+def test_a_mixed_batch_has_the_configured_fraction_of_data_and_marks_it(config, data, ratio, num_rows):
+    batch = batches_of(config(data=data, sample={"kind": "mix", "data_ratio": ratio}))
+    assert np.count_nonzero(batch.ids == -1) == num_rows
     assert (batch["reward"][batch.ids == -1] == 7.0).all()
     assert (batch["reward"][batch.ids >= 0] == 1.0).all()
 
 
-@pytest.mark.parametrize(
-    "options", [{"sample": {"kind": "mix"}}, {"mode": "train", "loop": {"axis": "updates"}}], ids=["mix", "train"]
-)
+@pytest.mark.parametrize("options", [MIXED, OFFLINE], ids=["mix", "train"])
 def test_rewards_of_data_are_clipped_like_collected_ones(config, data, options):
     env = {"id": "CartPole-v1", "clip_rewards": True}
     batch = batches_of(config(data=data, env=env, **options))
@@ -75,33 +75,31 @@ def test_warmup_updates_learn_from_data_alone(config, data, updates, expected):
 
 
 @pytest.mark.long
-def test_offline_training_makes_no_environment_steps_and_resumes_exactly(config, data):
-    settings = {"mode": "train", "data": data}
-    runs = {}
-    for name, stops in (("whole", [40]), ("parts", [16, 40])):
-        for steps in stops:
-            loop = {"axis": "updates", "steps": steps, "evaluate_every_steps": 20}
-            run = config(**settings, run_name=name, loop=loop)
-            trieye.train(run)
-        directory = run.persistence.get_runs_root_dir() / name
-        runs[name] = trieye.load_checkpoint(directory, "latest").objects
-    for objects in runs.values():
-        assert (objects["loop"]["updates"], objects["loop"]["env_steps"]) == (40, 0)
-    one, other = (objects["experiment"]["state"]["policy"] for objects in runs.values())
-    assert all(torch.equal(one[name], other[name]) for name in one)
+@pytest.mark.parametrize(("options", "axis"), [({"mode": "train"}, "updates"), (MIXED, "env_steps")])
+def test_a_training_with_data_resumes_exactly(config, data, options, axis):
+    states = []
+    for name in ("whole", "parts"):
+        run = config(data=data, **options, run_name=name, loop={"axis": axis, "steps": 60, "evaluate_every_steps": 20})
+        if name == "parts":
+            with pytest.raises(trieye.RunInterrupted):
+                run_alone(interrupted(DQN, 32, axis), run)
+        trieye.train(run)
+        objects = trieye.load_checkpoint(run.persistence.get_run_base_dir(), "latest").objects
+        assert objects["loop"][axis] >= 60
+        assert axis == "env_steps" or objects["loop"]["env_steps"] == 0
+        states.append(objects["experiment"]["state"]["policy"])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.fixture
-def offline(config, data):
-    """An engine after 20 updates on data only."""
-    engine = DQN(config(mode="train", data=data, loop={"axis": "updates"}))
-    while engine.updates < 20:
+def updated(engine, updates):
+    """Return an engine after a number of updates."""
+    while engine.updates < updates:
         engine.advance()
     return engine
 
 
-def test_updates_continue_in_environments_after_offline_training(config, offline):
-    engine = resumed(offline, config())
+def test_updates_continue_in_environments_after_offline_training(config, data):
+    engine = resumed(updated(DQN(config(data=data, **OFFLINE)), 20), config())
     engine.advance()
     assert engine.updates == 20 + engine.env_steps > 20
     engine.cleanup()
@@ -127,60 +125,31 @@ def other_data(tmp_path):
     return str(tmp_path / "other.npz")
 
 
-@pytest.mark.parametrize("kind", ["mix", "warmup"])
-def test_a_mixed_resume_with_other_data_samples_the_new_data(config, data, other_data, kind):
-    engine = DQN(config(data=data, sample={"kind": kind}))
-    while engine.updates < 5:
-        engine.advance()
-    engine = resumed(engine, config(data=other_data, sample={"kind": kind}))
+@pytest.mark.parametrize("options", [OFFLINE, MIXED, {"sample": {"kind": "warmup"}}], ids=["train", "mix", "warmup"])
+def test_a_resume_with_other_data_learns_from_the_new_data(config, data, other_data, options):
+    engine = updated(DQN(config(data=data, **options)), 5)
+    engine = resumed(engine, config(data=other_data, **options))
     engine.replay.extend(engine.collect())
-    batch = next(engine.due_batches())
-    assert (batch["reward"][batch.ids == -1] == 100.0).all()
-    assert (batch.ids == -1).any()
+    assert_learns_from_other_data(engine)
+
+
+def assert_learns_from_other_data(engine):
+    rewards = next(engine.due_batches())["reward"]
+    assert (rewards == 100.0).any()
+    assert not (rewards == 7.0).any()
     engine.cleanup()
 
 
-def test_an_offline_resume_with_other_data_learns_from_the_new_data(config, offline, other_data):
-    engine = resumed(offline, config(mode="train", data=other_data, loop={"axis": "updates"}))
-    batch = next(engine.due_batches())
-    assert (batch["reward"] == 100.0).all()
-    assert engine.updates == 21
-    engine.cleanup()
-
-
-@pytest.mark.parametrize("settings", [{"mode": "train", "loop": {"axis": "updates"}}, {"sample": {"kind": "mix"}}])
-def test_a_resume_uses_a_data_file_that_was_replaced_and_says_so(config, data, other_data, settings, capsys):
-    engine = DQN(config(data=data, **settings))
-    while engine.updates < 5:
-        engine.advance()
-    engine = resumed(engine, config(data=data, **settings))
+@pytest.mark.parametrize("options", [OFFLINE, MIXED], ids=["train", "mix"])
+def test_a_resume_uses_a_data_file_that_was_replaced_and_says_so(config, data, other_data, options, capsys):
+    engine = updated(DQN(config(data=data, **options)), 5)
+    engine = resumed(engine, config(data=data, **options))
     assert "has changed" not in capsys.readouterr().err
     shutil.copy(other_data, data)
-    engine = resumed(engine, config(data=data, **settings))
+    engine = resumed(engine, config(data=data, **options))
     assert f"data={data} has changed since the checkpoint" in capsys.readouterr().err
     engine.replay.extend(engine.collect())
-    batch = next(engine.due_batches())
-    assert (batch["reward"] == 100.0).any()
-    assert not (batch["reward"] == 7.0).any()
-    engine.cleanup()
-
-
-def test_a_mixed_batch_has_a_row_of_data_for_any_ratio(config, data):
-    batch = batches_of(config(data=data, sample={"kind": "mix", "data_ratio": 0.01}))
-    assert np.count_nonzero(batch.ids == -1) == 1
-
-
-@pytest.mark.long
-def test_a_mixed_run_resumes_exactly(config, data):
-    weights = []
-    for name in ("whole", "parts"):
-        run = config(data=data, sample={"kind": "mix"}, run_name=name, loop={"axis": "env_steps", "steps": 60})
-        if name == "parts":
-            with pytest.raises(trieye.RunInterrupted):
-                run_alone(interrupted(DQN, 32), run)
-        trieye.train(run)
-        weights.append(trieye.load_policy(run.persistence.get_runs_root_dir() / name, "latest").state_dict())
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert_learns_from_other_data(engine)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import pytest
 
 import trieye
-from tests.training.algorithms import DQN, PPO
-from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS
+from tests.training.algorithms import PPO
+from tests.training.exploring.test_explorers import PPO_PARTS
 from tests.waiting import wait_until
 from trieye.training.exploring.places import ThreadExplorerPool
 
@@ -74,7 +74,7 @@ def test_repeatedly_rejected_fragments_are_reported_with_the_reason(train_config
     assert len(set(calls)) == len(calls), "a number is never used twice"
 
 
-class Watched:
+class Watched(PPO):
     """Records how many fragments wait when explorers are blocked, and whether they collect during learning."""
 
     def setup(self, config):
@@ -95,43 +95,27 @@ class Watched:
         return {}
 
 
-class WatchedPPO(Watched, PPO):
-    pass
-
-
-class WatchedDQN(Watched, DQN):
-    pass
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("style", "engine", "parts"),
-    [
-        ("fully_async", WatchedPPO, PPO_PARTS),
-        pytest.param("trainer_driven", WatchedDQN, DQN_PARTS, marks=pytest.mark.long),
-        pytest.param("trainer_driven", WatchedPPO, PPO_PARTS, marks=pytest.mark.long),
-        pytest.param("fully_async", WatchedDQN, DQN_PARTS, marks=pytest.mark.long),
-    ],
-)
-def test_resuming_with_more_explorers_does_not_overfill_the_queue(train_config, engine, parts, style):
+@pytest.mark.parametrize("style", ["fully_async", "trainer_driven"])
+def test_resuming_with_more_explorers_does_not_overfill_the_queue(train_config, style):
     few, many = {"num": 2, "fragment_steps": 4}, {"num": 4, "fragment_steps": 4}
     sync = {"style": style, "max_staleness": 1}
-    trieye.run_experiment(engine, train_config(**parts, explorer=few, sync=sync, loop={"env_steps": 300}))
-    config = train_config(**parts, explorer=many, sync=sync | {"interval": 4}, loop={"env_steps": 1000})
-    result = trieye.run_experiment(engine, config)
-    assert engine.last.max_waiting <= 4 * (4 + 4)
+    trieye.run_experiment(Watched, train_config(**PPO_PARTS, explorer=few, sync=sync, loop={"env_steps": 300}))
+    config = train_config(**PPO_PARTS, explorer=many, sync=sync | {"interval": 4}, loop={"env_steps": 1000})
+    result = trieye.run_experiment(Watched, config)
+    assert Watched.last.max_waiting <= 4 * (4 + 4)
     assert result.env_steps < 1000 + 4 * 4 * (4 + 4)
-    assert engine.last._row_source._group.lost == 0
-    assert [name for name in engine.last.queue_metrics if name.startswith("replay/dropped")] == []
+    assert Watched.last._row_source._group.lost == 0
+    assert [name for name in Watched.last.queue_metrics if name.startswith("replay/dropped")] == []
 
 
 @pytest.mark.long
 def test_resuming_with_fewer_explorers_still_collects_during_learning(train_config):
     parts = PPO_PARTS | {"sync": {"style": "fully_async", "max_staleness": 1}}
-    many, few = {"num": 8, "fragment_steps": 4}, {"num": 2, "fragment_steps": 4}
-    trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=many, loop={"env_steps": 1000}))
-    trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=few, loop={"env_steps": 1600}))
-    assert WatchedPPO.last.num_idle_steps <= 5, "of about 75 steps"
+    for num, env_steps in ((8, 1000), (2, 1600)):
+        explorer = {"num": num, "fragment_steps": 4}
+        trieye.run_experiment(Watched, train_config(**parts, explorer=explorer, loop={"env_steps": env_steps}))
+    assert Watched.last.num_idle_steps <= 5, "of about 75 steps"
 
 
 def test_chunks_of_several_fragments_are_rejected_before_the_start(train_config):
