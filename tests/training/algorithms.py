@@ -111,7 +111,7 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
         rows = self.collect()
         estimates = trieye.gae(rows, self.policy.v(rows.after)[:, 0].detach(), gamma=0.98, lam=0.8)
         trieye.set_lr(self.optimizer, self.agent.lr(self.env_steps))
-        batches = self.minibatches(rows, epochs=10, **estimates._asdict())
+        batches = self.minibatches(rows, epochs=4, **estimates._asdict())
         return trieye.mean(self.train_step(batch) for batch in batches)
 
     def train_step(self, batch):

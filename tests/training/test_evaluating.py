@@ -35,7 +35,8 @@ def evaluations(run_dir):
 def trained(train_config):
     def make(engine=DQN, **overrides):
         loop = EVERY | overrides.pop("loop", {})
-        config = train_config(**{"persistence": {"keep_last": 0}, "loop": loop} | overrides)
+        defaults = {"persistence": {"keep_last": 0}, "agent": {"updates_per_env_step": 0.25}}
+        config = train_config(**defaults | overrides, loop=loop)
         result = trieye.run_experiment(engine, config)
         return result, config.persistence.get_run_base_dir()
 
@@ -146,12 +147,12 @@ class Interrupted(WaitingDQN):
 
 def test_a_run_stopped_during_an_evaluation_repeats_it(trained):
     SlowPolicy.trains.clear()
-    loop = {"background_evaluation": True}
+    loop = {"background_evaluation": True, "steps": 200}
     with pytest.raises(trieye.RunInterrupted):
         trained(Interrupted, loop=loop)
     SlowPolicy.trains.set()
     _, run_dir = trained(Interrupted, loop=loop)
-    _, whole = trained(Noisy, run_name="whole")
+    _, whole = trained(Noisy, run_name="whole", loop={"steps": 200})
     assert evaluations(run_dir) == evaluations(whole)
     assert rated(run_dir).items() >= evaluations(run_dir).items()
 

@@ -43,7 +43,7 @@ def spoiled(train_config):
 class SpoiledUpdates:
     """Spoils an update: the reward of its batch, or a gradient of the first layer with a finite loss."""
 
-    spoil, value, at = "loss", math.nan, frozenset({50})
+    spoil, value, at = "loss", math.nan, frozenset({20})
 
     def train_step(self, batch):
         handle = None
@@ -113,7 +113,7 @@ def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, e
     agent = DQN_OF_FEW_STEPS if engine is SpoiledDQN else PPO_OF_FEW_STEPS
     config = spoiled(agent)
     with pytest.raises(
-        trieye.TrieyeError, match=r"gradient of policy\.\w+\.\d\.\w+ is nan .*in update 50 at environment"
+        trieye.TrieyeError, match=r"gradient of policy\.\w+\.\d\.\w+ is nan .*in update 20 at environment"
     ):
         run_alone(of_kind(engine, spoil=spoil), config)
     assert status_of(config) == "FAILED"

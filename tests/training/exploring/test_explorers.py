@@ -19,14 +19,10 @@ DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 
 PPO_PARTS = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}}
 
 
-def weights(run_dir):
-    return trieye.load_policy(run_dir, which="latest").state_dict()
-
-
 def trained(train_config, engine, **parts):
-    config = train_config(**parts)
-    trieye.run_experiment(engine, config)
-    return weights(config.persistence.get_run_base_dir())
+    """Return the weights at the end of a training."""
+    run_dir = trieye.run_experiment(engine, train_config(**parts)).run_dir
+    return trieye.load_policy(run_dir, which="latest").state_dict()
 
 
 def same(one, other):

@@ -173,7 +173,8 @@ def test_a_collection_follows_weights_that_another_process_publishes(
     thread = threading.Thread(target=publish)
     thread.start()
     chosen = {"sync": {"transport": "checkpoint"}, "explorer": {"num": explorers, "fragment_steps": 8}}
-    trieye.train(train_config(mode="explore", loop={"steps": 8000}, **chosen))
+    slow = {"id": "tests.training.worlds:Slow-v0"}  # the collection takes at least 4 s
+    trieye.train(train_config(mode="explore", loop={"steps": 800}, env=slow, **chosen))
     thread.join()
     actions = rows_in(constant / "explored_1.npz")["action"]
     assert (actions[0], actions[-1]) == (0, 1)
