@@ -3,6 +3,7 @@
 import copy
 import signal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,28 @@ class TrainConfig(trieye.TrainingConfig):
 
 # built now, or a project that another test imports before its first use would define what `kind: dqn` means
 TrainConfig.model_rebuild()
+
+
+def small_config(root_data_dir: Path, **overrides: Any) -> TrainConfig:
+    """Return a config: DQN on CartPole, in this process, without external sinks.
+
+    Overrides are merged key by key; another `agent.kind` drops the default agent.
+    """
+    parts: dict[str, Any] = {
+        "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        "env": {"id": "CartPole-v1", "eval_episodes": 2},
+        "run_name": "run",
+        "runtime": {"kind": "local"},
+        "sinks": {},
+        "persistence": {"root_data_dir": str(root_data_dir)},
+        "loop": {"axis": "env_steps"},
+    }
+    if "kind" in overrides.get("agent", {}):
+        parts["agent"] = {}
+    merged = {
+        key: parts[key] | value if isinstance(parts.get(key), dict) else value for key, value in overrides.items()
+    }
+    return TrainConfig.model_validate(parts | merged)
 
 
 def mlp(sizes):

@@ -10,7 +10,7 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import trieye
-from tests.training.algorithms import DQN, TrainConfig
+from tests.training.algorithms import DQN, TrainConfig, small_config
 from tests.training.worlds import Remembers
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.loop import run_alone as run_experiment
@@ -33,14 +33,12 @@ class CountingDQN(DQN):
 def trained(tmp_path_factory):
     """A finished run whose best checkpoint is step 60, and whose environment is no longer registered."""
     gym.register("Gone-v0", CartPoleEnv, max_episode_steps=30)
-    config = TrainConfig(
-        agent={"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}
-        | {"engine": "tests.training.test_loading:CountingDQN"},
+    config = small_config(
+        tmp_path_factory.mktemp("root"),
+        agent={"rollout_steps": 3, "learning_starts": 20, "engine": "tests.training.test_loading:CountingDQN"},
         env={"id": "Gone-v0", "normalize_observations": True},
-        runtime={"kind": "local"},
-        sinks={},
-        persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 30},
-        loop={"axis": "env_steps", "steps": 90, "evaluate_every_steps": 30},
+        persistence={"checkpoint_save_freq_steps": 30},
+        loop={"steps": 90, "evaluate_every_steps": 30},
     )
     result = run_experiment(CountingDQN, config)
     del gym.registry["Gone-v0"]

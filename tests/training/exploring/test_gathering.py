@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import QPolicy, TrainConfig
+from tests.training.algorithms import QPolicy, TrainConfig, small_config
 from tests.training.worlds import Troubled
 from tests.waiting import wait_until
 from trieye.checkpoints.store import CheckpointStore
@@ -33,18 +33,7 @@ def finished(tmp_path_factory):
     @cache
     def train(engine):
         root = tmp_path_factory.mktemp("root")
-        agent = {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8, "engine": engine}
-        trieye.train(
-            TrainConfig(
-                agent=agent,
-                env={"id": "CartPole-v1", "eval_episodes": 1},
-                run_name="run",
-                runtime={"kind": "local"},
-                sinks={},
-                persistence={"root_data_dir": str(root)},
-                loop={"axis": "env_steps", "steps": 20},
-            )
-        )
+        trieye.train(small_config(root, agent={"engine": engine}, loop={"steps": 20}))
         return root
 
     return train

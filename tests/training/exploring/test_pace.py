@@ -30,15 +30,11 @@ def test_need_sync_table(style, interval, step, published_step, is_requested, ex
     assert rules.needs_publish(step, published_step, is_requested=is_requested) is expected
 
 
-@pytest.mark.parametrize(
-    ("alias", "style"),
-    [("FIXED", "fixed"), ("DYNAMIC_BY_TRAINER", "trainer_driven"), ("DYNAMIC_BY_EXPLORER", "explorer_driven")],
-)
-def test_styles_and_transports_accept_the_names_of_trinity(alias, style):
-    assert SyncConfig(style=alias).style == style
-    assert SyncConfig(transport="NCCL").transport == "collective"
-    assert SyncConfig(transport="MEMORY").transport == "object_store"
-    assert SyncConfig(transport="CHECKPOINT").transport == "checkpoint"
+def test_styles_and_transports_accept_the_names_of_trinity():
+    styles = {"FIXED": "fixed", "DYNAMIC_BY_TRAINER": "trainer_driven", "DYNAMIC_BY_EXPLORER": "explorer_driven"}
+    assert [SyncConfig(style=alias).style for alias in styles] == list(styles.values())
+    transports = {"NCCL": "collective", "MEMORY": "object_store", "CHECKPOINT": "checkpoint"}
+    assert [SyncConfig(transport=alias).transport for alias in transports] == list(transports.values())
 
 
 def test_an_explorer_in_step_runs_ahead_by_exactly_the_offset():
