@@ -230,7 +230,7 @@ def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
     saved = decode(encode(engine.save_checkpoint(None)))
     assert not {"low", "high"} & saved["policy"].keys()
     fork.load_checkpoint(saved)
-    for _ in range(10):
+    for _ in range(3):
         fork.advance()
     for bounds in (fork.policy.high, fork.policy.spaces.action.high):
         assert np.allclose(bounds, [3, 7])
