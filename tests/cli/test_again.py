@@ -379,6 +379,16 @@ def test_a_missing_program_or_directory_is_named(command, project):
     assert "train.py" in err
 
 
+@pytest.mark.long
+def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(command, project, tmp_path, monkeypatch):
+    copied, at_first = shutil.copytree(project, tmp_path / "copied"), run_names(project)
+    begun = (project / "begun.txt").read_text()
+    monkeypatch.chdir(copied)
+    assert f"cd {copied} && " in command.output("fork", "first", "--checkpoint", "best", "loop.steps=7", "--yes")
+    assert (run_names(copied), run_names(project)) == (["first", "first_fork"], at_first)
+    assert (project / "begun.txt").read_text() == begun
+
+
 @pytest.mark.parametrize("transfer", [Path.rename, shutil.copytree], ids=["moved", "copied"])
 def test_a_moved_or_copied_project_runs_its_own_program_after_confirmation(
     transfer, command, project, tmp_path, monkeypatch
