@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trieye.checkpoints import directory
-from trieye.checkpoints.directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, save_state
+from trieye.checkpoints.directory import OBJECTS_NAME, TENSORS_NAME, TREE_NAME, load_state, peek, save_state
 from trieye.checkpoints.manifest import FORMAT_VERSION, MANIFEST_NAME, rewrite_manifest, verify, write_manifest
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.files.checksum import FileEntry
@@ -113,6 +113,16 @@ def test_a_failed_save_names_the_path_and_keeps_the_old_state(tmp_path):
         save_state(tmp_path / "s", EncodedState(1, arrays={"a": np.zeros(2, complex)}))
     assert decode(load_state(tmp_path / "s")) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"s", "blocked"}
+
+
+def test_a_value_within_a_state_is_read_alone_and_a_missing_one_is_named(tmp_path):
+    path = save_state(tmp_path / "s", encode({"loop": {"steps": 3}}))
+    assert peek(path, "loop", "steps") == 3
+    with pytest.raises(SerializationError, match="lacks loop/env_steps"):
+        peek(path, "loop", "env_steps")
+    (path / TREE_NAME).write_text("{")
+    with pytest.raises(SerializationError, match="lacks loop/steps"):
+        peek(path, "loop", "steps")
 
 
 def test_metadata_must_be_json_and_nan_becomes_null(tmp_path):

@@ -19,7 +19,7 @@ from tests.json_schemas import validated
 from trieye import results, runs
 from trieye.config.redaction import HIDDEN
 from trieye.config.sinks import OUR_NAMES
-from trieye.exceptions import CheckpointError, ConfigurationError
+from trieye.exceptions import CheckpointError, ConfigurationError, TrieyeError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
 from trieye.results.runs import seed_in
@@ -520,10 +520,11 @@ def test_an_active_run_can_be_forked_but_not_into_an_existing_run(command, proje
     assert err.endswith("train.py agent.lr=0.25 run_name=taken\n")  # not the name that it was started with
 
 
-def test_a_program_that_never_restores_is_rejected_without_training(command, project, planted):
+def test_a_program_that_never_restores_is_rejected_without_training(project, planted):
     planted(command=[sys.executable, "stranger.py"], overrides=[])
     (project / "stranger.py").write_text(NEVER_RESTORES)
-    assert "before run.restore()" in command.error("fork", "planted", "--checkpoint", "step:2", "--yes", code=1)
+    with pytest.raises(TrieyeError, match=r"before run\.restore\(\)"):
+        runs.fork("planted", checkpoint="step:2", confirm=lambda *_: None)
     assert run_names(project) == ["first", "planted"]
 
 

@@ -350,6 +350,7 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["table", "--where", "seed>=0,1"], "--where seed>=0,1: >= takes one value; only = and != take several"),
         (["table", "--where", "algo=sac"], "none of 6 runs match (agent.algo is dqn, ppo)"),
         (["table", "--last", "0%"], "--last 0%: expected a percentage, such as 10%"),
+        (["table", "--last", "many"], "--last many: expected a percentage, such as 10%"),
         (["table", "--range", "a=1"], "--range a=1: expected TASK=LOW:HIGH"),
         (["table", "--confidence", "95"], "--confidence 95: must be between 0 and 1"),
         (["curve", "-o", "c.csv"], "unknown image format 'csv'; `trieye results export` writes points"),
