@@ -8,6 +8,7 @@ on it (docs/cluster.md).
 
 import sys
 
+import ray
 from ppo import Config
 from ray.cluster_utils import Cluster
 
@@ -28,6 +29,7 @@ def main(env_steps: int) -> None:
     try:
         print(f"best return: {trieye.train(config)}")
     finally:
+        ray.shutdown()  # a cluster with connected drivers cannot be shut down
         cluster.shutdown()
 
 

@@ -275,7 +275,7 @@ def test_the_hydra_programs_of_the_page_are_swept(tmp_path):
     assert programs["fit.py"].count("\n") <= 12
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/config.yaml").write_text("lr: 0.1\nepochs: 20\n")
-    block, results = blocks("docs/hydra_sweeps.md", "console")
+    block, _, results = blocks("docs/hydra_sweeps.md", "console")
     first, *others = block.splitlines()
     assert first in (ROOT / "README.md").read_text()
     # the fork server imports all modules of this process

@@ -293,12 +293,15 @@ def test_a_run_is_deleted_with_its_mlflow_run_and_mirror_and_a_copy_without_thos
     assert {name.split("/")[1] for name in contents(tmp_path / "mirror")} == {"second"}
 
 
-def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirror(make_run, tmp_path, trieye_command):
+def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirrors(make_run, tmp_path, trieye_command):
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     original = make_run("first", **everywhere)
-    renamed = original.rename(original.with_name("renamed"))
+    second = original.rename(original.with_name("second"))
+    trieye_command.output("rebuild", "second")  # mirrors it under this name, too
+    renamed = second.rename(original.with_name("renamed"))
     copy = shutil.copytree(renamed, original.with_name("copy"))
     before = contents(tmp_path / "mirror")
+    assert {name.split("/")[1] for name in before} == {"first", "second"}
     trieye_command.output("rm", "copy", "--yes")
     assert (copy.exists(), contents(tmp_path / "mirror")) == (False, before)
     assert len(mlflow_runs(original)[1]) == 1

@@ -107,10 +107,10 @@ def test_a_long_close_reports_the_pending_work(make_config, monkeypatch):
     with trieye.Run(make_config()) as run:
         close = run._attempt.hub.close
 
-        def close_late(status):
+        def close_late(status, **options):
             with run_status.doing("saving step 7"):
                 wait_until(lambda: "saving step 7" in messages.getvalue())
-            close(status)
+            close(status, **options)
 
         run_status = run._attempt.hub._logic.status
         run._attempt.hub.close = close_late

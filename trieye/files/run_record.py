@@ -124,7 +124,7 @@ class RunRecord(BaseModel):
         summary: Summaries of the metrics.
         owner: The directory that owns the MLflow run and the mirror; None until an attempt starts in this directory,
             for example after a restore from the mirror.
-        former_mirrors: Mirrors of the attempts before the run was renamed or moved; deleting the run deletes them too.
+        former_mirrors: Mirrors of the run under its other names; deleting the run deletes them too.
     """
 
     # newer versions may add fields, and older versions must still be able to read the identity

@@ -13,7 +13,7 @@ from trieye.config.fingerprint import json_of
 from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RunFiles
-from trieye.files.run_record import RunRecord, RunStatus, require_owner
+from trieye.files.run_record import MirrorIdentity, RunRecord, RunStatus, require_owner
 from trieye.hub.directory import HubFiles
 from trieye.hub.logic import HubLogic
 from trieye.hub.marks import AttemptMark
@@ -256,6 +256,11 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[HubLogic]:
         record = record_in(paths.run_base_dir)
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
         end_time = record.ended or _last_sign_of_life(record, paths.run_base_dir)
+        if config.persistence.mirror is not None and record.owner is not None:
+            mirror = MirrorIdentity(app_name=config.app_name, run_name=config.run_name, token=record.owner.token)
+            if mirror not in (record.mirror, *record.former_mirrors):  # the run was renamed
+                record.former_mirrors = [*record.former_mirrors, mirror]
+                record.save(paths.run_record_path)
         hub = HubLogic(config)
         hub.files = _Files(hub, rewritten)
         try:
