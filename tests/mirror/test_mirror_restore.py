@@ -284,6 +284,16 @@ def test_nothing_of_a_killed_restore_remains_beside_the_run_that_the_mirror_has_
     assert other.buffers.entries() == []
 
 
+def test_a_repeated_restore_deletes_nothing_behind_a_link(run, other, tmp_path, url, monkeypatch):
+    assert _restored_but_killed(other, url, monkeypatch, MirrorStore.get, 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "notes.txt").write_text("mine")
+    shutil.rmtree(other.paths.checkpoint_dir)
+    other.paths.checkpoint_dir.symlink_to(tmp_path / "elsewhere")
+    assert restore_run(other.paths, url)
+    assert (tmp_path / "elsewhere" / "notes.txt").read_text() == "mine"
+
+
 def _restored_but_killed(other, url, monkeypatch, method, at):
     left = [at]
 

@@ -150,7 +150,8 @@ class _Restore:
         """Download a state, and its newest intact checkpoint."""
         self._refuse_renamed(state)
         self._local.store_record(MirrorRecord(restoring=True))
-        for leftover in [entry for folder in self._local.folders.values() for entry in folder.glob("*")]:
+        folders = [folder for folder in self._local.folders.values() if not folder.is_symlink()]
+        for leftover in [entry for folder in folders for entry in folder.glob("*")]:
             remove(leftover)  # of an interrupted restore, perhaps of another run
         with self._local.outgoing() as directory:
             for name, mirrored_file in state.files.items():
