@@ -106,7 +106,7 @@ def test_the_commands_of_the_cluster_page_work(machine, tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         outputs.append((line, done.stdout + done.stderr))
     (check,) = [text for line, text in outputs if "cluster check" in line]
-    assert "2 of 2 nodes are alive: a training can run on all\n" in check
+    assert "2 of 2 nodes are alive: a training can run on all of them\n" in check
     (training,) = [text for line, text in outputs if "explorer.num" in line]
     assert re.search(rf"sending its workers a copy of {project} \(\d+ files, [\d.,]+ \w+\)", training)
     records = [json.loads(path.read_text()) for path in project.glob(".trieye_data/*/runs/*/run.json")]

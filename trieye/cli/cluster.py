@@ -102,7 +102,7 @@ def _parts(nodes: "list[Node]", comparison: "Findings") -> Parts:
     for line in comparison.notes:
         yield Text.assemble(("note:", "yellow"), f" {line}")
     num_alive, num_problems = sum(node.is_alive for node in nodes), len(comparison.problems)
-    verdict = counted(num_problems, "problem") if num_problems else "a training can run on all"
+    verdict = counted(num_problems, "problem") if num_problems else "a training can run on all of them"
     yield f"{num_alive} of {len(nodes)} nodes are alive: {verdict}"
 
 
