@@ -1,5 +1,7 @@
 """Rows in a ring: in blocks, and one by one as bytes."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,15 @@ def test_blocks_of_varying_lengths_are_stored_in_order(shape):
         expected = {key: np.concatenate([each[key] for each in blocks[: number + 1]])[-20:] for key in rows}
         stored = stored_rows(buffer)
         assert all(np.array_equal(stored[key], expected[key]) for key in expected)
+
+
+def test_a_block_from_another_process_is_stored_without_conversion(monkeypatch):
+    buffer = ReplayBuffer(20)
+    buffer.extend(block(6, (3,), seed=0))
+    monkeypatch.setattr(Column, "conform", None)
+    received = pickle.loads(pickle.dumps(block(6, (3,), seed=1)))
+    buffer.extend(received)
+    assert np.array_equal(stored_rows(buffer)["obs"][6:], received["obs"])
 
 
 def after_two_blocks():

@@ -104,7 +104,7 @@ class Ring:
         }
         count = row_count(arrays)
         for name, dtype, shape, *_ in self._lanes:
-            if arrays[name].dtype is not dtype or arrays[name].shape[1:] != shape:
+            if arrays[name].dtype != dtype or arrays[name].shape[1:] != shape:
                 arrays[name] = self.columns[name].conform(arrays[name], rows=count)
         self._block_lanes = [(name, dtype, (count, *shape)) for name, dtype, shape, *_ in self._lanes]
         self._block_rows = count
@@ -116,8 +116,10 @@ class Ring:
             return 0
         for name, dtype, shape in self._block_lanes:
             array = rows.get(name)
-            # identity instead of equality: half the cost
-            if type(array) is not ndarray or array.dtype is not dtype or array.shape != shape:
+            if type(array) is not ndarray or array.shape != shape:
+                return 0
+            # identity is faster, but unpickled arrays have copies of their dtypes
+            if array.dtype is not dtype and array.dtype != dtype:
                 return 0
         return self._block_rows
 
