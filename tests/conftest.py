@@ -102,9 +102,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_environment(tmp_path_factory):
-    """Keep the user's key and tracking server out of the tests."""
+    """Keep the user's key and tracking server, and the state of this repository, out of the tests.
+
+    Each of their 1500 runs would call git three times: 12 ms of CPU.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
+        patch.setenv("GIT_DIR", os.devnull)
         for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
             patch.delenv(name, raising=False)
         yield
@@ -132,6 +136,14 @@ def warm_programs(request):
 def cold_programs(monkeypatch):
     """Start new interpreters in a module whose other programs are forks."""
     monkeypatch.setattr(subprocess, "Popen", warm.Popen.__base__)
+
+
+@pytest.fixture(scope="module")
+def git_repositories(_own_environment):
+    """Let git find the repositories that tests create."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GIT_DIR")
+        yield
 
 
 @pytest.fixture

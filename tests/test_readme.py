@@ -54,7 +54,10 @@ NOT_RUN_HERE = ("make ", "source ", "pip install", "trieye ui")
 """The first three install the environment of this test; the last waits for Ctrl-C."""
 IS_LONG = os.environ.get("TRIEYE_DOCS_LONG") == "1"
 LIMIT_S = 4 * 3600 if IS_LONG else 280
-pytestmark = pytest.mark.timeout(LIMIT_S + 320)  # the first test that needs the project waits for all commands
+pytestmark = [
+    pytest.mark.usefixtures("git_repositories"),
+    pytest.mark.timeout(LIMIT_S + 320),  # the first test that needs the project waits for all commands
+]
 KILL = re.compile(r"timeout -s KILL \d+ ")
 ONLY_COMPOSED = "--only-composed"
 """Marks the arguments of a command whose config is composed and checked, together with others."""

@@ -27,6 +27,8 @@ from trieye.cli.new import TEMPLATE, answers_of, bake, complaint_about, question
 from trieye.files.checksum import sums_of
 from trieye.version import VERSION
 
+pytestmark = pytest.mark.usefixtures("git_repositories")
+
 ROOT = Path(__file__).parents[1]
 SLUG = "my_agent"
 WHEEL = f"wheels/trieye-{VERSION}-py3-none-any.whl"

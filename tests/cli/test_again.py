@@ -27,6 +27,8 @@ from trieye.runs import get
 from trieye.runs.program import LOAD, Program
 from trieye.sweeps.record import SweepRecord, moved_program
 
+pytestmark = pytest.mark.usefixtures("git_repositories")
+
 WARM = warm.RUN
 
 CONFIG = """

@@ -14,6 +14,8 @@ from tests.waiting import wait_until
 from trieye.cli.new import TEMPLATE, answers_of, complaint_about, questions
 from trieye.version import VERSION
 
+pytestmark = pytest.mark.usefixtures("git_repositories")
+
 
 @pytest.fixture(autouse=True)
 def _in_tmp_path(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ from trieye.exceptions import ConfigurationError
 from trieye.hub import working_dir
 from trieye.hub.working_dir import project_of_program, stage
 
+pytestmark = pytest.mark.usefixtures("git_repositories")
+
 FILES = {
     "pyproject.toml": "[project]",
     "my_agent/__init__.py": "",

@@ -13,6 +13,8 @@ from tests import warm
 from tests.curves import mlflow_runs
 from trieye.run.provenance import Commit, ProvenanceRecorder, commit_of_program
 
+pytestmark = pytest.mark.usefixtures("git_repositories")
+
 PROGRAM = """
 import sys
 import trieye
