@@ -89,7 +89,7 @@ def _with_tuples(descr: Node) -> Any:
     """Convert the lists of a JSON description back to the tuples of fields and shapes."""
     if not isinstance(descr, list):
         return descr
-    return [(_title(name), _with_tuples(kind), *(tuple(shape) for shape in rest)) for name, kind, *rest in descr]
+    return [(_title(name), _with_tuples(kind), *(tuple(shape) for shape in shapes)) for name, kind, *shapes in descr]
 
 
 def _title(name: Any) -> Any:

@@ -184,13 +184,13 @@ class EnvironmentReader:
             memory, is_plain = id(owner), is_own and value.flags.c_contiguous
         else:
             memory, is_plain = value.untyped_storage().data_ptr(), value.is_contiguous() and not value.requires_grad
-        others = self._arrays.setdefault(memory, [])
+        same_memory_arrays = self._arrays.setdefault(memory, [])
         # rows of one array, such as the actions of the members of a vector, do not overlap
         is_tensor = not isinstance(value, np.ndarray)
-        overlapping_arrays = [other for other in others if is_tensor or np.may_share_memory(value, other)]
+        overlapping_arrays = [other for other in same_memory_arrays if is_tensor or np.may_share_memory(value, other)]
         if not is_plain or (overlapping_arrays and value.nbytes):
             return self._report(value, label, " that shares memory, or has strides or a gradient")
-        others.append(value)
+        same_memory_arrays.append(value)
         return copy.deepcopy(value)
 
 

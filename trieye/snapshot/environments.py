@@ -92,8 +92,8 @@ class EnvState:
                 f"{_name(self.env)} cannot be saved in the middle of an episode, because {reader.problem}: a resume "
                 "starts a new episode, which is exact only if the state is saved between two episodes"
             )
-        about = {"between_episodes": self.between_episodes, "reason": reader.problem}
-        return {**about, "layers": reader.layers, "same": reader.same}
+        status_fields = {"between_episodes": self.between_episodes, "reason": reader.problem}
+        return {**status_fields, "layers": reader.layers, "same": reader.same}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Reset the environment, which must be created as in the saved run, and restore a result of `state_dict`.

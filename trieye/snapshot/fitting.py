@@ -52,9 +52,9 @@ class StateMismatch:
 
     def __str__(self) -> str:
         hints = {name: nearest(name, self.unexpected) for name in self.missing[:_MAX_NAMED]}
-        missing = [f"{name} (is it {hint}?)" if (hint := hints.get(name)) else name for name in self.missing]
+        missing_texts = [f"{name} (is it {hint}?)" if (hint := hints.get(name)) else name for name in self.missing]
         parts = {
-            "missing": missing,
+            "missing": missing_texts,
             "unexpected": self.unexpected,
             "of another shape or type": self.other_shape,
             "optimizers not restored": self.optimizers,
@@ -172,8 +172,8 @@ class _StateTree:
 
     def leaves(self, name: str) -> list[str]:
         """Return the paths of an object's values, except dicts with arrays."""
-        inside = f"{name}."
-        return [path for path, value in self.nodes.items() if path.startswith(inside) and not _is_branch(value)]
+        path_prefix = f"{name}."
+        return [path for path, value in self.nodes.items() if path.startswith(path_prefix) and not _is_branch(value)]
 
 
 def _begins(path: str, prefix: str) -> bool:
@@ -339,9 +339,9 @@ def _fitted(
 
     result = [own_state]
     fit(name, own_state, saved_state, lambda state: result.__setitem__(0, state))
-    inside = tuple(f"{path}." for path in matched_paths)
-    unmatched = [path for path in tree.leaves(name) if path not in matched_paths]
-    mismatch.unexpected += [path for path in unmatched if not path.startswith(inside)]
+    path_prefixes = tuple(f"{path}." for path in matched_paths)
+    unmatched_paths = [path for path in tree.leaves(name) if path not in matched_paths]
+    mismatch.unexpected += [path for path in unmatched_paths if not path.startswith(path_prefixes)]
     for fit_optimizer in optimizer_fits:  # after all parameters have been matched
         fit_optimizer()
     return None if result[0] is own_state and mismatch else result[0]
@@ -357,24 +357,25 @@ def _fit_optimizer(
         mismatch.optimizers.append(f"{path} ({reason})")
 
 
-def _optimizer_mismatch(own: Any, saved: Any, target: Any, mismatch: StateMismatch) -> str | None:
-    if not _is_optimizer_state(saved):
-        return f"was {shape_text(saved)}"
-    sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (own, saved)]
+def _optimizer_mismatch(own_state: Any, saved_state: Any, target: Any, mismatch: StateMismatch) -> str | None:
+    if not _is_optimizer_state(saved_state):
+        return f"was {shape_text(saved_state)}"
+    sizes = [[len(group["params"]) for group in state["param_groups"]] for state in (own_state, saved_state)]
     if sizes[0] != sizes[1]:
         own_sizes, saved_sizes = (_listed(list(map(str, counts))) for counts in sizes)
         return f"has groups of {own_sizes} parameters and had {saved_sizes}"
     names = [
-        [name for group in state["param_groups"] for name in group.get("param_names", ())] for state in (own, saved)
+        [name for group in state["param_groups"] for name in group.get("param_names", ())]
+        for state in (own_state, saved_state)
     ]
     if all(names) and names[0] != names[1]:
         return "its parameters have other names"
     if not is_of_torch(target, "optim.Optimizer"):  # the parameters are unknown here
         return "not all parameters of the same object fit" if mismatch.missing or mismatch.other_shape else None
     parameters = [parameter for group in target.param_groups for parameter in group["params"]]
-    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    indices = [index for group in saved_state["param_groups"] for index in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
-        for moment in saved["state"].get(index, {}).values():
+        for moment in saved_state["state"].get(index, {}).values():
             if not _fits_parameter(shape_of(moment), shape_of(parameter)):
                 return f"has a parameter of shape {shape_of(parameter)}, but the saved state has {shape_of(moment)}"
     return None

@@ -125,18 +125,19 @@ class ArrayState:
         target[...] = state
 
 
-def _can_cast(saved: Any, own: Any) -> bool:
+def _can_cast(saved_value: Any, own_value: Any) -> bool:
     """Return whether a cast loses nothing but the precision of floating-point numbers."""
-    if isinstance(own, np.ndarray):
+    if isinstance(own_value, np.ndarray):
         try:
-            dtype = np.asarray(saved).dtype
+            dtype = np.asarray(saved_value).dtype
         except TypeError:  # a tensor of a dtype that NumPy lacks
             return False
-        return np.can_cast(dtype, own.dtype, "same_kind" if dtype.kind in "fc" else "safe")
-    if not is_of_torch(saved, "Tensor"):
+        return np.can_cast(dtype, own_value.dtype, "same_kind" if dtype.kind in "fc" else "safe")
+    if not is_of_torch(saved_value, "Tensor"):
         return False
     import torch
 
-    is_inexact = saved.is_floating_point() or saved.is_complex()
-    is_wide = is_inexact or own.element_size() >= saved.element_size()  # torch counts integers of all sizes as one kind
-    return is_wide and torch.can_cast(saved.dtype, own.dtype)
+    is_inexact = saved_value.is_floating_point() or saved_value.is_complex()
+    # torch counts integers of all sizes as one kind
+    is_wide = is_inexact or own_value.element_size() >= saved_value.element_size()
+    return is_wide and torch.can_cast(saved_value.dtype, own_value.dtype)

@@ -122,11 +122,11 @@ class PolicyContract:
 
     def test_actions_depend_only_on_the_loaded_weights(self) -> None:
         """Explorers receive only parameters and buffers, in place."""
-        ours, theirs = self.make_policy(0), self.make_policy(1)
-        pointers = [item.data_ptr() for item in theirs.parameters()]
-        load_weights(theirs, as_arrays(weights_of(ours)))
-        assert [item.data_ptr() for item in theirs.parameters()] == pointers
-        one, other = (self.act(policy, 8, seed=3) for policy in (ours, theirs))
+        source_policy, target_policy = self.make_policy(0), self.make_policy(1)
+        pointers = [item.data_ptr() for item in target_policy.parameters()]
+        load_weights(target_policy, as_arrays(weights_of(source_policy)))
+        assert [item.data_ptr() for item in target_policy.parameters()] == pointers
+        one, other = (self.act(policy, 8, seed=3) for policy in (source_policy, target_policy))
         assert torch.equal(one.action, other.action), "actions depend on state that is neither parameter nor buffer"
         assert all(torch.equal(one.extras[name], other.extras[name]) for name in one.extras)
 
@@ -203,14 +203,14 @@ class TrainEngineContract:
         assert list(_differences(*states)) == []
 
 
-def _interrupted(engine: type[Any], calls: list[int], at: int | None) -> type[Any]:
-    """Return an engine that records its calls of `step`, and requests a stop after call number `at`."""
+def _interrupted(engine: type[Any], calls: list[int], stop_call: int | None) -> type[Any]:
+    """Return an engine that records its calls of `step`, and requests a stop after call number `stop_call`."""
 
     class Interrupted(engine):  # type: ignore[misc]  # any engine
         def step(self) -> Any:
             values = super().step()
             calls.append(self.env_steps)
-            if len(calls) == at:
+            if len(calls) == stop_call:
                 self.run.stop_requested, self.run.stop_requested_at = True, time.monotonic()
             return values
 
@@ -308,12 +308,12 @@ class SamplingContract:
         for updates in range(3):
             sampling.minibatch(replay, 16, _CPU, updates=updates)
         saved_states = decode(encode({"sampling": sampling, "replay": replay}))
-        others = self.make_sampling(), self.make_replay()
-        others[0].load_state_dict(saved_states["sampling"])
-        others[1].load_state_dict(saved_states["replay"])
+        restored_pair = self.make_sampling(), self.make_replay()
+        restored_pair[0].load_state_dict(saved_states["sampling"])
+        restored_pair[1].load_state_dict(saved_states["replay"])
         for updates in range(3, 6):
             batch = sampling.minibatch(replay, 16, _CPU, updates=updates)
-            other_batch = others[0].minibatch(others[1], 16, _CPU, updates=updates)
+            other_batch = restored_pair[0].minibatch(restored_pair[1], 16, _CPU, updates=updates)
             assert list(_differences(batch.data, other_batch.data)) == []
 
 

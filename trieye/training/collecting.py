@@ -198,18 +198,18 @@ class Collector:
             return
         members = np.zeros(self.envs.num_envs, bool)
         members[list(faults)] = True
-        owner, at = self._on_nonfinite.owner, f"at environment step {env_steps}"
+        owner, step_text = self._on_nonfinite.owner, f"at environment step {env_steps}"
         for n, fault in faults.items():
             if action.dtype.kind == "f" and not np.isfinite(action[n]).all():
-                raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {at}")
+                raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {step_text}")
             in_a_row = not recorded_steps.has_row_before(t, n)
             self._refusals[n] = self._refusals.get(n, 0) * in_a_row + 1
             if self._refusals[n] >= MAX_IN_A_ROW:
-                raise NonFiniteError(f"{fault} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
+                raise NonFiniteError(f"{fault} of environment {n}{owner} {step_text}, {MAX_IN_A_ROW} times in a row")
         first_env, fault = next(iter(faults.items()))
-        others = f", and values of {len(faults) - 1} other environments" if len(faults) > 1 else ""
+        others_text = f", and values of {len(faults) - 1} other environments" if len(faults) > 1 else ""
         consequence = "the row is omitted, its episode cut, and the environment reset"
-        message = f"{fault} of environment {first_env}{owner} {at}{others}"
+        message = f"{fault} of environment {first_env}{owner} {step_text}{others_text}"
         self._on_nonfinite.handle("rows", message, consequence, len(faults))
         recorded_steps.cut(self._reset(members, recorded_steps, t + 1), t)
 
@@ -289,16 +289,16 @@ class Collector:
             return torch.from_numpy(columns["obs"][t]).to(device)
         return nested({name: torch.from_numpy(item[t]).to(device) for name, item in columns.items()})
 
-    def _reset_state(self, state: Any, begins: NDArray[np.bool_]) -> Any:
+    def _reset_state(self, state: Any, is_first: NDArray[np.bool_]) -> Any:
         """Return the state of a recurrent policy, replaced by `initial_state` where an episode begins."""
-        if not begins.any():
+        if not is_first.any():
             return state
-        fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._device)
+        initial_state, mask = self._policy.initial_state(len(is_first)), torch.from_numpy(is_first).to(self._device)
 
         def begun(item: torch.Tensor, fresh_item: torch.Tensor) -> torch.Tensor:
-            return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), fresh_item, item)
+            return torch.where(mask.reshape(-1, *[1] * (item.ndim - 1)), fresh_item, item)
 
-        return map_state(state, begun, fresh)
+        return map_state(state, begun, initial_state)
 
     def _transform_rewards(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
@@ -314,14 +314,14 @@ class Collector:
             return
         # segments [env, t]: the steps of each environment, split after the last step of each episode
         steps, num = rewards.shape
-        begins = np.ones((num, steps), bool)
-        begins[:, 1:] = done[:-1].T
-        first = np.flatnonzero(begins)
-        env, at = np.divmod(first, steps)
-        is_carried = at == 0
+        is_first = np.ones((num, steps), bool)
+        is_first[:, 1:] = done[:-1].T
+        first = np.flatnonzero(is_first)
+        env, t = np.divmod(first, steps)
+        is_carried = t == 0
         returns = np.add.reduceat(rewards.T.ravel(), first) + np.where(is_carried, self._returns[env], 0.0)
         lengths = np.add.reduceat(valid.T.ravel(), first, dtype=np.int64) + np.where(is_carried, self._lengths[env], 0)
-        ends = np.append(first[1:], begins.size) - env * steps
+        ends = np.append(first[1:], is_first.size) - env * steps
         has_ended = done[ends - 1, env]
         for segment in np.flatnonzero(has_ended).tolist():
             if (ends[segment], env[segment]) not in cuts:

@@ -155,8 +155,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         is_offline = config.mode == "train"
         clip_rewards = config.env.clip_rewards
         read_data = partial(data_of, config.data or "", spaces, on_nonfinite=on_nonfinite, clip_rewards=clip_rewards)
-        make = read_data if is_offline else Experience.from_config
-        experience = make(replay, seed=config.seed)
+        make_experience = read_data if is_offline else Experience.from_config
+        experience = make_experience(replay, seed=config.seed)
         if is_offline and config.env.normalize_observations:
             merge_moments(
                 self.policy, (Moments.of(torch.from_numpy(rows["obs"])) for rows, _ in experience.iter_rows())
@@ -206,12 +206,14 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         agent = self.agent
         if not isinstance(agent, ReplayAgentConfig):
             raise ConfigurationError(f"due_batches() needs a ReplayAgentConfig, not {type(agent).__name__}")
-        due = self._update_ratio.due(self.env_steps)
+        target_updates = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
-            due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
-            self._update_ratio.start(self.env_steps, due)
+            target_updates = self.updates + max(
+                1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step)
+            )
+            self._update_ratio.start(self.env_steps, target_updates)
         limit = self.config.loop.limit_on("updates")
-        while self.updates < (due if limit is None else min(due, limit)):
+        while self.updates < (target_updates if limit is None else min(target_updates, limit)):
             batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
             yield self._counted_batch(kind(batch.data, batch.ids, batch.weights))
 

@@ -61,8 +61,8 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
         env = _wrap(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
-            make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
-            env = _wrap(env, f"env.wrappers.{name}", make)
+            make_wrapper = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
+            env = _wrap(env, f"env.wrappers.{name}", make_wrapper)
             _reject_running_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
     if config.frame_stack is not None:
         env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
@@ -164,9 +164,9 @@ def _class_of(name: str, wrapper: WrapperConfig) -> Callable[..., Any]:
     return wrapper_class
 
 
-def _wrap(env: Any, key: str, make: Callable[[], Any]) -> Any:
+def _wrap(env: Any, key: str, make_wrapper: Callable[[], Any]) -> Any:
     try:
-        return make()
+        return make_wrapper()
     except _MAKE_ERRORS as error:
         env.close()
         raise ConfigurationError(f"{key}: cannot wrap this environment: {_one_line(error)}") from error
@@ -175,12 +175,12 @@ def _wrap(env: Any, key: str, make: Callable[[], Any]) -> Any:
 def _reject_running_statistics(env: Any, key: str) -> None:
     """Reject wrappers with private running statistics, which evaluations and explorers would not share."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
-        for name, instead in _STATISTICS_WRAPPERS.items():
+        for name, setting in _STATISTICS_WRAPPERS.items():
             if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
                 env.close()
                 raise ConfigurationError(
                     f"{key}: {name} has separate running statistics in each environment, so that evaluations and "
-                    f"explorers would normalize differently; leave it out, and set {instead}=true"
+                    f"explorers would normalize differently; leave it out, and set {setting}=true"
                 )
         env = env.env
 
@@ -263,12 +263,12 @@ def _vector_form(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
 
 
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
-    make: Any = gym.make_vec  # its annotations omit the environment's keyword arguments
+    make_vector: Any = gym.make_vec  # its annotations omit the environment's keyword arguments
     spec = gym.registry.get(config.id)
     if spec is not None and spec.vector_entry_point is None:
         raise ConfigurationError(f"env.vector=own: {config.id} has no vector form; set env.vector=sync")
     try:
-        envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
+        envs: Any = make_vector(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
     except Exception as error:  # the border to the user's environment
         raise _creation_error(config, error) from error
     if not isinstance(envs, VectorEnv):
@@ -424,12 +424,12 @@ def _step_violation(env: Any) -> str | None:
     return None
 
 
-def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
+def check_env(config: EnvConfig, supported_kinds: tuple[ActionKind, ...]) -> None:
     """Create an environment, check it, and close it.
 
     Args:
         config: Config of the environment.
-        actions: Kinds of action that the agent supports.
+        supported_kinds: Kinds of action that the agent supports.
 
     Raises:
         ConfigurationError: The environment cannot be created or violates Gymnasium's rules, or the agent does not
@@ -450,8 +450,8 @@ def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
     if config.normalize_observations and not isinstance(space, gym.spaces.Box):
         raise ConfigurationError(f"env.normalize_observations=true needs a Box observation space, not {space}")
     kind = action_kind(spaces.action)
-    if kind not in actions:
-        action_names = " or ".join(_ACTION_DESCRIPTIONS[action] for action in actions)
+    if kind not in supported_kinds:
+        action_names = " or ".join(_ACTION_DESCRIPTIONS[action] for action in supported_kinds)
         raise ConfigurationError(
             f"env.id={config.id} has the action space {spaces.action}; this agent supports {action_names}"
         )

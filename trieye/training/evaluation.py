@@ -141,11 +141,11 @@ class Evaluation:
         """Play the waiting episodes; free environments take the next one."""
         active: list[tuple[Any, Episode]] = []
         calls = watchdog.calls()
-        free, obs, state = list(envs), dict[int, Any](), policy.initial_state(0)
+        free_envs, obs, state = list(envs), dict[int, Any](), policy.initial_state(0)
         while waiting or active:
             num_started = 0
-            while waiting and free:
-                env, episode = free.pop(), waiting.pop()
+            while waiting and free_envs:
+                env, episode = free_envs.pop(), waiting.pop()
                 seed_spaces(env, episode.seed)
                 with calls:
                     obs[id(env)] = env.reset(seed=episode.seed)[0]
@@ -172,7 +172,7 @@ class Evaluation:
                     if not episode.is_cut:  # the metrics need the info of the last step
                         episode.metrics = episode_metrics(policy, info, "eval")
                     done.append(episode)
-                    free.append(env)
+                    free_envs.append(env)
             state = map_state(act.state, partial(_select, is_running=torch.from_numpy(is_running)))
             active = [pair for pair, still_running in zip(active, is_running, strict=True) if still_running]
 

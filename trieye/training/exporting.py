@@ -191,8 +191,8 @@ def _sample(space: Any, n: int, draws: np.random.Generator) -> Any:
         low, high, shape = space.low.astype(np.float64), space.high.astype(np.float64), (n, *space.shape)
         with np.errstate(over="ignore"):
             width = high - low
-        within = low + draws.random(shape) * np.minimum(width, _MAX_UNIFORM_WIDTH)
-        samples = np.where(width < _MAX_UNIFORM_WIDTH, within, draws.standard_normal(shape))
+        uniform_samples = low + draws.random(shape) * np.minimum(width, _MAX_UNIFORM_WIDTH)
+        samples = np.where(width < _MAX_UNIFORM_WIDTH, uniform_samples, draws.standard_normal(shape))
         return samples.clip(low, high).astype(space.dtype)
     space_copy = copy.deepcopy(space)  # preserves the random state of the policy's space
     space_copy.seed(int(draws.integers(1 << 31)))

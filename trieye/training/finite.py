@@ -361,13 +361,13 @@ def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"{owner}: {name} of {names.get(id(param), 'a weight')}", tensor
 
 
-def reject_nonfinite(weights: Iterable[tuple[str, torch.Tensor]], where: str) -> None:
+def reject_nonfinite(weights: Iterable[tuple[str, torch.Tensor]], location: str) -> None:
     """Raise for the first weight that contains NaN or infinity."""
     for name, weight in weights:
         if not torch.isfinite(weight).all():
             raise NonFiniteError(
-                f"{name} is {_first_bad(weight):g} {where}; resume from the last checkpoint, and check for code that "
-                "changes weights other than optimizers"
+                f"{name} is {_first_bad(weight):g} {location}; resume from the last checkpoint, and check for code "
+                "that changes weights other than optimizers"
             )
 
 

@@ -198,11 +198,11 @@ def _name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def map_state(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
+def map_state(state: Any, change: Callable[..., torch.Tensor], *other_states: Any) -> Any:
     """Apply `change` to each tensor of a policy state, together with the same tensor of the other states."""
     if isinstance(state, dict):
-        return {key: change(item, *(other[key] for other in others)) for key, item in state.items()}
-    return None if state is None else change(state, *others)
+        return {key: change(item, *(other[key] for other in other_states)) for key, item in state.items()}
+    return None if state is None else change(state, *other_states)
 
 
 class Moments(NamedTuple):

@@ -84,9 +84,13 @@ class BufferSampling:
         external.ids = np.full(from_data, -1)
         if from_data == n:
             return external
-        own = replay.minibatch(n - from_data, device)
-        joined = {key: torch.cat((own.data[key], external.data[key])) for key in own.data if key in external.data}
-        return Minibatch(joined, np.concatenate((own.ids, external.ids)), torch.cat((own.weights, external.weights)))
+        batch = replay.minibatch(n - from_data, device)
+        joined_data = {
+            key: torch.cat((batch.data[key], external.data[key])) for key in batch.data if key in external.data
+        }
+        return Minibatch(
+            joined_data, np.concatenate((batch.ids, external.ids)), torch.cat((batch.weights, external.weights))
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data buffer, whose rows are stored once, with the state of its draws; empty without data."""
@@ -109,8 +113,8 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
     Raises:
         ConfigurationError: The data cannot be read, or a class of the project does not exist.
     """
-    chosen, data = config.sample, None
-    if chosen.kind == "default":
+    sample_config, data = config.sample, None
+    if sample_config.kind == "default":
         return BufferSampling()
     if config.data is not None:
         data = data_of(
@@ -121,11 +125,13 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
             on_nonfinite=OnNonfinite(config.loop.on_nonfinite),
             clip_rewards=config.env.clip_rewards,
         )
-    if chosen.kind not in {"mix", "warmup"}:
-        strategy: Sampling = project_class("sample.kind", chosen.kind)(config, data)
+    if sample_config.kind not in {"mix", "warmup"}:
+        strategy: Sampling = project_class("sample.kind", sample_config.kind)(config, data)
         return strategy
     assert data is not None  # noqa: S101 - the config requires `data` for both kinds
-    ratio, until_update = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
+    ratio, until_update = (
+        (sample_config.data_ratio, None) if sample_config.kind == "mix" else (1.0, sample_config.warmup_updates)
+    )
     return BufferSampling(data, ratio, until_update)
 
 
@@ -167,8 +173,8 @@ class _ExternalExperience(Experience):
                     columns[name] = columns.pop(bare)
         spaces = {f"obs/{key}": part for key, part in inner.items()} or {"obs": self.spaces.observation}
         spaces |= {f"next_{name}": space for name, space in spaces.items()}
-        if missing := [name for name in (*spaces, "action", "reward") if name not in columns]:
-            raise ConfigurationError(f"no column {missing[0]}; columns: {', '.join(columns)}")
+        if missing_columns := [name for name in (*spaces, "action", "reward") if name not in columns]:
+            raise ConfigurationError(f"no column {missing_columns[0]}; columns: {', '.join(columns)}")
         for name, space in spaces.items():
             columns[name] = as_column(columns[name])
             self._check_obs(name, columns[name].shape[1:], space.shape)

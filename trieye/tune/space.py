@@ -92,6 +92,6 @@ def _end(dimension: Dimension, value: float) -> float:
 def _domain(dimension: Dimension) -> Any:
     low, high = dimension.low, dimension.high
     if dimension.is_int:
-        make = tune.lograndint if dimension.is_log else tune.randint
-        return make(int(low), int(high) + 1)
+        make_domain = tune.lograndint if dimension.is_log else tune.randint
+        return make_domain(int(low), int(high) + 1)
     return (tune.loguniform if dimension.is_log else tune.uniform)(low, high)

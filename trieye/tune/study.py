@@ -275,11 +275,11 @@ class Study:
         Raises:
             ConfigurationError: A trial needs more resources than a local Ray has.
         """
-        needed, offered = self._trainable.default_resource_request({}).required_resources, ray.cluster_resources()
+        demand, supply = self._trainable.default_resource_request({}).required_resources, ray.cluster_resources()
         shortages = [
-            f"{name} {amount:g} of {offered.get(name, 0.0):g}"
-            for name, amount in needed.items()
-            if amount > offered.get(name, 0.0)
+            f"{name} {amount:g} of {supply.get(name, 0.0):g}"
+            for name, amount in demand.items()
+            if amount > supply.get(name, 0.0)
         ]
         if not shortages:
             return

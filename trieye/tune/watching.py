@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ray.tune import Callback, Stopper
+from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 
 from trieye.config import TrieyeConfig
@@ -73,7 +74,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         """Refresh the table."""
         self.progress.show()
 
-    def on_trial_start(self, *, trial: Any, **_: Any) -> None:
+    def on_trial_start(self, *, trial: Trial, **_: Any) -> None:
         """Record that a trial has started or resumed."""
         record = self._record_of(trial)
         record.overrides = overrides_of(trial.config)
@@ -87,7 +88,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         relink(job_dir / RUN, self._config.persistence.get_run_base_dir().with_name(name))
         self._write(record)
 
-    def on_trial_result(self, *, trial: Any, result: dict[str, Any], **_: Any) -> None:
+    def on_trial_result(self, *, trial: Trial, result: dict[str, Any], **_: Any) -> None:
         """Record a result of a trial."""
         record, mode = self._record_of(trial), self._config.loop.mode
         record.step = int(result["step"])
@@ -112,7 +113,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         if target is not None and value is not None and record.state == "completed":
             self.has_reached_target |= value >= target if self._config.loop.mode == "max" else value <= target
 
-    def on_trial_recover(self, *, trial: Any, **_: Any) -> None:
+    def on_trial_recover(self, *, trial: Trial, **_: Any) -> None:
         """Record that a trial failed or its process died, and that it will be retried."""
         record = self._record_of(trial)
         self._fell_back(record, _reason(trial))
@@ -124,7 +125,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         self._write(record)
         self.progress.retried(self._job(record), f"{reason}; resuming from its last checkpoint")
 
-    def on_trial_complete(self, *, trial: Any, **_: Any) -> None:
+    def on_trial_complete(self, *, trial: Trial, **_: Any) -> None:
         """Record that a trial has completed, or that a scheduler stopped it."""
         result, record = trial.last_result or {}, self._record_of(trial)
         is_done = bool(result.get("done")) and result.get("stop_reason") is not None
@@ -140,7 +141,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         self._write(record, is_lasting=True)
         self._show(Done(record.index, record.objective, is_pruned=state == "pruned", reason=reason), record)
 
-    def on_trial_error(self, *, trial: Any, **_: Any) -> None:
+    def on_trial_error(self, *, trial: Trial, **_: Any) -> None:
         """Record that a trial has failed, permanently unless retries are left."""
         record, reason = self._record_of(trial), _reason(trial)
         if trial.should_recover():  # Ray fails a trial whose process dies while it restores another trial's state
@@ -159,11 +160,13 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         records = [
             self._records.get(index) or record_before(self._directory / str(index)) for index in range(self._size)
         ]
-        unfinished = [record for record in records if record is None or record.state in ("running", "interrupted")]
-        if not unfinished or not (self.has_reached_target or self._config.tune.time_s):
+        unfinished_records = [
+            record for record in records if record is None or record.state in ("running", "interrupted")
+        ]
+        if not unfinished_records or not (self.has_reached_target or self._config.tune.time_s):
             return None
         limit = TARGET_REACHED if self.has_reached_target else TIME_OVER
-        for record in filter(None, unfinished):
+        for record in filter(None, unfinished_records):
             self._end(record, "pruned", limit)
         return limit
 
@@ -184,7 +187,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
     def _job(record: JobRecord) -> Job:
         return Job(record.index, tuple(record.overrides))
 
-    def _record_of(self, trial: Any) -> JobRecord:
+    def _record_of(self, trial: Trial) -> JobRecord:
         index = index_of(trial.trial_id)
         assert index is not None  # noqa: S101 - trials of a study have indices
         if index not in self._records:
@@ -200,7 +203,7 @@ class StudyMonitor(Callback, Stopper):  # type: ignore[misc]  # Ray has no types
         record.write(self._directory / str(record.index), is_lasting=is_lasting)
 
 
-def _reason(trial: Any) -> str:
+def _reason(trial: Trial) -> str:
     """Return the reason of a trial's last failure: the last line of its error, or the death of its process."""
     path = None if trial.error_file is None else Path(trial.error_file)  # copied to Tune's storage only later
     text = path.read_text("utf-8", "replace") if path is not None and path.exists() else str(trial.get_error() or "")

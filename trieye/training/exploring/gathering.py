@@ -63,18 +63,18 @@ def explore(config: TrainingConfig) -> Path:
     saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, option="explore.checkpoint").which)
     policy = policy_of(run_dir, saved)
     run_config, limit = policy.config, config.explore_steps
-    env = run_config.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
-    loop = run_config.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
+    env_config = run_config.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
+    loop_config = run_config.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
     overrides = {
-        "env": env,
-        "loop": loop,
+        "env": env_config,
+        "loop": loop_config,
         "explorer": config.explorer,
         "runtime": config.runtime,
         "sync": run_config.sync.model_copy(update={"style": "trainer_driven"}),  # explorers never wait for each other
     }
     collected_rows = _CollectedRows(
         limit,
-        config.explorer.num * env.num or env.num,
+        config.explorer.num * env_config.num or env_config.num,
         config.explorer.fragment_steps or _DEFAULT_STEPS,
         OnNonfinite(config.loop.on_nonfinite),
     )

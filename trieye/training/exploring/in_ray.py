@@ -27,9 +27,9 @@ _SMALL_BYTES = 65_536
 class _LazyActor:
     """Creates its object on the first call, so that an actor can report its machine before."""
 
-    def __init__(self, search_paths: list[str], make: bytes) -> None:
+    def __init__(self, search_paths: list[str], pickled_factory: bytes) -> None:
         limit_niceness(at_least=WORKER_NICENESS)
-        self._object = cache(partial(_create, search_paths, make))
+        self._object = cache(partial(_create, search_paths, pickled_factory))
 
     def machine(self) -> str:
         """Return the name of the machine."""
@@ -49,10 +49,10 @@ class EvaluationActor(_LazyActor):
     """Evaluates checkpoints in a separate process."""
 
 
-def start_evaluator(make: Callable[[], Any]) -> WorkerHandle:
-    """Start a process on this node, which has the checkpoint files, and create `make()` in it."""
+def start_evaluator(make_evaluator: Callable[[], Any]) -> WorkerHandle:
+    """Start a process on this node, which has the checkpoint files, and create `make_evaluator()` in it."""
     options: Any = EvaluationActor.options(scheduling_strategy=on_this_node())  # type: ignore[attr-defined]  # ray.remote adds it
-    return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(make)))
+    return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(make_evaluator)))
 
 
 class ObjectStoreTransport:
@@ -94,20 +94,22 @@ class RayExplorerPool:
     learner_gpu: Any = None
 
     def __init__(self, placement: str = "pack", **options: Any) -> None:
-        where = {"spread": "SPREAD", "pack": "DEFAULT"}
+        names = {"spread": "SPREAD", "pack": "DEFAULT"}
         group = ray.util.get_current_placement_group() if any(options.values()) else None
         # a Tune trial reserves the resources of its explorers in its own group, which may be all of the cluster
-        strategy = where.get(placement) or on_this_node() if group is None else PlacementGroupSchedulingStrategy(group)
+        strategy = names.get(placement) or on_this_node() if group is None else PlacementGroupSchedulingStrategy(group)
         self._options = {"scheduling_strategy": strategy, **options}
 
     def start(self, task: Task, index: int, incarnation: int) -> WorkerHandle:
         """Start an actor; see `ExplorerPool`."""
         config: Any = task.config
         # only if needed: with groups no method runs in the main thread, which some environments require
-        groups = {"concurrency_groups": {"tell": 1}} if config.sync.style == "fully_async" else {}
-        actor_class: Any = ray.remote(max_restarts=0, max_task_retries=0, **self._options, **groups)(ExplorerActor)
-        make = ray.cloudpickle.dumps(partial(Explorer, task, index, incarnation))
-        return _RayWorker(actor_class.remote(sys.path, make))
+        group_options = {"concurrency_groups": {"tell": 1}} if config.sync.style == "fully_async" else {}
+        actor_class: Any = ray.remote(max_restarts=0, max_task_retries=0, **self._options, **group_options)(
+            ExplorerActor
+        )
+        pickled_factory = ray.cloudpickle.dumps(partial(Explorer, task, index, incarnation))
+        return _RayWorker(actor_class.remote(sys.path, pickled_factory))
 
 
 class _RayWorker:
@@ -127,10 +129,10 @@ class _RayWorker:
         ray.kill(self._actor)
 
 
-def _create(search_paths: list[str], make: bytes) -> Any:
+def _create(search_paths: list[str], pickled_factory: bytes) -> Any:
     """Create an object by a pickled function, importing classes from the driver's search paths."""
     sys.path += [path for path in search_paths if path not in sys.path]
-    return ray.cloudpickle.loads(make)()
+    return ray.cloudpickle.loads(pickled_factory)()
 
 
 def _translated(error: BaseException) -> BaseException:
@@ -142,8 +144,8 @@ def _translated(error: BaseException) -> BaseException:
         return cause
     if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
         message = str(error).strip()
-        where = _ADDRESS.search(message)  # the message does not give the node otherwise
-        advice = f" (on the node {where[1]}; `trieye cluster check` checks all nodes)" if where else ""
+        address_match = _ADDRESS.search(message)  # the message does not give the node otherwise
+        advice = f" (on the node {address_match[1]}; `trieye cluster check` checks all nodes)" if address_match else ""
         return TrieyeError(f"{message}{advice}")
     if isinstance(error, ray.exceptions.RayActorError):
         return ConnectionError("its process died")

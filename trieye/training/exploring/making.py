@@ -80,9 +80,9 @@ def _make_queue(config: Any, policy: Policy, experience: RemoteExperience | None
         publish_version = experience.set_version if is_bounded else lambda _: None
         return Reports(config.env.num, policy.device, publish_version=publish_version)
     if config.replay.kind == "fragment":
-        chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
-        rules, least = FragmentRules(**{"max_staleness": max_staleness, **chosen}), config.min_waiting_fragments
-        return Fragments(rules, config.run_name, policy.device, seed=config.seed, min_capacity=least)
+        values = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
+        rules, min_capacity = FragmentRules(**{"max_staleness": max_staleness, **values}), config.min_waiting_fragments
+        return Fragments(rules, config.run_name, policy.device, seed=config.seed, min_capacity=min_capacity)
     return Reports(config.env.num, policy.device, max_staleness=max_staleness)  # each used once, and none too stale
 
 

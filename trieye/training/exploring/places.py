@@ -65,12 +65,12 @@ class ThreadWorker:
         name: Name of the thread.
     """
 
-    def __init__(self, make: Callable[[], Any], name: str) -> None:
+    def __init__(self, make_object: Callable[[], Any], name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._object: Future[Any] = Future()
         self._is_killed = False
         # a daemon thread: concurrent.futures joins its threads at exit, even hanging ones
-        thread = threading.Thread(target=self._serve, args=(make,), name=name, daemon=True)
+        thread = threading.Thread(target=self._serve, args=(make_object,), name=name, daemon=True)
         _threads.add(thread)
         thread.start()
 
@@ -104,8 +104,8 @@ class ThreadWorker:
         self._calls.put(None)
         self.tell("cancel")
 
-    def _serve(self, make: Callable[[], Any]) -> None:
-        settle(self._object, make)
+    def _serve(self, make_object: Callable[[], Any]) -> None:
+        settle(self._object, make_object)
         while (item := self._calls.get()) is not None:
             call, method, values = item
             if call.set_running_or_notify_cancel():

@@ -37,17 +37,17 @@ def reserve_gpu(index: int, per_explorer: float) -> Any:
         ConfigurationError: No node has a GPU for an explorer besides the learner's.
     """
     on_node = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]}
-    here = on_node.pop(ray.get_runtime_context().get_node_id(), 0)
+    num_local_gpus = on_node.pop(ray.get_runtime_context().get_node_id(), 0)
     is_actor = ray.get_runtime_context().get_actor_id() is not None
-    if not here or (is_actor and ray.get_gpu_ids()):
+    if not num_local_gpus or (is_actor and ray.get_gpu_ids()):
         return None
-    if max([here - 1, *on_node.values()]) < per_explorer:
+    if max([num_local_gpus - 1, *on_node.values()]) < per_explorer:
         raise ConfigurationError(
             f"explorer.num_gpus={per_explorer:g}: Ray has no GPUs for an explorer besides the learner's cuda:{index}; "
             "set explorer.num_gpus=0 (explorers act on the CPU), a fraction such as 0.25 (they share the GPU), or "
             "agent.device=cpu"
         )
-    return _holder_of(_physical(index), here)
+    return _holder_of(_physical(index), num_local_gpus)
 
 
 def _physical(index: int) -> str:
@@ -58,7 +58,7 @@ def _physical(index: int) -> str:
 
 def _holder_of(gpu_id: str, num_gpus: int) -> Any:
     """Start holders on this node until Ray assigns the GPU to one; return that holder."""
-    others = []  # each keeps its GPU until the right one is found
+    other_holders = []  # each keeps its GPU until the right one is found
     for _ in range(num_gpus):
         holder: Any = _GPUHolder.options(scheduling_strategy=on_this_node()).remote()  # type: ignore[attr-defined]  # ray.remote adds it
         try:
@@ -66,6 +66,6 @@ def _holder_of(gpu_id: str, num_gpus: int) -> Any:
                 return holder
         except ray.exceptions.GetTimeoutError:
             break
-        others.append(holder)
+        other_holders.append(holder)
     say(f"Ray has GPU {gpu_id} in use or does not list it; explorers may share it with the learner")
     return None
