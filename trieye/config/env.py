@@ -95,8 +95,8 @@ class EnvConfig(StrictModel):
         keys = {"id", "kwargs", "vector", "max_episode_steps", "wrappers", "atari", "frame_stack"}
         values = self.model_dump(mode="json", include=keys)
         values["wrappers"] = [wrapper for wrapper in values["wrappers"].values() if wrapper]  # their order matters
-        shown: dict[str, Any] = redacted(values, "env")
-        return shown
+        public_values: dict[str, Any] = redacted(values, "env")
+        return public_values
 
     def for_evaluation(self) -> Self:
         """Return the config of evaluations: one environment, original rewards, no wrappers for training only."""

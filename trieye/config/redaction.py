@@ -198,9 +198,9 @@ def is_redacted(value: Any) -> bool:
     return isinstance(value, str) and HIDDEN in value
 
 
-def stands_for(shown: str, text: str) -> bool:
+def stands_for(redacted_value: str, text: str) -> bool:
     """Return True if a redacted value may come from a text."""
-    pattern = ".+".join(re.escape(part) for part in shown.replace(_PYDANTIC, HIDDEN).split(HIDDEN))
+    pattern = ".+".join(re.escape(part) for part in redacted_value.replace(_PYDANTIC, HIDDEN).split(HIDDEN))
     return HIDDEN not in text and re.fullmatch(pattern, text, re.DOTALL) is not None
 
 

@@ -48,16 +48,16 @@ def with_raised_budget(
 
 def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[str]) -> None:
     """Write the records from `with_raised_budget`, and print how many completed jobs run further."""
-    completed = [record for record in records if record.state == "completed"]
-    for record in completed:
+    completed_records = [record for record in records if record.state == "completed"]
+    for record in completed_records:
         record.state = "interrupted"
     for record in records:
         record.write(directory / str(record.index))
-    if completed:
+    if completed_records:
         words = dict.fromkeys(
-            word for record in completed for word in record.overrides if {*values_of([word])} <= {*keys}
+            word for record in completed_records for word in record.overrides if {*values_of([word])} <= {*keys}
         )
-        jobs = counted(len(completed), "completed job")
+        jobs = counted(len(completed_records), "completed job")
         say(f"sweep: running {jobs} further with {' '.join(words)}, from checkpoints where available")
 
 

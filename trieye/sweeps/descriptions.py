@@ -277,7 +277,7 @@ def _leaves(path: Path, value: Any, parts: tuple[str, ...], key: tuple[str, ...]
     """Yield each dotted key with its values."""
     is_list = isinstance(value, list)
     if isinstance(value, dict) or (is_list and value and all(isinstance(item, dict) for item in value)):
-        items = value.items() if isinstance(value, dict) else ((str(at), item) for at, item in enumerate(value))
+        items = value.items() if isinstance(value, dict) else ((str(index), item) for index, item in enumerate(value))
         for name, item in items:
             yield from _leaves(path, item, (*parts, name), (*key, name))
         return

@@ -92,14 +92,14 @@ class ForkClient:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, child_connection = Pipe()
         self._numbers = itertools.count()
         self.is_abandoned = False
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
-        with theirs, tempfile.TemporaryFile() as setup_file:
+        with child_connection, tempfile.TemporaryFile() as setup_file:
             pickle.dump((_installed_modules(), sys.argv), setup_file)
             setup_file.flush()
-            descriptors = (theirs.fileno(), setup_file.fileno())
+            descriptors = (child_connection.fileno(), setup_file.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps([str(path) for path in sys.path]), *map(str, descriptors)],
                 env=environment,
@@ -120,11 +120,11 @@ class ForkClient:
         Raises:
             OSError: The server is dead.
         """
-        ours, theirs = Pipe()
-        worker = Worker(self, next(self._numbers), ours, assignment)
-        with theirs:
+        own_connection, child_connection = Pipe()
+        worker = Worker(self, next(self._numbers), own_connection, assignment)
+        with child_connection:
             self.connection.send(WorkerRequest(worker.number, {**os.environ, **assignment.environment}))
-            for descriptor in (theirs.fileno(), context):
+            for descriptor in (child_connection.fileno(), context):
                 send_handle(self.connection, descriptor, self._process.pid)
         return worker
 

@@ -41,8 +41,10 @@ class Axis:
 
     def in_the_order_of(self, other: Self) -> Self:
         """Return another axis with the same keys if it has the same values of each key, else this axis."""
-        mine, theirs = ([sorted(values) for values in zip(*axis.places, strict=True)] for axis in (self, other))
-        return other if mine == theirs else self
+        own_values, other_values = (
+            [sorted(values) for values in zip(*axis.places, strict=True)] for axis in (self, other)
+        )
+        return other if own_values == other_values else self
 
 
 class PlainGrid(TypedDict):
@@ -78,7 +80,10 @@ class Grid:
             for key, value in combination.items():
                 self._positions(key, value)
         self.conditions.check(
-            {key: [values[at] for values in self.axes[axis].places] for key, (axis, at) in self._columns.items()}
+            {
+                key: [values[column] for values in self.axes[axis].places]
+                for key, (axis, column) in self._columns.items()
+            }
         )
 
     @cached_property
@@ -115,7 +120,9 @@ class Grid:
         Raises:
             IndexError: The index is out of range.
         """
-        words: tuple[str, ...] = sum((self._overrides[axis][at] for axis, at in enumerate(self._place(index))), ())
+        words: tuple[str, ...] = sum(
+            (self._overrides[axis][position] for axis, position in enumerate(self._place(index))), ()
+        )
         if not self.conditions:
             return words
         values = self.conditions.active(self.all_values(index))
@@ -135,7 +142,7 @@ class Grid:
     def all_values(self, index: int) -> dict[str, str]:
         """Return the values of a job by key without Hydra's prefixes, including constant and inactive keys."""
         positions = self._place(index)
-        return {key: self.axes[axis].places[positions[axis]][at] for key, (axis, at) in self._columns.items()}
+        return {key: self.axes[axis].places[positions[axis]][column] for key, (axis, column) in self._columns.items()}
 
     def values(self, index: int) -> dict[str, str]:
         """Return the varying values of a job, by key without Hydra's prefixes."""
@@ -162,14 +169,14 @@ class Grid:
     @cached_property
     def _conditional_axes(self) -> list[int]:
         conditional_keys = self.conditions.when.keys()
-        return [at for at, axis in enumerate(self.axes) if not conditional_keys.isdisjoint(map(bare, axis.keys))]
+        return [index for index, axis in enumerate(self.axes) if not conditional_keys.isdisjoint(map(bare, axis.keys))]
 
     def _is_repetition(self, index: int, active_values: Mapping[str, str]) -> bool:
         positions = self._place(index)
-        for axis, position in ((self.axes[at], positions[at]) for at in self._conditional_axes):
-            columns = [at for at, key in enumerate(axis.keys) if bare(key) in active_values]
+        for axis, position in ((self.axes[axis_index], positions[axis_index]) for axis_index in self._conditional_axes):
+            columns = [column for column, key in enumerate(axis.keys) if bare(key) in active_values]
             if position and len(columns) < len(axis.keys):
-                values = [tuple(row[at] for at in columns) for row in axis.places[: position + 1]]
+                values = [tuple(row[column] for column in columns) for row in axis.places[: position + 1]]
                 if values[-1] in values[:-1]:
                     return True
         return False
@@ -178,22 +185,22 @@ class Grid:
         """Iterate over the indices of the jobs to run."""
         return (index for index in range(self.size) if not self.is_left_out(index))
 
-    def find(self, wanted: Mapping[str, str]) -> Iterator[int]:
+    def find(self, wanted_values: Mapping[str, str]) -> Iterator[int]:
         """Yield the indices of the jobs with these values, in order.
 
         Args:
-            wanted: Values by key; unnamed keys may have any value.
+            wanted_values: Values by key; unnamed keys may have any value.
 
         Raises:
             ConfigurationError: No axis has the key or the value.
         """
         allowed: list[Sequence[int]] = [range(len(axis.places)) for axis in self.axes]
-        for key, value in wanted.items():
+        for key, value in wanted_values.items():
             axis_index, positions = self._positions(key, value)
             allowed[axis_index] = [position for position in allowed[axis_index] if position in positions]
         indices: Iterable[int] = map(self._numbering.index, itertools.product(*allowed))
         for index in sorted(indices) if self.growth else indices:
-            if not self.is_left_out(index) and self._has_keys(index, wanted):
+            if not self.is_left_out(index) and self._has_keys(index, wanted_values):
                 yield index
 
     def _has_keys(self, index: int, keys: Iterable[str]) -> bool:
@@ -277,14 +284,14 @@ class Grid:
         def is_constant(axis: Axis) -> bool:
             return len(axis.keys) == len(axis.places) == 1 and bare(axis.keys[0]) in keys
 
-        axis_indices = [at for at, axis in enumerate(self.axes) if not is_constant(axis)]
-        axes = [self.axes[at] for at in axis_indices]
-        growth = [[lengths[at] for at in axis_indices] for lengths in self.growth]
-        for at, axis in enumerate(other.axes):
+        axis_indices = [axis_index for axis_index, axis in enumerate(self.axes) if not is_constant(axis)]
+        axes = [self.axes[axis_index] for axis_index in axis_indices]
+        growth = [[lengths[axis_index] for axis_index in axis_indices] for lengths in self.growth]
+        for axis_index, axis in enumerate(other.axes):
             if is_constant(axis):
-                axes.insert(at, axis)
+                axes.insert(axis_index, axis)
                 for lengths in growth:
-                    lengths.insert(at, 1)
+                    lengths.insert(axis_index, 1)
         return replace(self, axes=tuple(axes), growth=tuple(map(tuple, growth)))
 
     def grown_from(self, old_grid: Self) -> Self | None:
@@ -311,9 +318,11 @@ class Grid:
             old_grid: The earlier grid.
             keys: Axes that may be reordered, by one of their keys as typed.
         """
-        theirs = {axis.keys: axis for axis in old_grid.axes}
+        old_axes = {axis.keys: axis for axis in old_grid.axes}
         axes = (
-            axis.in_the_order_of(theirs[axis.keys]) if axis.keys in theirs and not keys.isdisjoint(axis.keys) else axis
+            axis.in_the_order_of(old_axes[axis.keys])
+            if axis.keys in old_axes and not keys.isdisjoint(axis.keys)
+            else axis
             for axis in self.axes
         )
         return replace(self, axes=tuple(axes))

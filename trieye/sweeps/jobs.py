@@ -145,7 +145,7 @@ class Done:
         """
         value = self.value
         if isinstance(value, list | tuple):
-            value = {f"objective_{at}": item for at, item in enumerate(value)}
+            value = {f"objective_{index}": item for index, item in enumerate(value)}
         return dict(_numbers(value)) if isinstance(value, Mapping) else {}
 
 

@@ -66,9 +66,9 @@ class LocalPool(WorkerPool):
             return
         assignment = self._slots.find(resources)
         assert assignment is not None  # noqa: S101 - `has_room` has found it
-        idle = (worker for worker in self._workers if worker.is_idle)
+        idle_workers = (worker for worker in self._workers if worker.is_idle)
         environment, server = assignment.environment, None
-        worker = next((worker for worker in idle if worker.assignment.environment == environment), None)
+        worker = next((worker for worker in idle_workers if worker.assignment.environment == environment), None)
         try:
             if worker is None:
                 server = server_for(environment.get("OMP_NUM_THREADS", ""))
@@ -159,9 +159,10 @@ class LocalPool(WorkerPool):
             return
         for worker in self._running():
             limit = int(worker.assignment.memory)
-            if limit and worker.pid is not None and (used := used_bytes(worker.pid)) > limit:
+            if limit and worker.pid is not None and (used_memory := used_bytes(worker.pid)) > limit:
                 worker.excess = JobLimitError(
-                    f"it used {gibibytes(used)} of memory, more than hydra.launcher.memory={limit} ({gibibytes(limit)})"
+                    f"it used {gibibytes(used_memory)} of memory, more than hydra.launcher.memory={limit} "
+                    f"({gibibytes(limit)})"
                 )
                 worker.signal(SIGKILL)
         self._check_memory_at = time.monotonic() + _CHECK_MEMORY_S

@@ -42,8 +42,8 @@ class Numbering:
         """
         tables, before = [], tuple(0 for _ in self.stages[0])
         for stage in self.stages:
-            steps = [math.prod(stage[at + 1 :]) for at in range(len(stage))]
-            old_steps = [math.prod(before[at + 1 :]) if at + 1 < len(before) else 1 for at in range(len(stage))]
+            steps = [math.prod(stage[axis + 1 :]) for axis in range(len(stage))]
+            old_steps = [math.prod(before[axis + 1 :]) if axis + 1 < len(before) else 1 for axis in range(len(stage))]
             added = (step - old_step for step, old_step in zip(steps, old_steps, strict=True))
             tables.append(tuple(zip(before, added, steps, strict=True)))
             before = stage
@@ -72,8 +72,8 @@ class Numbering:
     def index(self, positions: Sequence[int]) -> int:
         """Return the index of a combination."""
         stage = next(
-            at
-            for at, lengths in enumerate(self.stages)
+            stage_index
+            for stage_index, lengths in enumerate(self.stages)
             if all(position < length for position, length in zip(positions, lengths, strict=True))
         )
         index, is_old = self._ends[stage - 1] if stage else 0, True
@@ -88,5 +88,5 @@ class Numbering:
 
 def _grows_at_the_end(old_lengths: Sequence[int], new_lengths: Sequence[int]) -> bool:
     """Return whether growth changes the index of no combination even without a separate stage."""
-    axes = [at for at, (old, new) in enumerate(zip(old_lengths, new_lengths, strict=True)) if old != new]
+    axes = [axis for axis, (old, new) in enumerate(zip(old_lengths, new_lengths, strict=True)) if old != new]
     return not axes or (len(axes) == 1 and all(length == 1 for length in new_lengths[: axes[0]]))

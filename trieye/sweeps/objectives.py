@@ -180,4 +180,4 @@ def pareto_optimal(values: Mapping[int, Sequence[float]], modes: Sequence[str]) 
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+    return one != other and all(one_score <= other_score for one_score, other_score in zip(one, other, strict=True))

@@ -187,8 +187,8 @@ def _part(name: str, count: int) -> str:
 
 
 def _short(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    cwd = Path.cwd()
+    return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
 
 
 def _clock(seconds: float) -> str:

@@ -217,23 +217,23 @@ class SweepRecord(JsonRecord, kw_only=True):
         Raises:
             ConfigurationError: The directory is a copy of a sweep and would share its program and runs.
         """
-        here = directory.resolve()
-        if self.directory in ("", str(here)):
+        real_dir = directory.resolve()
+        if self.directory in ("", str(real_dir)):
             return self
         runs = self.runs or name_of_sweep(Path(self.directory), Path(self.working_dir))
-        project = project_of(here, Path(self.directory), Path(self.working_dir))
+        project = project_of(real_dir, Path(self.directory), Path(self.working_dir))
         program = None if project is None else moved_program(self.program, Path(self.working_dir), project)
         other = self.read(Path(self.directory))
         is_copy = other is not None and other.created == self.created  # else a new sweep has the directory of this one
         if project is not None and program is not None and not (is_copy and _is_outside(program, project)):
-            moved_fields = {"directory": str(here), "runs": runs, "working_dir": str(project), "program": program}
+            moved_fields = {"directory": str(real_dir), "runs": runs, "working_dir": str(project), "program": program}
             return msgspec.structs.replace(self, **moved_fields)
         if is_copy:
             raise ConfigurationError(
                 f"{directory} is a copy of the sweep in {self.directory}: its jobs would run that sweep's program and "
                 "write to its runs; resume the original, or start another sweep in a new directory"
             )
-        return msgspec.structs.replace(self, directory=str(here), runs=runs)
+        return msgspec.structs.replace(self, directory=str(real_dir), runs=runs)
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid, without secrets, and the number of jobs."""
@@ -309,7 +309,7 @@ def _has_module(root: Path, name: str) -> bool:
 def _first_of(program: Sequence[str]) -> int:
     """Return the index of the script or of `-m`, which follows the interpreter and its flags, such as `-u`."""
     words = enumerate(program)
-    return next((at for at, word in words if at and (word == "-m" or not word.startswith("-"))), len(program))
+    return next((index for index, word in words if index and (word == "-m" or not word.startswith("-"))), len(program))
 
 
 def moved_program(program: Sequence[str], old_root: Path, project: Path) -> list[str] | None:

@@ -88,7 +88,7 @@ def _pareto_table(jobs: Sequence[JobStatus], record: SweepRecord) -> None:
     directions = ", ".join(f"{name} {mode}" for name, mode in zip(names, record.modes, strict=True))
     title = f"{len(optimal_jobs)} Pareto-optimal of {len(jobs)} jobs ({directions})"
     columns = {
-        name: [f"{list(job.objectives.values())[at]:g}" for job in optimal_jobs] for at, name in enumerate(names)
+        name: [f"{list(job.objectives.values())[index]:g}" for job in optimal_jobs] for index, name in enumerate(names)
     }
     Terminal().print(_jobs_table(optimal_jobs, title, columns))
 
@@ -134,11 +134,13 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fai
 
 def importance_table(jobs: Sequence[JobStatus]) -> TextTable | None:
     """Return a table of the importance of each varying key for each objective; None with too few completed jobs."""
-    completed = [job for job in jobs if job.how == "completed"]
-    objectives = [dict(job.objectives) if job.objective is None else {"objective": job.objective} for job in completed]
-    names = dict.fromkeys(name for own in objectives for name in own)
+    completed_jobs = [job for job in jobs if job.how == "completed"]
+    objectives = [
+        dict(job.objectives) if job.objective is None else {"objective": job.objective} for job in completed_jobs
+    ]
+    names = dict.fromkeys(name for scores in objectives for name in scores)
     columns = {
-        name: importances([job.values for job in completed], [own.get(name, math.nan) for own in objectives])
+        name: importances([job.values for job in completed_jobs], [scores.get(name, math.nan) for scores in objectives])
         for name in names
     }
     return importance_rows({name: shares for name, shares in columns.items() if shares})

@@ -226,8 +226,8 @@ class OptunaSearch(Search):
         optuna, trials = self._optuna, self._study.get_trials(deepcopy=False)
         is_max = self._study.direction == optuna.study.StudyDirection.MAXIMIZE
         curves = [one.intermediate_values for one in trials if one.state == optuna.trial.TrialState.COMPLETE]
-        steps = [max((at for at in curve if at <= step), default=None) for curve in curves]
-        values = [curve[at] for curve, at in zip(curves, steps, strict=True) if at is not None]
+        steps = [max((curve_step for curve_step in curve if curve_step <= step), default=None) for curve in curves]
+        values = [curve[curve_step] for curve, curve_step in zip(curves, steps, strict=True) if curve_step is not None]
         if len(values) < _FEWEST_COMPARED:
             return None
         median = statistics.median(values)

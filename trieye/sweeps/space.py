@@ -95,13 +95,13 @@ def check_search(
         ConfigurationError: Something else differs.
     """
     before, space = before or {"kind": "grid"}, now.get("space", {})
-    earlier = {current_override(key, space): text for key, text in before.get("space", {}).items()}
+    earlier_space = {current_override(key, space): text for key, text in before.get("space", {}).items()}
     pairs = [(f"hydra.sweeper.{name}", before.get(name), now.get(name)) for name in ("kind", "sampler", "seed", "when")]
-    pairs += [(key, earlier.get(key), space.get(key)) for key in {**earlier, **space} if key not in budget]
+    pairs += [(key, earlier_space.get(key), space.get(key)) for key in {**earlier_space, **space} if key not in budget]
     for key, old, new in pairs:
         if old in (new, HIDDEN):
             continue
-        if old is None or new is None or key not in earlier or not _extends(key, new, old, config_loader):
+        if old is None or new is None or key not in earlier_space or not _extends(key, new, old, config_loader):
             change = f"{key}={old}, and would have {key}={new}" if old is not None else f"no {key}, and would have one"
             raise ConfigurationError(
                 f"{directory}: its search has {change}; a search can only grow by trials, wider intervals and appended "

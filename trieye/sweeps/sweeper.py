@@ -328,9 +328,9 @@ class SweeperBody:
         keys = [key for key in sorted(before.keys() | now.keys()) if str(before.get(key)) != str(now.get(key))]
         changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if key not in own_keys | {"run_name"}]
         if changes:
-            more = f" and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+            omitted_text = f" and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
             say(
-                f"sweep: the config changed since its last start ({', '.join(changes[:_MOST_CHANGES])}{more}); "
+                f"sweep: the config changed since its last start ({', '.join(changes[:_MOST_CHANGES])}{omitted_text}); "
                 "completed jobs keep their results"
             )
 
@@ -366,8 +366,8 @@ class SweeperBody:
             return execution.run(queue, num_jobs)
         outcomes: list[Done] = []
         names = ObjectiveNames(self._directory, num_objectives)
-        completed = {record.index for record in records_in(self._directory) if record.state == "completed"}
-        indices = (index for index in grid if index not in completed)
+        completed_indices = {record.index for record in records_in(self._directory) if record.state == "completed"}
+        indices = (index for index in grid if index not in completed_indices)
         for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
             batch = [Job(index, grid[index]) for _, index in run]
             job_returns = self._launcher.launch([job.overrides for job in batch], initial_job_idx=batch[0].index)

@@ -44,15 +44,15 @@ class Timeouts:
         if self._timeout_min is None:
             return
         now, started = time.monotonic(), pool.started_jobs() if self._submitted else ()
-        for index, at in list(self._submitted.items()):
-            if self._has_started(index, at) if started is None else index in started:
+        for index, submitted_at in list(self._submitted.items()):
+            if self._has_started(index, submitted_at) if started is None else index in started:
                 del self._submitted[index]
                 self._stop_at[index] = now + self._timeout_min * _MINUTE_S
-        for index in [index for index, at in self._stop_at.items() if now > at]:
+        for index in [index for index, stop_at in self._stop_at.items() if now > stop_at]:
             del self._stop_at[index]
             self._kill_at[index] = now + STOP_S
             pool.cancel(index)
-        for index in [index for index, at in self._kill_at.items() if now > at]:
+        for index in [index for index, kill_at in self._kill_at.items() if now > kill_at]:
             self._kill_at[index] = now + STOP_S
             pool.kill(index)
 

@@ -35,26 +35,29 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
         ConfigurationError: An override cannot be parsed, has no values, or is an interval.
     """
     axes: dict[str, tuple[str, ...]] = {}
-    items = {item.get_key_element(): item for item in parsed(overrides, config_loader)}
-    for key, item in items.items():
-        if not item.is_sweep_override():
-            axes[key] = (str(item.get_value_element_as_str()),)
-        elif item.is_discrete_sweep():
+    items = {override.get_key_element(): override for override in parsed(overrides, config_loader)}
+    for key, override in items.items():
+        if not override.is_sweep_override():
+            axes[key] = (str(override.get_value_element_as_str()),)
+        elif override.is_discrete_sweep():
             try:
-                axes[key] = tuple(item.sweep_string_iterator())
+                axes[key] = tuple(override.sweep_string_iterator())
             except HydraException as error:
                 raise ConfigurationError(
-                    f"{item.input_line}: only the program knows the options of a group; run it with -m, or list them"
+                    f"{override.input_line}: only the program knows the options of a group; run it with -m, or "
+                    "list them"
                 ) from error
             except OmegaConfBaseException as error:
-                raise ConfigurationError(f"{item.input_line}: a range cannot be combined with other values") from error
+                raise ConfigurationError(
+                    f"{override.input_line}: a range cannot be combined with other values"
+                ) from error
             except ValueError as error:  # from a range
-                raise ConfigurationError(f"{item.input_line}: {error}") from error
+                raise ConfigurationError(f"{override.input_line}: {error}") from error
             if not axes[key]:
-                raise ConfigurationError(f"{item.input_line}: {key} has no values, so the sweep has no jobs")
+                raise ConfigurationError(f"{override.input_line}: {key} has no values, so the sweep has no jobs")
         else:
             raise ConfigurationError(
-                f"{item.input_line}: a grid cannot sweep over an interval; list the values, as in {key}=1,2,3 or "
+                f"{override.input_line}: a grid cannot sweep over an interval; list the values, as in {key}=1,2,3 or "
                 f"{key}=range(1,4), or choose a search with hydra.sweeper.kind=random"
             )
     return list(axes.items())
@@ -71,18 +74,18 @@ def parsed(overrides: Sequence[str], config_loader: ConfigLoader | None = None) 
         ConfigurationError: Overrides cannot be parsed; the message has a line for each.
     """
     parser, items, complaints = OverridesParser.create(config_loader=config_loader), list[Override](), []
-    for override in overrides:
+    for override_text in overrides:
         try:
-            items += parser.parse_overrides([override])
+            items += parser.parse_overrides([override_text])
         except (HydraException, ValueError) as error:
-            complaints.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
+            complaints.append(_not_parsed(override_text, str(error.__cause__ or error.__context__ or error)))
     if complaints:
         raise ConfigurationError("\n".join(complaints))
     return items
 
 
-def _not_parsed(override: str, reason: str) -> str:
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
+def _not_parsed(override_text: str, reason: str) -> str:
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override_text)
     public_text = redacted_text(text)
     detail = f" ({' '.join(reason.split())})" if public_text == text else ""  # the reason quotes the value
     key = text.partition("=")[0].strip() or "key"
@@ -136,10 +139,10 @@ def value_of(text: str, key: str = "value") -> Any:
     Raises:
         ConfigurationError: The text is not a valid value, or contains several.
     """
-    (item,) = parsed([f"{key}={text}"])
-    if item.is_sweep_override():
+    (override,) = parsed([f"{key}={text}"])
+    if override.is_sweep_override():
         raise ConfigurationError(f"{key}={text}: more than one value")
-    return item.value()
+    return override.value()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +187,30 @@ def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None =
         ConfigurationError: An override cannot be parsed, or an interval is invalid.
     """
     dimensions = []
-    for word in overrides:
-        (item,) = parsed([word], config_loader)
-        sweep = item.value() if item.is_sweep_override() else None
+    for override_text in overrides:
+        (override,) = parsed([override_text], config_loader)
+        sweep = override.value() if override.is_sweep_override() else None
         if isinstance(sweep, IntervalSweep):
-            dimensions.append(_numeric(item, sweep, float(sweep.start or 0.0), float(sweep.end or 0.0)))
+            dimensions.append(_numeric(override, sweep, float(sweep.start or 0.0), float(sweep.end or 0.0)))
         elif isinstance(sweep, RangeSweep) and isinstance(sweep.start, int) and sweep.step == 1 and not sweep.shuffle:
             numbers = sweep.range()
             if not numbers:
-                raise ConfigurationError(f"{word}: the range is empty")
-            dimensions.append(_numeric(item, sweep, min(numbers), max(numbers)))
+                raise ConfigurationError(f"{override_text}: the range is empty")
+            dimensions.append(_numeric(override, sweep, min(numbers), max(numbers)))
         else:
-            ((key, values),) = axes_of([word], config_loader)
+            ((key, values),) = axes_of([override_text], config_loader)
             dimensions.append(Dimension(key, values))
     return list({dimension.key: dimension for dimension in dimensions}.values())
 
 
-def _numeric(item: Override, sweep: IntervalSweep | RangeSweep, low: float, high: float) -> Dimension:
+def _numeric(override: Override, sweep: IntervalSweep | RangeSweep, low: float, high: float) -> Dimension:
     name, tags = "range" if isinstance(sweep, RangeSweep) else "interval", sweep.tags
     is_int, is_log = "int" in tags or isinstance(sweep.start, int), "log" in tags
     if unknown := sorted(tags - {"int", "log"}):
-        raise ConfigurationError(f"{item.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
+        raise ConfigurationError(f"{override.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
     if not (low < high or name == "range") or (is_log and low <= 0) or high - low == math.inf:
         condition = f"{'0 < ' if is_log else ''}a < b, and finite ends"
-        raise ConfigurationError(f"{item.input_line}: {name}(a,b) needs {condition}")
+        raise ConfigurationError(f"{override.input_line}: {name}(a,b) needs {condition}")
     if is_int and not (float(low).is_integer() and float(high).is_integer()):
-        raise ConfigurationError(f"{item.input_line}: an interval of integers needs integers as its ends")
-    return Dimension(item.get_key_element(), low=low, high=high, is_int=is_int, is_log=is_log)
+        raise ConfigurationError(f"{override.input_line}: an interval of integers needs integers as its ends")
+    return Dimension(override.get_key_element(), low=low, high=high, is_int=is_int, is_log=is_log)

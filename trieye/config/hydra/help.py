@@ -146,9 +146,11 @@ class _Help:
     def _refuse(self, topic: str) -> NoReturn:
         """Raise an error that lists the keys beside the first unknown part of a topic."""
         model, path = self._config_type, topic.split(".")
-        known = next(depth for depth in range(len(path) - 1, -1, -1) if models_at(model, path[:depth]))
-        key, groups = ".".join(path[: known + 1]), [] if known else self._groups
-        raise ConfigurationError(f"--help {topic}: {unknown_key(key, models_at(model, path[:known]), model, groups)}")
+        known_depth = next(depth for depth in range(len(path) - 1, -1, -1) if models_at(model, path[:depth]))
+        key, groups = ".".join(path[: known_depth + 1]), [] if known_depth else self._groups
+        raise ConfigurationError(
+            f"--help {topic}: {unknown_key(key, models_at(model, path[:known_depth]), model, groups)}"
+        )
 
     def _group(self, group: str) -> Iterator[str]:
         yield f"  {group}: {self._about_group(group)}"
@@ -197,8 +199,8 @@ def _with_plugins(config_type: type[BaseModel], selected_options: list[str]) -> 
     if not fields:
         return config_type
     keys = create_model("HydraKeys", **fields)
-    about = Field(description=f"Keys of the {' and the '.join(fields)} of `-m`.")
-    return create_model(config_type.__name__, __base__=config_type, hydra=(keys, about))
+    hydra_field = Field(description=f"Keys of the {' and the '.join(fields)} of `-m`.")
+    return create_model(config_type.__name__, __base__=config_type, hydra=(keys, hydra_field))
 
 
 class _KeyHelp:
@@ -221,11 +223,11 @@ class _KeyHelp:
         """
         names = path[:1] or [name for name, info in model.model_fields.items() if not set_by(info)]
         for name, info in ((name, model.model_fields[name]) for name in names if name in model.model_fields):
-            models, many = models_in(info)
+            models, is_collection = models_in(info)
             key, value = (*parents, name), values.get(name) if isinstance(values, dict) else None
             if is_variant(info):
                 yield from self._variant(info, path[1:], value, key)
-            elif many:
+            elif is_collection:
                 yield from self.lines(models[0], path[2:], None, (*key, "<name>"))
             elif models:
                 yield from self.lines(models[0], path[1:], value, key)

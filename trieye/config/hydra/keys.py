@@ -29,11 +29,11 @@ def _models_at(model: type[BaseModel], path: tuple[str, ...]) -> Models:
     steps = iter(path)
     for name in steps:
         info = next((holder.model_fields[name] for holder in holders if name in holder.model_fields), None)
-        holders, many = models_in(info) if info is not None else ([], False)
+        holders, is_collection = models_in(info) if info is not None else ([], False)
         if info is not None and not holders:
             holders = optional_items(info)
-            many = bool(holders)
-        if many and next(steps, None) is None:
+            is_collection = bool(holders)
+        if is_collection and next(steps, None) is None:
             return []
     return holders
 
@@ -41,8 +41,8 @@ def _models_at(model: type[BaseModel], path: tuple[str, ...]) -> Models:
 def item_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
     """Return the model of the items of a keyed collection at a path of keys, or None if it is not a collection."""
     info = field_at(model, path)
-    models, many = models_in(info) if info is not None else ([], False)
-    return models[0] if many else None
+    models, is_collection = models_in(info) if info is not None else ([], False)
+    return models[0] if is_collection else None
 
 
 def is_in_variant(model: type[BaseModel], path: Sequence[str]) -> bool:
@@ -68,8 +68,8 @@ def paths_below(models: Models) -> list[tuple[str, ...]]:
 
 def _paths_below(models: Models) -> Iterator[tuple[str, ...]]:
     for name, info in (item for model in models for item in model.model_fields.items()):
-        inner_models, many = models_in(info)
-        if not many:
+        inner_models, is_collection = models_in(info)
+        if not is_collection:
             yield from ((name, key) for model in inner_models for key in model.model_fields)
             yield from ((name, *path) for path in _paths_below(inner_models))
 
@@ -111,8 +111,8 @@ def keys_meant(name: str, root: type[BaseModel], parents: Sequence[str] = (), ho
 
 def is_variant(info: FieldInfo) -> bool:
     """Return True if a field is a variant: one of several models, or a model or a plain value."""
-    models, many = models_in(info)
-    return not many and (len(models) > 1 or (len(models) == 1 and takes_values(info)))
+    models, is_collection = models_in(info)
+    return not is_collection and (len(models) > 1 or (len(models) == 1 and takes_values(info)))
 
 
 def tag_of(models: Models) -> str | None:

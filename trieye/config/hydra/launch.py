@@ -149,9 +149,9 @@ def runs_of_sweep(directory: Path, working_dir: Path) -> str:
 def _records_named(name: str, parent: Path) -> Iterator[Path]:
     """Yield the records of possible sweeps below a directory whose paths, joined by `_`, are a name."""
     yield parent / name / _SWEEP
-    for at, letter in enumerate(name):
-        if letter == "_" and at and (parent / name[:at]).is_dir():
-            yield from _records_named(name[at + 1 :], parent / name[:at])
+    for position, letter in enumerate(name):
+        if letter == "_" and position and (parent / name[:position]).is_dir():
+            yield from _records_named(name[position + 1 :], parent / name[:position])
 
 
 _started_runs: list[str] = []

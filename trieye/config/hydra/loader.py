@@ -70,7 +70,9 @@ def set_override_dirname(job: DictConfig, overrides: Sequence[Override]) -> None
     """Set `hydra.job.override_dirname` as Hydra 1.3 does; Hydra 1.4 has a resolver for it."""
     if not OmegaConf.is_interpolation(job, "override_dirname"):
         options = job.config.override_dirname
-        words = sorted(item.input_line or "" for item in overrides if item.key_or_group not in options.exclude_keys)
+        words = sorted(
+            override.input_line or "" for override in overrides if override.key_or_group not in options.exclude_keys
+        )
         job.override_dirname = options.item_sep.join(words).replace("=", options.kv_sep)
 
 
@@ -96,12 +98,12 @@ class Loader:
 
     def record(self, items: Sequence[Override], config: DictConfig) -> None:
         """Record overrides in the node `hydra` of a composed config, as Hydra does when it composes with them."""
-        hydra_items = [item for item in items if item.is_hydra_override()]
-        task_items = [item for item in items if not item.is_hydra_override()]
+        hydra_items = [override for override in items if override.is_hydra_override()]
+        task_items = [override for override in items if not override.is_hydra_override()]
         with flag_override(config, ["struct", "readonly"], [False, False]):
             node = config.hydra
-            node.overrides.hydra = [item.input_line for item in hydra_items]
-            node.overrides.task = [item.input_line for item in task_items]
+            node.overrides.hydra = [override.input_line for override in hydra_items]
+            node.overrides.task = [override.input_line for override in task_items]
             set_override_dirname(node.job, task_items)
             node.job.env_set.update({name: os.environ[name] for name in node.job.env_copy})
 
@@ -145,7 +147,7 @@ class Loader:
         return groups
 
     def _defaults(self, overrides: Sequence[str]) -> list[ResultDefault]:
-        words = [quoted(override, self.config_type) for override in overrides]
+        words = [quoted(override_text, self.config_type) for override_text in overrides]
         return self.config_loader.compute_defaults_list(self.source.name, words, RunMode.RUN).defaults
 
     @cached_property
@@ -300,17 +302,17 @@ def _restored() -> Iterator[None]:
         JobRuntime.instance().set("name", job_name)
 
 
-def quoted(override: str, config_type: type[BaseModel]) -> str:
+def quoted(override_text: str, config_type: type[BaseModel]) -> str:
     """Quote values outside Hydra's grammar, such as non-ASCII letters and `~/x`, and numbers in text fields.
 
     Args:
-        override: Override as typed; the values of a simple sweep, `a,b`, are quoted one by one.
+        override_text: Override as typed; the values of a simple sweep, `a,b`, are quoted one by one.
         config_type: Determines the text fields: `run_name=1e3` is not 1000.0.
     """
-    key, _, values_text = override.partition("=")
+    key, _, values_text = override_text.partition("=")
     values = values_text.split(",")
     if not all(value and _PLAIN.fullmatch(value) for value in values):
-        return override
+        return override_text
     is_text = holds_text(config_type, key.lstrip("+").split("."))
     return f"{key}={','.join(_quoted_value(value, is_text=is_text) for value in values)}"
 
@@ -326,4 +328,4 @@ def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Overr
     Raises:
         ConfigurationError: Overrides cannot be parsed; the message has a line for each.
     """
-    return axes.parsed([quoted(override, config_type) for override in overrides])
+    return axes.parsed([quoted(override_text, config_type) for override_text in overrides])

@@ -221,30 +221,30 @@ def _apply(
         loader: Loader of the config.
     """
     own_items = parsed(own_overrides, loader.config_type)
-    for item in own_items:
-        loader.apply(item, composed)
+    for override in own_items:
+        loader.apply(override, composed)
     items = parsed(overrides, loader.config_type)
-    references = [reference_of(item, loader) for item in items]
+    references = [reference_of(override, loader) for override in items]
     secrets = {
         index: parsed([reference], loader.config_type)[0]
         for index, reference in enumerate(references)
         if reference is not None
     }
-    recorded_items = [secrets.get(index, item) for index, item in enumerate(items)]
+    recorded_items = [secrets.get(index, override) for index, override in enumerate(items)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         for key, value in names.items():
             OmegaConf.update(composed, key, value)
-        for item in secrets.values():
-            set_references(composed, item.key_or_group)
+        for override in secrets.values():
+            set_references(composed, override.key_or_group)
     loader.record([*own_items, *recorded_items], composed)
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
     """Return the arguments for a flag that Hydra executes: first the overrides, as Hydra 1.3 requires."""
     flags = list(sys.argv[1:])
-    for override in arguments.overrides:
-        flags.remove(override)
-    argv = [*(quoted(override, config_type) for override in arguments.overrides), *flags]
+    for override_text in arguments.overrides:
+        flags.remove(override_text)
+    argv = [*(quoted(override_text, config_type) for override_text in arguments.overrides), *flags]
     # in a console script Hydra resolves a relative path differently; the last --config-path is used
     return [*argv, "--config-path", source.directory] if arguments.config_path is not None else argv
 

@@ -207,26 +207,26 @@ class _Part:
         path, value = _path_of(details, self.values), details["input"]
         full_path = (*self.parents, *path)
         key, info = ".".join(full_path), field_at(self.model, path)
-        override, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
+        override_text, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if details["type"] in ("unknown_key", "extra_forbidden"):
-            return f"{override}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
+            return f"{override_text}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
         if cause is not None or details["type"] not in _PYDANTIC_ERRORS:
             text = str(cause or details["msg"])  # the message of a validator may start with the name of the field
             is_named = bool(path) and text.startswith(f"{path[-1]} ")
-            return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{override}: {text}".removeprefix(": ")
+            return f"{key}{text.removeprefix(path[-1])}" if is_named else f"{override_text}: {text}".removeprefix(": ")
         if details["loc"][-1:] == ("[key]",):
             return f"{key}: expected text as a key, found {_shown(value)}"
         value_text = "keys with values" if isinstance(value, dict) else _shown(value)
         types = {"string_type": "text", "dict_type": "keys with values"} if info is None else {}  # of an item in a dict
         allowed = types.get(details["type"]) or allowed_values(info)
-        return f"{override}: expected {allowed}, found {value_text}{did_you_mean(str(value), _choices(info))}"
+        return f"{override_text}: expected {allowed}, found {value_text}{did_you_mean(str(value), _choices(info))}"
 
     def _as_typed(self, path: Sequence[str], value: Any) -> str:
         """Return the override that sets a key, else `key=value`."""
         key = ".".join(path)
-        matches = [override for override in self.overrides if override.lstrip("+").partition("=")[0] == key]
+        matches = [text for text in self.overrides if text.lstrip("+").partition("=")[0] == key]
         return matches[-1] if matches else f"{key}={value}" if isinstance(value, str | int | float | None) else key
 
 
@@ -234,10 +234,10 @@ def _variant_on(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[str, 
     """Return the path to the first variant on the path to an error."""
     for depth, part in enumerate(loc, start=1):
         info = model.model_fields.get(str(part))
-        models, many = models_in(info) if info is not None else ([], False)
+        models, is_collection = models_in(info) if info is not None else ([], False)
         if info is not None and is_variant(info):
             return tuple(map(str, loc[:depth]))
-        if many or not models:
+        if is_collection or not models:
             return None
         model = models[0]
     return None
@@ -344,24 +344,24 @@ class Diagnosis:
         if info is not None and _needs_keys(info) and not (isinstance(value, dict) or override.is_delete()):
             yield f"{override.input_line}: expected keys with values, found {_shown(value)}"
 
-    def _about_absent(self, override: Override, path: list[str], depth: int, node: Any) -> Iterator[str]:
+    def _about_absent(self, override: Override, path: list[str], depth: int, parent_value: Any) -> Iterator[str]:
         """Yield the message for a key that the config lacks, unless Hydra's message already explains how to add it."""
         key, line, model = ".".join(path[: depth + 1]), override.input_line, self._config_type
-        item, holders = item_at(model, path[:depth]), models_at(model, path[:depth])
+        item, parent_models = item_at(model, path[:depth]), models_at(model, path[:depth])
         info = field_at(model, path[: depth + 1])
         if (info is not None and not set_by(info)) or (item is None and (override.is_add() or override.is_force_add())):
             return
-        if holders:
+        if parent_models:
             groups = self._loader.groups("hydra") if key.startswith("hydra/") else self._groups
-            yield f"{line}: {unknown_key(key, holders, model, () if depth else groups)}"
+            yield f"{line}: {unknown_key(key, parent_models, model, () if depth else groups)}"
             return
-        keys = list(map(str, node)) if isinstance(node, dict) else []
+        keys = list(map(str, parent_value)) if isinstance(parent_value, dict) else []
         hint, advice = did_you_mean(path[depth], keys), ""
         template = item.__name__.removesuffix("Config").lower() if item is not None else ""
         if template in self._groups and not override.is_delete():
             options = ", ".join(self._loader.options(template))
             advice = f"; add it with '+{template}@{key}=<option>' (options: {options})"
-        elif item is None and isinstance(node, dict) and not hint and not override.is_delete():
+        elif item is None and isinstance(parent_value, dict) and not hint and not override.is_delete():
             advice = f"; add it with '+{line}'"
         hint = f"{hint} (keys: {', '.join(keys) or 'none'}){advice}"
         yield f"{line}: unknown key {path[depth]!r} in {'.'.join(path[:depth])}{hint}"
@@ -374,14 +374,14 @@ class Diagnosis:
             if "\n" not in lines[0] and str(cause).splitlines()[0] not in lines[0]:
                 lines.append(str(cause).splitlines()[0])
             key = cause.full_key or ""
-            holders = models_at(self._config_type, key.split(".")[:-1])
+            parent_models = models_at(self._config_type, key.split(".")[:-1])
             file, fields = re.match(r"In '(.+?)': ", lines[0]), self._config_type.model_fields
             if file and key not in fields and key in (file[1].split("/")[0], *self._groups):
                 preset = f"a preset needs `# @package _global_` as the first line of {file[1]}.yaml"
                 option = f"an option a target key: '+{key}@<key>=<option>' (see --help {key})"
                 lines.append(f"{preset}, without a byte order mark, and {option}")
-            elif holders and key and field_at(self._config_type, key.split(".")) is None:
-                text = unknown_key(key, holders, self._config_type)
+            elif parent_models and key and field_at(self._config_type, key.split(".")) is None:
+                text = unknown_key(key, parent_models, self._config_type)
                 lines = [f"{file[1]}.yaml: {text}"] if file else [*lines, text]
         return "\n".join(lines)
 
@@ -393,10 +393,10 @@ def _needs_keys(info: FieldInfo) -> bool:
 def _values_for_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield a complaint for each key that needs keys with values, but has a list or a number."""
     for name, info in model.model_fields.items():
-        (models, many), value, key = models_in(info), values.get(name), f"{prefix}{name}"
+        (models, is_collection), value, key = models_in(info), values.get(name), f"{prefix}{name}"
         if isinstance(value, list | int | float) and _needs_keys(info):
             yield f"{key}: expected keys with values, found {_shown(value)}"
-        elif not many and isinstance(value, Mapping):
+        elif not is_collection and isinstance(value, Mapping):
             yield from (text for inner in models for text in _values_for_keys(inner, value, f"{key}."))
 
 

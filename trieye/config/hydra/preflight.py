@@ -62,9 +62,11 @@ def check_keys(overrides: Sequence[str], config_type: type[Config]) -> list[Over
     if messages := [str(CHOICES[word]) for word in overrides if word in CHOICES]:  # files may use the old name
         raise ConfigurationError("\n".join(messages))
     items = parsed(overrides, config_type)
-    complaints = [complaint for item in items if (complaint := absent_key(item, config_type)) is not None]
-    keys = [item for item in items if field_at(config_type, str(item.key_or_group).split(".")) is not None]
-    is_plain = not any(item.is_sweep_override() or item.key_or_group in config_type.model_fields for item in keys)
+    complaints = [complaint for override in items if (complaint := absent_key(override, config_type)) is not None]
+    keys = [override for override in items if field_at(config_type, str(override.key_or_group).split(".")) is not None]
+    is_plain = not any(
+        override.is_sweep_override() or override.key_or_group in config_type.model_fields for override in keys
+    )
     if complaints and is_plain and len(complaints) + len(keys) == len(items):
         raise ConfigurationError("\n".join(complaints))
     return items
@@ -97,7 +99,7 @@ class Preflight(Generic[Config]):
             ConfigurationError: The command line is invalid; the message has a line for each error.
         """
         items = parsed(overrides, self._config_type) if items is None else items
-        axes = [item for item in items if item.is_sweep_override()]
+        axes = [override for override in items if override.is_sweep_override()]
         composed = self._load(items, takes_axes=multirun or bool(axes))
         is_multirun = multirun or OmegaConf.select(composed, "hydra.mode") == RunMode.MULTIRUN
         if not is_multirun:
@@ -133,13 +135,13 @@ class Preflight(Generic[Config]):
 
     def _load(self, items: Sequence[Override], *, takes_axes: bool) -> DictConfig:
         """Compose the config; overrides with several values are left to the jobs of a sweep if it takes axes."""
-        axes = [item for item in items if item.is_sweep_override()]
+        axes = [override for override in items if override.is_sweep_override()]
         if not takes_axes:
             self._check_single(axes)
         elif lines := [str(axis.input_line) for axis in axes if axis.is_hydra_override()]:
             raise ConfigurationError("\n".join(f"{line}: Hydra's own keys cannot vary in a sweep" for line in lines))
         try:
-            choices = [item for item in items if self._loader.is_choice(item)]
+            choices = [override for override in items if self._loader.is_choice(override)]
             composed = self._loader.load(choices)
         except NOT_COMPOSED as error:
             raise ConfigurationError(self._not_composed(items, error)) from error
@@ -149,17 +151,19 @@ class Preflight(Generic[Config]):
                 "keys of trieye are missing; add `defaults: [trieye, _self_]`"
             )
         # one by one into the composed config, so that each error is reported with the keys of that config
-        fixed = [item for item in items if item not in choices and item not in axes]
+        fixed_overrides = [override for override in items if override not in choices and override not in axes]
         if takes_axes:  # a conditional key may be absent from this config
-            self._set([item for item in fixed if item.is_hydra_override()], composed)
-            when = OmegaConf.select(composed, "hydra.sweeper.when") if _is_ours(composed, "hydra.sweeper") else None
-            conditional = {str(key) for key in when} if isinstance(when, DictConfig) else set()
-            fixed = [
-                item
-                for item in fixed
-                if not item.is_hydra_override() and bare(item.get_key_element()) not in conditional
+            self._set([override for override in fixed_overrides if override.is_hydra_override()], composed)
+            conditions = (
+                OmegaConf.select(composed, "hydra.sweeper.when") if _is_ours(composed, "hydra.sweeper") else None
+            )
+            conditional_keys = {str(key) for key in conditions} if isinstance(conditions, DictConfig) else set()
+            fixed_overrides = [
+                override
+                for override in fixed_overrides
+                if not override.is_hydra_override() and bare(override.get_key_element()) not in conditional_keys
             ]
-        self._set(fixed, composed)
+        self._set(fixed_overrides, composed)
         self._loader.record(items, composed)
         return composed
 
@@ -168,10 +172,10 @@ class Preflight(Generic[Config]):
             files = [str(file) for file in self._loader.files() if file.is_file() and error.object in file.read_bytes()]
             return f"{', '.join(files) or 'a config file'}: not saved as UTF-8: {error}"
         if isinstance(error, RecursionError):
-            start = " ".join((f"{self._loader.source.name}.yaml", *(str(item.input_line) for item in items)))
+            start = " ".join((f"{self._loader.source.name}.yaml", *(str(override.input_line) for override in items)))
             return f"{start}: a config includes itself through its defaults list, or is nested too deeply"
         try:
-            choices = [item for item in items if self._loader.is_choice(item)]
+            choices = [override for override in items if self._loader.is_choice(override)]
             return Diagnosis(self._loader, self._config_type).of_choices(choices, error)
         except NOT_COMPOSED as unreadable:  # the primary config itself
             return without_parser_words(str(unreadable))
@@ -193,12 +197,12 @@ class Preflight(Generic[Config]):
             takes_list = takes_many(info.annotation) if info is not None else False
             takes_list = takes_list or isinstance(self._loader.entries().get(key), list)
             is_list = takes_list and isinstance(values, ChoiceSweep) and values.simple_form
-            instead = f"type '{key}=[{axis.get_value_string()}]' for a list" if is_list else "choose one"
+            advice = f"type '{key}=[{axis.get_value_string()}]' for a list" if is_list else "choose one"
             if key.lstrip("+").startswith(_SPACE):
                 text = axis.get_value_string().replace('"', "'")
                 complaints.append(f"{axis.input_line}: search spaces of tune are quoted; type '{key}=\"{text}\"'")
                 continue
-            complaints.append(f"{axis.input_line}: more than one value; add -m to run a job for each, or {instead}")
+            complaints.append(f"{axis.input_line}: more than one value; add -m to run a job for each, or {advice}")
         if complaints:
             raise ConfigurationError("\n".join(complaints))
 
@@ -221,17 +225,21 @@ class Preflight(Generic[Config]):
             sweep: The composed config of the sweep.
         """
         items = parsed([*params, *overrides], self._config_type)
-        words = [self._values(item) if item.is_sweep_override() else [str(item.input_line)] for item in items]
+        words = [
+            self._values(override) if override.is_sweep_override() else [str(override.input_line)] for override in items
+        ]
         options = _plugin_options(sweep, "hydra.sweeper", SweeperConfig, overrides)
-        samples = SampledJobs([item.get_key_element() for item in items], words, options or SweeperConfig())
+        samples = SampledJobs([override.get_key_element() for override in items], words, options or SweeperConfig())
         first_words = samples.first()
-        typed_keys = {item.get_key_element() for item in items[len(params) :] if not item.is_sweep_override()}
-        kept = [index for index, item in enumerate(items) if item.get_key_element() not in typed_keys]
-        if samples.is_restricted or any(self._loader.is_choice(items[index]) for index in kept):
+        typed_keys = {
+            override.get_key_element() for override in items[len(params) :] if not override.is_sweep_override()
+        }
+        kept_indices = [index for index, override in enumerate(items) if override.get_key_element() not in typed_keys]
+        if samples.is_restricted or any(self._loader.is_choice(items[index]) for index in kept_indices):
             composed = self.load(first_words)
         else:
             composed = copy.deepcopy(sweep)
-            self._set(parsed([words[index][0] for index in kept], self._config_type), composed)
+            self._set(parsed([words[index][0] for index in kept_indices], self._config_type), composed)
         _plugin_options(composed, "hydra.launcher", LauncherConfig, overrides)
         values = self._resolved(composed)
         yield "", self._typed(values, first_words)
@@ -275,20 +283,24 @@ class Preflight(Generic[Config]):
             words = [word for word, first in zip(job, first_words, strict=True) if word != first]
             items = parsed(words, self._config_type)
             # nothing depends on a plain value: validating is a hundred times faster than composing
-            if all(self._is_plain(item, values) for item in items):
+            if all(self._is_plain(override, values) for override in items):
                 job_values = dict(values)
-                for item in items:
-                    job_values = _with_value(job_values, item.key_or_group.split("."), item.value())
+                for override in items:
+                    job_values = _with_value(job_values, override.key_or_group.split("."), override.value())
                 return self._typed(job_values, job)
         return self._typed(self._resolved(self.load(job)), job)
 
-    def _is_plain(self, item: Override, values: Mapping[str, Any]) -> bool:
+    def _is_plain(self, override: Override, values: Mapping[str, Any]) -> bool:
         """Return whether an override sets a plain value that is no variant, and not another one or a missing one."""
-        *parents, name = item.key_or_group.split(".")
-        holder, value = functools.reduce(_item, parents, values), item.value()
-        is_leaf = isinstance(holder, dict) and not isinstance(holder.get(name, {}), dict)
+        *parent_keys, leaf_key = override.key_or_group.split(".")
+        parent_value, value = functools.reduce(_item, parent_keys, values), override.value()
+        is_leaf = isinstance(parent_value, dict) and not isinstance(parent_value.get(leaf_key, {}), dict)
         is_reference = isinstance(value, str) and ("${" in value or value == "???")
-        return is_leaf and not is_reference and not (item.package or is_in_variant(self._config_type, [*parents, name]))
+        return (
+            is_leaf
+            and not is_reference
+            and not (override.package or is_in_variant(self._config_type, [*parent_keys, leaf_key]))
+        )
 
     def _values(self, axis: Override) -> list[str]:
         """Return an override for each value of an axis."""
@@ -369,8 +381,8 @@ def _as_a_job(config: Config) -> Config:
 
 def _with_value(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     """Return nested dicts with another value at a path."""
-    name, *rest = path
-    return {**values, name: _with_value(values[name], rest, value) if rest else value}
+    name, *inner_path = path
+    return {**values, name: _with_value(values[name], inner_path, value) if inner_path else value}
 
 
 def _item(values: Any, name: str) -> Any:

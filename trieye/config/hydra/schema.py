@@ -122,14 +122,14 @@ class _Derivation:
 
     def _field(self, info: FieldInfo, path: _Path, defaults: dict[str, Any]) -> tuple[Any, DataclassField[Any]]:
         default = defaults[path[-1]] if path[-1] in defaults else default_of(info)
-        models, many = models_in(info)
+        models, is_collection = models_in(info)
         if is_variant(info):
             # accepts any key: the composed config determines the model
             takes_keys = isinstance(default, dict) or (default == MISSING and tag_of(models) is not None)
             return Any, _open({}) if takes_keys else _constant(default)
         if not models:
             return Any, _open(default) if is_open(info) and isinstance(default, dict) else _constant(default)
-        if many:
+        if is_collection:
             element = self._part(models[0], (*path, "*"), {})
             items = default.items() if isinstance(default, dict) else enumerate(default or ())
             return dict[str, element], _constant({str(key): _instance(element, item) for key, item in items})  # type: ignore[valid-type]  # created at run time

@@ -166,12 +166,12 @@ def _path_of(group: str) -> _Path:
 
 def _complete(config: DictConfig, model: type[BaseModel], path: _Path, options: dict[_Path, str]) -> Iterator[str]:
     for name, info in model.model_fields.items():
-        models, many = models_in(info)
+        models, is_collection = models_in(info)
         if not models or not _is_part(config, name):
             continue
         if is_variant(info):
             yield from _complete_variant(config, name, info, path, options)
-        elif many:
+        elif is_collection:
             keys = [str(key) for key in config[name] if _is_part(config[name], str(key))]
             for key in keys:
                 yield from _complete(config[name][key], models[0], (*path, name, key), options)
