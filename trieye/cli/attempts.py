@@ -92,7 +92,7 @@ def _widths(columns: "Sequence[Sequence[str]]", limit: int) -> list[int]:
 
 
 def _cells(row: "AttemptRow") -> tuple[str, ...]:
-    more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
+    omitted_text = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
     superseded_steps = _step(row.superseded_first_step), _step(row.superseded_last_step)
     return (
         str(row.number),
@@ -102,7 +102,7 @@ def _cells(row: "AttemptRow") -> tuple[str, ...]:
         _step(row.last_step),
         f"{row.shown:,}",
         f"{row.superseded:,}" + (f" ({'-'.join(dict.fromkeys(superseded_steps))})" if row.superseded else ""),
-        ", ".join(row.metrics[:MAX_METRICS]) + more,
+        ", ".join(row.metrics[:MAX_METRICS]) + omitted_text,
     )
 
 

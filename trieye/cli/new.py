@@ -65,11 +65,11 @@ def questions() -> list[TemplateQuestion]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    name, *others = questions()
-    parser.add_argument(name.name, nargs="?", metavar="NAME", help="project name")
+    name_question, *option_questions = questions()
+    parser.add_argument(name_question.name, nargs="?", metavar="NAME", help="project name")
     text = "parent folder of the project folder (default: working directory)"
     parser.add_argument("-o", "--output-dir", type=Path, default=Path(), metavar="DIR", help=text)
-    for question in others:
+    for question in option_questions:
         option = f"--{question.name.replace('_', '-')}"
         parser.add_argument(option, metavar=question.name.upper(), help=question.help)
     parser.add_argument("--no-input", action="store_true", help="use the defaults instead of prompting")

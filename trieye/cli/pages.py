@@ -129,7 +129,7 @@ class PageSelection:
         readable_runs = {run_dir: run for run_dir, run in self._runs.items() if isinstance(run, ShownRun)}
         self._runs = {run_dir: readable_runs.get(run_dir) or _read(run_dir) for run_dir in run_dirs}
         runs = [run for run in self._runs.values() if isinstance(run, ShownRun)]
-        return sorted(runs, key=lambda shown: shown.run.created)
+        return sorted(runs, key=lambda shown_run: shown_run.run.created)
 
     def skipped(self) -> list[str]:
         """Return a message for each run that cannot be shown."""
@@ -187,7 +187,7 @@ def _mlflow_pages(selection: PageSelection, runs: Sequence[ShownRun], notes: lis
     if not stores:
         notes.append("no MLflow page: the MLflow sink was disabled")
     for uri, shown_runs in stores.items():
-        apps = ", ".join(sorted({shown.run.app for shown in shown_runs}))
+        apps = ", ".join(sorted({shown_run.run.app for shown_run in shown_runs}))
         try:
             yield _mlflow_page(selection, uri, shown_runs, title="MLflow" if len(stores) == 1 else f"MLflow ({apps})")
         except ConfigurationError as error:
@@ -207,9 +207,9 @@ def _mlflow_page(selection: PageSelection, uri: str, runs: Sequence[ShownRun], *
         )
     if database is not None:
         mlflow_pages.check_schema(database)
-    newest_of_each_app = {shown.run.app: shown.mlflow_run_id for shown in runs if shown.mlflow_run_id}
+    newest_of_each_app = {shown_run.run.app: shown_run.mlflow_run_id for shown_run in runs if shown_run.mlflow_run_id}
     experiments = mlflow_pages.experiments_of(uri, list(newest_of_each_app.values()))
-    sweeps = {shown.run.sweep for shown in runs}
+    sweeps = {shown_run.run.sweep for shown_run in runs}
     fragment = mlflow_pages.fragment_of(
         experiments,
         run_id=runs[0].mlflow_run_id if selection.is_run else None,
@@ -234,7 +234,7 @@ def _tensorboard_pages(
         notes.append("no TensorBoard page: the TensorBoard sink was disabled and there are no event files")
         return
     # decided once, because TensorBoard treats a renamed run as another run
-    has_one_app = len({shown.run.app for shown in runs}) == 1
+    has_one_app = len({shown_run.run.app for shown_run in runs}) == 1
 
     def refresh() -> None:
         _link(selection.runs(), logdir, has_one_app=has_one_app)

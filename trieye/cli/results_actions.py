@@ -280,7 +280,7 @@ def select(options: argparse.Namespace) -> int:
     for name, (groups, choice) in selections.items():
         title = f"{name}: {selected.title}" if name else selected.title
         labels = groups.marked(selected.scoring).labels
-        text_table = tables.selection_table(choice, labels, selected.stat, title=title, most=_MOST_CONFIGS)
+        text_table = tables.selection_table(choice, labels, selected.stat, title=title, max_rows=_MOST_CONFIGS)
         selected.console.print(text_table)
     selected.print_notes()
     if options.rerun is None:

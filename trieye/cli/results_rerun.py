@@ -161,7 +161,9 @@ def _show(
     for (name, row), runs in configs.items():
         label = _label(selections, name, row)
         rows[f"{label}, selection seeds"] = {stat: selections[name][1].estimates[row]}
-        tasks = [[fresh for fresh in fresh_runs if not differences(fresh.params, run.params)] for run in runs]
+        tasks = [
+            [fresh_run for fresh_run in fresh_runs if not differences(fresh_run.params, run.params)] for run in runs
+        ]
         if all(tasks):  # else the mean over fewer tasks would be another figure
             same_runs = fresh_runs.only(run for task_runs in tasks for run in task_runs)
             (scores,) = RunGroups.of(same_runs, ["place"], selected.options.task).scores(scoring)

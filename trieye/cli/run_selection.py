@@ -143,9 +143,9 @@ class RunSelection:
             return ""
         all_groups = RunGroups.of(self.all_runs, by, self.options.task)
         labels = all_groups.labels_without(self.results.runs)
-        more = ", ..." if len(labels) > _MOST_PROBLEMS else ""
+        suffix = ", ..." if len(labels) > _MOST_PROBLEMS else ""
         conditions = " ".join(f"--where {condition}" for condition in self.options.where)
-        return f"{conditions} excludes all runs of {', '.join(labels[:_MOST_PROBLEMS])}{more}" if labels else ""
+        return f"{conditions} excludes all runs of {', '.join(labels[:_MOST_PROBLEMS])}{suffix}" if labels else ""
 
     def _note_unequal_budgets(self, groups: RunGroups) -> None:
         """Note groups of one task that trained for different numbers of steps."""
@@ -161,14 +161,14 @@ class RunSelection:
     def _objective(self) -> str:
         objectives = {str(run.params.get("loop.objective", run.objective)) for run in self.results}
         metrics = self.results.metrics()
-        logged = [name for name in sorted(objectives) if name in metrics]
-        if len(logged) != 1:
-            shown = ", ".join(metrics[:_MOST_METRICS]) + (", ..." if len(metrics) > _MOST_METRICS else "")
+        logged_names = [name for name in sorted(objectives) if name in metrics]
+        if len(logged_names) != 1:
+            metrics_text = ", ".join(metrics[:_MOST_METRICS]) + (", ..." if len(metrics) > _MOST_METRICS else "")
             raise ConfigurationError(
                 "no default metric: the runs have neither one loop.objective nor a returned number; add --metric "
-                f"(choose from: {shown or 'no metrics'})"
+                f"(choose from: {metrics_text or 'no metrics'})"
             )
-        return logged[0]
+        return logged_names[0]
 
     def print_json(self, document: Mapping[str, Any]) -> None:
         """Print the results of an action as JSON, with problems, unfinished jobs and diverged runs."""
@@ -181,8 +181,8 @@ class RunSelection:
             for sweep, sweep_jobs in self._jobs().items()
         }
         diverged = self.results.diverged(self.scoring.metric)
-        about = {"metric": self.scoring.name, "problems": self.results.problems, "jobs": jobs, "diverged": diverged}
-        print_json(f"results.{self.options.action}", {**about, **document})
+        header = {"metric": self.scoring.name, "problems": self.results.problems, "jobs": jobs, "diverged": diverged}
+        print_json(f"results.{self.options.action}", {**header, **document})
 
     def _jobs(self) -> Mapping[str, Sequence[Any]]:
         return self.all_runs.status().jobs
@@ -193,22 +193,23 @@ class RunSelection:
 
         console = Terminal(stderr=True)
         for sweep, jobs in self._jobs().items():
-            unfinished = [job for job in jobs if job.how not in ENDED]
-            if unfinished:
-                numbers = ", ".join(f"{job.index} ({job.how})" for job in unfinished[:_MOST_PROBLEMS])
-                more = ", ..." if len(unfinished) > _MOST_PROBLEMS else ""
+            unfinished_jobs = [job for job in jobs if job.how not in ENDED]
+            if unfinished_jobs:
+                numbers = ", ".join(f"{job.index} ({job.how})" for job in unfinished_jobs[:_MOST_PROBLEMS])
+                suffix = ", ..." if len(unfinished_jobs) > _MOST_PROBLEMS else ""
                 console.print(
-                    f"{sweep}: {len(unfinished)} of {len(jobs)} jobs are not completed: {numbers}{more}", style="yellow"
+                    f"{sweep}: {len(unfinished_jobs)} of {len(jobs)} jobs are not completed: {numbers}{suffix}",
+                    style="yellow",
                 )
-                only = ["--only", "removed"] if all(job.how == "removed" for job in unfinished) else []
-                if not any(job.how in ("waiting", "running") for job in unfinished):  # else the sweep is being run
-                    console.print(f"run them: {command_text('sweep', 'relaunch', Path(sweep), *only)}")
-            remote = [job for job in jobs if job.how in ENDED and job.is_away]
-            if remote:
-                hosts = ", ".join(sorted({job.record.host for job in remote if job.record is not None}))
+                only_words = ["--only", "removed"] if all(job.how == "removed" for job in unfinished_jobs) else []
+                if not any(job.how in ("waiting", "running") for job in unfinished_jobs):  # else the sweep is being run
+                    console.print(f"run them: {command_text('sweep', 'relaunch', Path(sweep), *only_words)}")
+            remote_jobs = [job for job in jobs if job.how in ENDED and job.is_away]
+            if remote_jobs:
+                hosts = ", ".join(sorted({job.record.host for job in remote_jobs if job.record is not None}))
                 console.print(
-                    f"{sweep}: {len(remote)} runs are on other machines ({hosts}); copy them from persistence.mirror: "
-                    f"{command_text('sweep', 'merge', Path(sweep))}",
+                    f"{sweep}: {len(remote_jobs)} runs are on other machines ({hosts}); copy them from "
+                    f"persistence.mirror: {command_text('sweep', 'merge', Path(sweep))}",
                     style="yellow",
                 )
         problems = self.results.problems

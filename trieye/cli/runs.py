@@ -66,12 +66,12 @@ def run(options: argparse.Namespace) -> int:
     statuses = None
     if options.status is not None:
         statuses = set(map(str.upper, listed(options.status.lower(), STATUSES, "--status", "status")))
-    where = dict(pair(text, "--where ") for text in options.where)
+    conditions = dict(pair(text, "--where ") for text in options.where)
     if options.root is not None and not options.root.is_dir():
         raise ConfigurationError(f"--root {options.root}: no such directory")
     all_runs, skipped = find(*options.sources, root=options.root, metric=options.metric, mode=options.mode)
     try:
-        runs = select(all_runs, status=statuses, where=where, newer_than_s=options.newer_than)
+        runs = select(all_runs, status=statuses, where=conditions, newer_than_s=options.newer_than)
     except ConfigurationError as error:
         raise ConfigurationError(f"--where {error}") from None
     if options.metric is not None and all_runs and all(run.best is None for run in all_runs):
@@ -114,8 +114,8 @@ def _show_skipped(skipped: "Sequence[Skipped]") -> None:
     for entry in sorted(skipped, key=lambda entry: not entry.is_starting):
         groups.setdefault((entry.directory.parent, entry.reason), []).append(entry.directory.name)
     for (parent, reason), names in list(groups.items())[:MAX_SKIPPED]:
-        more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
-        print(f"skipped: {', '.join(names[:MAX_SKIPPED])}{more} in {parent}: {reason}", file=sys.stderr)
+        omitted_text = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
+        print(f"skipped: {', '.join(names[:MAX_SKIPPED])}{omitted_text} in {parent}: {reason}", file=sys.stderr)
     if len(groups) > MAX_SKIPPED:
         print(f"skipped: {len(groups) - MAX_SKIPPED} more groups of directories that are not runs", file=sys.stderr)
 

@@ -378,12 +378,14 @@ def _record_at(directory: Path) -> "SweepRecord":
     return record
 
 
-def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
+def _start(
+    options: argparse.Namespace, record: "SweepRecord", directory: Path, *more_words: str, only: Sequence[int]
+) -> int:
     """Run the program of a sweep in its working directory, and return its exit code."""
     from trieye.process.child import run_program
     from trieye.sweeps.command import command_of
 
-    command = command_of(record, directory, *more, only=only)
+    command = command_of(record, directory, *more_words, only=only)
     if not Path(record.working_dir).is_dir():
         raise ConfigurationError(
             f"{directory}: the working directory of the sweep, {record.working_dir}, no longer exists; restore it, "

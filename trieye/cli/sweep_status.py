@@ -41,7 +41,7 @@ def print_status(options: argparse.Namespace) -> int:
     directory = sweep_directory(options.dir)
     record, jobs = SweepRecord.of(directory), status_of(directory)
     modes = record.modes
-    counts, optimal = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
+    counts, optimal_jobs = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
 
     def parts() -> Parts:
         from trieye.process.terminal import Text
@@ -49,13 +49,13 @@ def print_status(options: argparse.Namespace) -> int:
         yield from tables_of(jobs)
         summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
         yield Text(f"{counted(len(jobs), 'job')}: ").append_text(Text(", ").join(summary))
-        if optimal:
-            plural = "s" if len(optimal) > 1 else ""
-            yield f"Pareto-optimal ({', '.join(modes)}): job{plural} {', '.join(map(str, optimal))}"
+        if optimal_jobs:
+            plural = "s" if len(optimal_jobs) > 1 else ""
+            yield f"Pareto-optimal ({', '.join(modes)}): job{plural} {', '.join(map(str, optimal_jobs))}"
         if counts.keys() & set(UNFINISHED):
             yield _advice(record, directory)
 
-    document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
+    document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal_jobs}
     show(options, "sweep.status", {**document, "jobs": [_row(job) for job in jobs]}, parts())
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
 

@@ -308,8 +308,8 @@ def _sinks_of_check(check: RunCheck) -> RenderableType:
     table.add_column("state")
     for sink in check.sinks:
         # the last journal entries of a killed run are unprocessed, so their number of points is unknown
-        behind = f"{sink.behind:,}" + (" or more" if check.is_killed else "")
-        table.add_row(sink.name, f"{sink.index:,}", behind, _state(sink, check))
+        lag_text = f"{sink.behind:,}" + (" or more" if check.is_killed else "")
+        table.add_row(sink.name, f"{sink.index:,}", lag_text, _state(sink, check))
     return table if check.sinks else Text("no sinks")
 
 

@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
     diagnosis = diagnose(options.run_name, root=options.root)
     stored, checkpoint = diagnosis.run, diagnosis.checkpoint
     checkpoint_row = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
-    about = {"run": str(stored), "run_dir": stored.run_dir, "status": stored.status, "attempt": stored.attempt}
+    run_fields = {"run": str(stored), "run_dir": stored.run_dir, "status": stored.status, "attempt": stored.attempt}
     fields = {name: getattr(diagnosis, name) for name in ("reason", "error", "output", "output_path", "sinks")}
-    document = {**about, **fields, "checkpoint": checkpoint_row, "next_steps": diagnosis.next_steps}
+    document = {**run_fields, **fields, "checkpoint": checkpoint_row, "next_steps": diagnosis.next_steps}
     show(options, "why", document, _parts(diagnosis))
     return 0
 

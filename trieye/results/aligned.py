@@ -47,8 +47,8 @@ def axis_of(run: LoadedRun, series: Series, x: XAxis, counter: Series | None) ->
         counter: Points of the metric that counts the axis; None: the run has none.
     """
     if x == "wall_time":
-        begun = run.created if math.isfinite(run.created) else series.times[:1].min(initial=np.inf)
-        return series.times - begun
+        start_time = run.created if math.isfinite(run.created) else series.times[:1].min(initial=np.inf)
+        return series.times - start_time
     if x in ("step", run.axis):
         return series.steps.astype(np.float64)
     if counter is None or not len(counter.steps):
@@ -87,11 +87,11 @@ def on_grid(
             continue
         is_finite = np.isfinite(x)
         own_x, own_y = _ascending(x[is_finite], y[is_finite])
-        inside = mask[index] = (coordinates >= own_x[0]) & (coordinates <= own_x[-1])
+        is_inside = mask[index] = (coordinates >= own_x[0]) & (coordinates <= own_x[-1])
         if between == "linear":
-            heights[index, inside] = np.interp(coordinates[inside], own_x, own_y)
+            heights[index, is_inside] = np.interp(coordinates[is_inside], own_x, own_y)
         else:
-            heights[index, inside] = own_y[np.searchsorted(own_x, coordinates[inside], side="right") - 1]
+            heights[index, is_inside] = own_y[np.searchsorted(own_x, coordinates[is_inside], side="right") - 1]
     return coordinates, heights, mask
 
 
@@ -105,32 +105,32 @@ def _grid_points(xs: Sequence[Floats | None], grid: int | Floats) -> Floats:
         first, last = min(x.min() for x in ends), max(x.max() for x in ends)
         points = np.linspace(first, last, grid) if last > first else np.array([first])
         return _with_short_curves(points, np.array([(x.min(), x.max()) for x in ends]), grid)
-    return ascending(grid, "grid", least=1)
+    return ascending(grid, "grid", min_size=1)
 
 
-def _with_short_curves(points: Floats, ends: Floats, most: int) -> Floats:
+def _with_short_curves(points: Floats, ends: Floats, max_added: int) -> Floats:
     """Add the ends of curves that contain no grid point, with midpoints, so that a line never connects two of them.
 
     Args:
         points: `[point]`, ascending.
         ends: `[curve, 2]`, first and last coordinate.
-        most: Maximum number of added ends, because each adds a column to all curves.
+        max_added: Maximum number of added ends, because each adds a column to all curves.
     """
     num_points = np.searchsorted(points, ends[:, 1], "right") - np.searchsorted(points, ends[:, 0])
     short = np.unique(ends[(num_points == 0) | (ends[:, 0] == ends[:, 1])])
-    return np.union1d(points, [*short, *(short[1:] + short[:-1]) / 2]) if len(short) <= most else points
+    return np.union1d(points, [*short, *(short[1:] + short[:-1]) / 2]) if len(short) <= max_added else points
 
 
-def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
+def ascending(steps: ArrayLike, name: str, *, min_size: int) -> Floats:
     """Check and return ascending numbers `[point]`.
 
     Raises:
-        ConfigurationError: The numbers do not ascend, contain a NaN or infinity, or are fewer than `least`.
+        ConfigurationError: The numbers do not ascend, contain a NaN or infinity, or are fewer than `min_size`.
     """
     array = finite(steps, name)
-    if array.ndim != 1 or array.size < least or np.isnan(array).any():
+    if array.ndim != 1 or array.size < min_size or np.isnan(array).any():
         raise ConfigurationError(
-            f"{name}: the shape is {array.shape}, or a value is NaN; expected a 1-D array of {least} or more numbers"
+            f"{name}: the shape is {array.shape}, or a value is NaN; expected a 1-D array of {min_size} or more numbers"
         )
     if (falls := np.flatnonzero(np.diff(array) < 0)).size:
         index = int(falls[0])

@@ -113,7 +113,7 @@ def write(path: Path, stamps: Mapping[str, str], points: Mapping[str, Points]) -
         OSError: The file cannot be written.
     """
     runs = [points[name] for name in stamps]
-    about = _About(_VERSION, dict(stamps), {})
+    footer = _About(_VERSION, dict(stamps), {})
     buffer = pa.BufferOutputStream()
     with pq.ParquetWriter(buffer, pa.schema(list(_COLUMNS.items())), **_OPTIONS) as writer:
         num_groups = 0
@@ -122,8 +122,8 @@ def write(path: Path, stamps: Mapping[str, str], points: Mapping[str, Points]) -
             table = _table(series)
             writer.write_table(table, row_group_size=_GROUP_ROWS)
             first, num_groups = num_groups, num_groups + -(-table.num_rows // _GROUP_ROWS)
-            about.metrics[metric] = _Metric(first, num_groups, [len(one.steps) for one in series])
-        text = msgspec.json.encode(about)
+            footer.metrics[metric] = _Metric(first, num_groups, [len(one.steps) for one in series])
+        text = msgspec.json.encode(footer)
         writer.add_key_value_metadata({_ABOUT: text, _CRC: str(zlib.crc32(text)).encode()})
     write_atomic(path, buffer.getvalue().to_pybytes())
 

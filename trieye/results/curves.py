@@ -39,7 +39,7 @@ def aggregate_curves(
     Raises:
         ConfigurationError: The shapes do not fit, or `aggregate` raises it.
     """
-    xs, runs = ascending(grid, "grid", least=1), finite(values, "values")
+    xs, runs = ascending(grid, "grid", min_size=1), finite(values, "values")
     runs = runs[:, np.newaxis] if runs.ndim == 2 else runs  # noqa: PLR2004
     if runs.ndim != 3 or runs.shape[-1] != xs.size:  # noqa: PLR2004
         allowed = f"[seed, task, {xs.size}], or [seed, {xs.size}] for one task"
@@ -78,14 +78,14 @@ def area_under_curve(values: ArrayLike, grid: ArrayLike, between: Between = "las
     Raises:
         ConfigurationError: The shapes do not fit, the grid does not ascend, or `between` is unknown.
     """
-    at, heights = ascending(grid, "grid", least=2), finite(values, "values")
+    coordinates, heights = ascending(grid, "grid", min_size=2), finite(values, "values")
     if between not in {"last", "linear"}:
         raise ConfigurationError(f"between={between!r} is unknown; allowed: 'last', 'linear'")
-    if heights.ndim < 1 or heights.shape[-1] != at.size:
-        raise ConfigurationError(f"values have shape {heights.shape}; allowed for this grid: [..., {at.size}]")
+    if heights.ndim < 1 or heights.shape[-1] != coordinates.size:
+        raise ConfigurationError(f"values have shape {heights.shape}; allowed for this grid: [..., {coordinates.size}]")
     if between == "linear":
         heights = (heights[..., 1:] + heights[..., :-1]) / 2
-        areas: Floats = heights @ np.diff(at)
+        areas: Floats = heights @ np.diff(coordinates)
         return areas
-    areas = heights[..., :-1] @ np.diff(at)
+    areas = heights[..., :-1] @ np.diff(coordinates)
     return np.where(np.isnan(heights[..., -1]), np.nan, areas)

@@ -143,14 +143,14 @@ def _path_names(values: Iterable[Any]) -> Callable[[Any], Any]:
     for value in values:
         _mapped(value, texts.setdefault)
     names = {text: text for text in texts if _without_paths(text) == text}
-    used, numbers = set(names), Counter[str]()
+    used_names, numbers = set(names), Counter[str]()
     for text in [text for text in texts if text not in names]:
         unique_name = name = _without_paths(text)
-        while unique_name in used:
+        while unique_name in used_names:
             numbers[name] += 1
             unique_name = f"{name}-{numbers[name] + 1}"
         names[text] = unique_name
-        used.add(unique_name)
+        used_names.add(unique_name)
     return lambda value: _mapped(value, names.__getitem__)
 
 
@@ -189,11 +189,11 @@ def _described(
 
 
 def _shared(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first, *others = params or [{}]
+    first, *other_params = params or [{}]
     return {
         key: value
         for key, value in first.items()
-        if all(key in one and repr(one[key]) == repr(value) for one in others)
+        if all(key in one and repr(one[key]) == repr(value) for one in other_params)
     }
 
 

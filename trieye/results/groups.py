@@ -466,7 +466,7 @@ def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes
     return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, num_earlier, strict=True)]
 
 
-def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str], most: int = _MAX_KEYS) -> str:
+def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str], max_keys: int = _MAX_KEYS) -> str:
     attribute_texts = [f"{key.rpartition('.')[2]}={_shown(values[key])}" for key in attributes if values[key]]
     if "" in values:
         return " ".join([str(values[""]), *attribute_texts])
@@ -474,7 +474,7 @@ def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[
     if len(names) == 1 and isinstance(values.get(names[0]), str):
         return _shown(values[names[0]])
     items = [(key.rpartition(".")[2], values[key]) for key in keys if key in values]
-    key_texts = [f"{key}={_shown(value)}" for key, value in items[:most]] + ["..."] * (len(items) > most)
+    key_texts = [f"{key}={_shown(value)}" for key, value in items[:max_keys]] + ["..."] * (len(items) > max_keys)
     return " ".join(key_texts + attribute_texts)
 
 

@@ -146,11 +146,11 @@ class _Search:
             self.problems.note(root, f"skipped: {limit}; to load their runs, pass them as well")
             return True
         foreign_dirs = [path for path in subdirs if not self._walk(path, root, depth + 1)]
-        is_ours = has_events or len(foreign_dirs) < len(subdirs)
-        if (is_ours and not has_events) or directory.name == _RUNS:
+        has_runs = has_events or len(foreign_dirs) < len(subdirs)
+        if (has_runs and not has_events) or directory.name == _RUNS:
             for path in foreign_dirs:
                 self.problems.note(path, f"skipped: no {RUN_RECORD}, {SWEEP} or event files")
-        return is_ours
+        return has_runs
 
     def _add_hydra_job(self, directory: Path, root: Path) -> bool:
         """Add a job of a Hydra program without trieye; return whether it has points."""

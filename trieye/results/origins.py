@@ -87,8 +87,8 @@ class Versions:
         runs = [{"Python": one.python, **one.packages} for one in provenances]
         names = dict.fromkeys(name for packages in runs for name in packages)
         counts = {name: Counter(packages.get(name) for packages in runs) for name in names}
-        same = {name: packages[name] for packages in runs[:1] for name in packages if len(counts[name]) == 1}
-        return cls(same, {name: versions for name, versions in counts.items() if len(versions) > 1})
+        common_versions = {name: packages[name] for packages in runs[:1] for name in packages if len(counts[name]) == 1}
+        return cls(common_versions, {name: versions for name, versions in counts.items() if len(versions) > 1})
 
 
 def _in_mlflow(directory: Path, record: RunRecord) -> str:

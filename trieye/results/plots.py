@@ -238,9 +238,15 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
             axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         else:
             axes.vlines(x, low, high, color=color, linewidth=4, alpha=0.35)
-        joined = "-" if is_numeric else "none"
+        linestyle = "-" if is_numeric else "none"
         axes.plot(
-            x, scores, color=color, linestyle=joined, marker=marker, markersize=4, label=_plain(label) or "best config"
+            x,
+            scores,
+            color=color,
+            linestyle=linestyle,
+            marker=marker,
+            markersize=4,
+            label=_plain(label) or "best config",
         )
         if any(len(setting.configs) > 1 for setting in settings):
             mean, name = [setting.mean.value for setting in settings], f"{_plain(label)}, mean of all".lstrip(", ")
@@ -284,19 +290,19 @@ def parallel(
         axes = figure.subplots()
     heights = np.array([column.heights for column in columns])
     sign = 1.0 if mode == "max" else -1.0
-    order = sorted(range(len(rows)), key=lambda at: sign * rows[at][1])
-    for rank, at in enumerate(order):
+    order = sorted(range(len(rows)), key=lambda row_index: sign * rows[row_index][1])
+    for rank, row_index in enumerate(order):
         strength = (rank + 1) / len(order)
         is_best = rank == len(order) - 1
         axes.plot(
-            heights[:, at], color=COLORS[1] if is_best else COLORS[0], linewidth=1.8 if is_best else 0.9,
+            heights[:, row_index], color=COLORS[1] if is_best else COLORS[0], linewidth=1.8 if is_best else 0.9,
             alpha=1.0 if is_best else 0.12 + 0.6 * strength**2,
         )  # fmt: skip
-    for at, column in enumerate(columns):
-        axes.plot([at, at], [0, 1], color="black", linewidth=0.8, zorder=3)
+    for column_index, column in enumerate(columns):
+        axes.plot([column_index, column_index], [0, 1], color="black", linewidth=0.8, zorder=3)
         for height, text in column.ticks:
             axes.annotate(
-                text, (at, height), (3, 0), textcoords="offset points", fontsize=7, va="center", zorder=4,
+                text, (column_index, height), (3, 0), textcoords="offset points", fontsize=7, va="center", zorder=4,
                 bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0},
             )  # fmt: skip
     axes.set_xticks(range(len(columns)), [textwrap.fill(_plain(column.name), _LINE // 2) for column in columns])
@@ -315,8 +321,8 @@ def _round_numbers(low: float, high: float, is_log: bool) -> Floats:
     """Return round numbers between two numbers, for ticks."""
     locator = LogLocator(numticks=_MOST_TICKS) if is_log else MaxNLocator(5)
     ticks = np.asarray(locator.tick_values(low, high), np.float64)
-    inside = ticks[(ticks >= low) & (ticks <= high)]
-    return inside if len(inside) > 1 else np.array([low, high])
+    inner_ticks = ticks[(ticks >= low) & (ticks <= high)]
+    return inner_ticks if len(inner_ticks) > 1 else np.array([low, high])
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +349,7 @@ class _Column:
             ticks = [(float((x - low) / span), f"{value:.4g}") for x, value in zip(positions, tick_marks, strict=True)]
         else:
             names = sorted({str(value) for value in known_values})
-            height_of = {text: (at + 0.5) / len(names) for at, text in enumerate(names)}
+            height_of = {text: (index + 0.5) / len(names) for index, text in enumerate(names)}
             heights = iter([height_of[str(value)] for value in known_values])
             ticks = [(height, _plain(text)) for text, height in height_of.items()]
         all_heights = [_ABSENT if value is None else next(heights) for value in values]

@@ -150,10 +150,10 @@ class Report:
         environment.filters |= {"value": _value, "shown": self.comparison.shown}
         environment.tests["separate"] = is_separate
         template = environment.from_string(files("trieye.results").joinpath("report.html.jinja").read_text("utf-8"))
-        about = {**self._about(), "results": self.groups.results, "version": VERSION}
+        context = {**self._about(), "results": self.groups.results, "version": VERSION}
         page = ""
         for limit in _MOST_LINES:
-            page = template.render(report=self, comparison=self.comparison, scoring=self.scoring, most=limit, **about)
+            page = template.render(report=self, comparison=self.comparison, scoring=self.scoring, most=limit, **context)
             if len(page.encode("utf-8", "backslashreplace")) <= MAX_BYTES:
                 break
         return page
@@ -199,9 +199,9 @@ class Report:
         for group in self.ranked:
             table = scores[group]
             main = statistics.aggregate(table, stat, **self._intervals)
-            others = {name: statistics.aggregate(table, other, resamples=1).value for name, other in stats.items()}
-            others |= {"std": statistics.spread(table).value} if is_one else {}
-            lines.append(Line(self.groups.labels[group], self._color(group), main, others))
+            other_stats = {name: statistics.aggregate(table, other, resamples=1).value for name, other in stats.items()}
+            other_stats |= {"std": statistics.spread(table).value} if is_one else {}
+            lines.append(Line(self.groups.labels[group], self._color(group), main, other_stats))
         return lines
 
     def tasks(self) -> dict[str, list[Line]]:

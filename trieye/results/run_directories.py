@@ -125,12 +125,12 @@ class RunDirectories(PointReader):
             if self._file is None:
                 cache = Compacted(self._home / compacted.FILE)
                 self._file = cache, [path for path, stamp in cache.stamps.items() if _stamp(path) == stamp]
-            cache, fresh = self._file
-            points = cache.read(metrics) if fresh else {}
+            cache, fresh_paths = self._file
+            points = cache.read(metrics) if fresh_paths else {}
         except compacted.DAMAGE:
             self._file = None
             return {}
-        return {path: points[path] for path in fresh}
+        return {path: points[path] for path in fresh_paths}
 
     def _compact(self, stale_runs: Sequence[LoadedRun]) -> Mapping[str, Points]:
         """Return all points of stale runs, and write a cache with these and the up-to-date points of the old cache."""

@@ -197,9 +197,9 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
 
 
-def listed(texts: Sequence[str], most: int) -> str:
+def listed(texts: Sequence[str], max_texts: int) -> str:
     """Join the first texts for a message; `none` without texts."""
-    return ", ".join([*texts[:most], *(["..."] if len(texts) > most else [])]) or "none"
+    return ", ".join([*texts[:max_texts], *(["..."] if len(texts) > max_texts else [])]) or "none"
 
 
 def as_text(value: Any) -> str:

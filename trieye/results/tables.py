@@ -35,8 +35,8 @@ def interval(estimate: Estimate) -> str:
 
 def runs(estimate: Estimate) -> Text:
     """Format the numbers of runs and missing runs of a figure."""
-    missing = f" ({estimate.n_missing} missing)" if estimate.n_missing else ""
-    return Text.assemble(str(estimate.n), (missing, MISSING))
+    missing_text = f" ({estimate.n_missing} missing)" if estimate.n_missing else ""
+    return Text.assemble(str(estimate.n), (missing_text, MISSING))
 
 
 def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title: str, confidence: float) -> TextTable:
@@ -130,28 +130,30 @@ def settings_table(
     return table
 
 
-def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> TextTable:
+def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, max_rows: int) -> TextTable:
     """Return a table of the configs, best first, with the probability that each is the best."""
     table = _table("", title=title, right=("runs", stat, "CI", "P(best)"), bold=stat)
     table.add_column("")
-    for row in selection.ranked[:most]:
+    for row in selection.ranked[:max_rows]:
         figure = selection.estimates[row]
         is_judged = None not in (figure.low, selection.estimates[selection.best].low)
         note = "best" if row == selection.best else "indistinguishable" if row in selection.not_worse else ""
         note = note if is_judged or not note or row == selection.best else "too few runs"
         chance = number(float(selection.p_best[row])) if is_judged else "-"
         table.add_row(labels[row], runs(figure), number(figure.value), interval(figure), chance, note)
-    if len(selection.ranked) > most:
-        table.note(f"and {len(selection.ranked) - most} more")
-    _note_coverage(table, (selection.estimates[row] for row in selection.ranked[:most]))
+    if len(selection.ranked) > max_rows:
+        table.note(f"and {len(selection.ranked) - max_rows} more")
+    _note_coverage(table, (selection.estimates[row] for row in selection.ranked[:max_rows]))
     return table
 
 
-def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 100) -> TextTable:
+def differences_table(
+    differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, max_rows: int = 100
+) -> TextTable:
     """Return a table of the differing parameters of configs."""
     table = TextTable("parameter", *labels, title="differing parameters")
-    for name, values in list(differences.items())[:most]:
+    for name, values in list(differences.items())[:max_rows]:
         table.add_row(name, *("-" if value is None else str(value) for value in values))
-    if len(differences) > most:
-        table.note(f"and {len(differences) - most} more")
+    if len(differences) > max_rows:
+        table.note(f"and {len(differences) - max_rows} more")
     return table

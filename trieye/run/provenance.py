@@ -262,12 +262,12 @@ class ProvenanceRecorder:
 
 def _patch(directory: str) -> bytes:
     command = Path(directory), "diff", *_PATCH_OPTIONS
-    others = _git(*command, "HEAD", "--", ":/", *(f":(top,icase,exclude){pattern}" for pattern in _YAML_FILES))
+    other_patch = _git(*command, "HEAD", "--", ":/", *(f":(top,icase,exclude){pattern}" for pattern in _YAML_FILES))
     # with the whole section of a change, whose first lines may contain the secret key of all others
-    yaml_files = _git(*command, "--function-context", "HEAD", "--", *(f":(top,icase){name}" for name in _YAML_FILES))
-    if len((others + yaml_files).encode("utf-8", "surrogateescape")) > MAX_PATCH_BYTES:
+    yaml_patch = _git(*command, "--function-context", "HEAD", "--", *(f":(top,icase){name}" for name in _YAML_FILES))
+    if len((other_patch + yaml_patch).encode("utf-8", "surrogateescape")) > MAX_PATCH_BYTES:
         return b"the uncommitted changes are larger than %d MiB and were not recorded\n" % (MAX_PATCH_BYTES >> 20)
-    return (redacted_text(others) + redacted_yaml(yaml_files)).encode("utf-8", "surrogateescape")
+    return (redacted_text(other_patch) + redacted_yaml(yaml_patch)).encode("utf-8", "surrogateescape")
 
 
 def _abbreviated(names: Sequence[str]) -> str:

@@ -60,12 +60,14 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
         JournalError: Its journal or history cannot be read.
     """
     run_dir = run_directory(run, root=root)
-    shown, hidden = read_history(run_dir), read_history(run_dir, superseded=True)
+    shown_table, hidden_table = read_history(run_dir), read_history(run_dir, superseded=True)
     openings = _openings(run_dir)
     firsts = np.array([opening.index for opening in openings], np.int64)
 
-    of_shown, of_hidden = (np.searchsorted(firsts, table["index"].to_numpy(), "right") for table in (shown, hidden))
-    names = np.array(hidden["metric"].to_pylist(), object)
+    of_shown, of_hidden = (
+        np.searchsorted(firsts, table["index"].to_numpy(), "right") for table in (shown_table, hidden_table)
+    )
+    names = np.array(hidden_table["metric"].to_pylist(), object)
     rows = []
     for position, opening in enumerate(openings, 1):
         shown_mask, hidden_mask = of_shown == position, of_hidden == position
@@ -76,8 +78,8 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
             int(shown_mask.sum()),
             int(hidden_mask.sum()),
             sorted(set(names[hidden_mask].tolist())),
-            *_extremes(shown["step"].to_numpy()[shown_mask]),
-            *_extremes(hidden["step"].to_numpy()[hidden_mask]),
+            *_extremes(shown_table["step"].to_numpy()[shown_mask]),
+            *_extremes(hidden_table["step"].to_numpy()[hidden_mask]),
         )
         if row.shown or row.superseded or not opening.is_reopening:
             rows.append(row)

@@ -136,13 +136,13 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Checkpoint
         problems = list(_problems(path, checksums=checksums)) if path.exists() else []
     parts = [match for name, _ in problems if (match := _PART.fullmatch(name))]
     damage_state: CheckpointState = "partial" if len(parts) == len(problems) else "damaged"
-    files = list(files_below(path))
+    file_stats = list(files_below(path))
     row = CheckpointRow(
         path.name,
         step,
         "set aside" if suffix else damage_state if problems else "whole" if checksums else "sizes fit",
-        size_bytes=sum(about.st_size for about in files),
-        shared_bytes=sum(about.st_size for about in files if about.st_nlink > 1),
+        size_bytes=sum(file_stat.st_size for file_stat in file_stats),
+        shared_bytes=sum(file_stat.st_size for file_stat in file_stats if file_stat.st_nlink > 1),
         problems=tuple(problem for _, problem in problems),
         lost_rows=tuple(f"{match[1]}-{int(match[2]) - 1}" for match in parts),
     )
@@ -150,16 +150,16 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Checkpoint
         manifest = read_manifest(path)
     except SerializationError:
         return row if path.exists() else None
-    about, objective = manifest.metadata, manifest.metadata.get("objective")
+    metadata, objective = manifest.metadata, manifest.metadata.get("objective")
     is_number = isinstance(objective, int | float)
     return replace(
         row,
         saved=manifest.created,
         sequence=manifest.sequence,
-        attempt=about.get("attempt"),
+        attempt=metadata.get("attempt"),
         objective=objective if is_number else None,
-        is_rated=is_number or bool(about.get("is_best")),
-        mode="min" if about.get("mode") == "min" else "max",
+        is_rated=is_number or bool(metadata.get("is_best")),
+        mode="min" if metadata.get("mode") == "min" else "max",
     )
 
 

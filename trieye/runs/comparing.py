@@ -47,8 +47,8 @@ class Divergence:
             second: The same of the other one.
             ignored: Keys of the config that are not compared.
         """
-        shown = [{key: value for key, value in config.items() if key != HIDDEN} for config, _ in (first, second)]
-        pairs = _differing(*(redacted(dict(leaves(config))) for config in shown))
+        configs = [{key: value for key, value in config.items() if key != HIDDEN} for config, _ in (first, second)]
+        pairs = _differing(*(redacted(dict(leaves(config))) for config in configs))
         left_out = _NOT_COMPARED | set(ignored)
         config = {key: pairs[key] for key in pairs if left_out.isdisjoint((key, key.partition(".")[0]))}
         provenances = [provenance for _, provenance in (first, second) if provenance is not None]

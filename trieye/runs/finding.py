@@ -128,12 +128,12 @@ def select(
     Raises:
         ConfigurationError: No run has a key of `where`.
     """
-    chosen = [run for run in runs if status is None or run.status in status]
+    selected_runs = [run for run in runs if status is None or run.status in status]
     if newer_than_s is not None:
-        chosen = [run for run in chosen if run.created >= time.time() - newer_than_s]
-    if not where or not chosen:
-        return chosen
-    configs = [(run, _config_values(run.run_dir)) for run in chosen]
+        selected_runs = [run for run in selected_runs if run.created >= time.time() - newer_than_s]
+    if not where or not selected_runs:
+        return selected_runs
+    configs = [(run, _config_values(run.run_dir)) for run in selected_runs]
     keys = {key for _, config in configs for key in config}
     for key in where.keys() - keys:
         from trieye.config.base import did_you_mean
@@ -173,12 +173,12 @@ def roots_of(root: Path | None) -> list[Path]:
     """
     if root is not None:
         return [root.resolve()]
-    here = Path.cwd()
-    above = next((node / DEFAULT_ROOT for node in (here, *here.parents) if has_file(node, DEFAULT_ROOT)), None)
-    project = here if above is None else above.parent
+    cwd = Path.cwd()
+    data_root = next((node / DEFAULT_ROOT for node in (cwd, *cwd.parents) if has_file(node, DEFAULT_ROOT)), None)
+    project = cwd if data_root is None else data_root.parent
     texts = (_text_of(path) for path in sorted((project / "conf").rglob("*.yaml")))
     named = (os.path.expandvars(path) for text in texts for path in _ROOT_IN_CONFIG.findall(text))
-    roots = [*([] if above is None else [above]), *(project / Path(path).expanduser() for path in named)]
+    roots = [*([] if data_root is None else [data_root]), *(project / Path(path).expanduser() for path in named)]
     return list(dict.fromkeys(path.resolve() for path in roots if path.is_dir()))
 
 
@@ -302,8 +302,8 @@ def _did_you_mean(name: str, names: Collection[str]) -> str:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_SHOWN} more" if names[_MAX_SHOWN:] else ""
-    return ", ".join(names[:_MAX_SHOWN]) + more or "none"
+    omitted_text = f" and {len(names) - _MAX_SHOWN} more" if names[_MAX_SHOWN:] else ""
+    return ", ".join(names[:_MAX_SHOWN]) + omitted_text or "none"
 
 
 def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:

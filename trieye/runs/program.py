@@ -113,9 +113,11 @@ class Program:
             ConfigurationError: A secret was not recorded, or there is no override of a key to leave out.
         """
         replaced_keys = {key_of(word) for word in new_words} | value_by_key.keys() | set(removed_keys)
-        if missing := set(removed_keys) - {key_of(word) for word in self.overrides}:
+        if missing_keys := set(removed_keys) - {key_of(word) for word in self.overrides}:
             known_keys = ", ".join(map(key_of, self.overrides)) or "none"
-            raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {known_keys})")
+            raise ConfigurationError(
+                f"--without {min(missing_keys)}: the run has no such override (it has: {known_keys})"
+            )
         words = [word for word in self.overrides if key_of(word) not in replaced_keys and not _is_own(word, own_name)]
         if hidden := next((word for word in words if HIDDEN in word), None):
             example = shlex.quote(hidden.replace(HIDDEN, "${oc.env:MY_SECRET}"))

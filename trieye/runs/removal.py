@@ -272,8 +272,8 @@ class Removal:
             if objects is None:
                 yield f"{self.name}: the mirror {store.address} is not deleted: {why}"
             elif objects.foreign:
-                others = f"{len(objects.foreign)} files below {store.address}, such as {objects.foreign[0]}"
-                yield f"{self.name}: files that trieye did not write are not deleted: {others}"
+                files_text = f"{len(objects.foreign)} files below {store.address}, such as {objects.foreign[0]}"
+                yield f"{self.name}: files that trieye did not write are not deleted: {files_text}"
 
     def delete(self) -> None:
         """Delete the MLflow run, the mirror and the directory in this order, so that a retry completes it.
@@ -334,8 +334,8 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Removal], dict
     The last used run is at the end. A run that a link above it leads to outside the app's root counts as a link.
     """
     is_named = Path(app).name == app and (root / app).is_dir()
-    app_dir, inside = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
-    half_deleted = [path.resolve() for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, inside)]
+    app_dir, parent_dir = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
+    half_deleted = [path.resolve() for path in _half_deleted(app_dir.glob("*")) if _is_inside(path, parent_dir)]
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
     if not runs and not half_deleted:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
@@ -343,17 +343,17 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Removal], dict
         hint = "; it is a run, and only the runs of an app are pruned" if app in names else did_you_mean(app, apps)
         allowed = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
         raise ConfigurationError(f"app {app!r}: it has no runs{hint} ({allowed})")
-    links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
+    links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, parent_dir)]
     retained = {run_dir: f"{run_dir} is a symbolic link to {run_dir.resolve()}" for run_dir in links}
     retained |= {run_dir: "running" for run_dir in runs if run_dir not in links and is_alive(run_dir)}
-    idle = []
+    idle_runs = []
     for run_dir in [run_dir for run_dir in runs if run_dir not in retained]:
         try:
-            idle.append(Removal.of(run_dir.resolve(), inside))
+            idle_runs.append(Removal.of(run_dir.resolve(), parent_dir))
         except SerializationError as error:
             retained[run_dir] = str(error)
-    removals = [Removal.of(path, inside) for path in half_deleted]
-    return removals, sorted(idle, key=lambda run: run.last_used), retained
+    removals = [Removal.of(path, parent_dir) for path in half_deleted]
+    return removals, sorted(idle_runs, key=lambda run: run.last_used), retained
 
 
 def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:

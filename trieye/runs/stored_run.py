@@ -228,8 +228,8 @@ def published_metrics(run_dir: Path) -> Metrics:
 
 def disk_bytes(*directories: Path) -> int:
     """Return the bytes of all files below directories; a file with several names counts once."""
-    files = (about for directory in directories for about in files_below(directory))
-    return sum({(about.st_dev, about.st_ino): about.st_size for about in files}.values())
+    file_stats = (file_stat for directory in directories for file_stat in files_below(directory))
+    return sum({(file_stat.st_dev, file_stat.st_ino): file_stat.st_size for file_stat in file_stats}.values())
 
 
 def files_below(directory: Path) -> Iterator[os.stat_result]:
@@ -237,9 +237,9 @@ def files_below(directory: Path) -> Iterator[os.stat_result]:
     for folder, _, names in os.walk(directory):
         for name in names:
             with suppress(OSError):  # a living run deletes old files
-                about = os.lstat(f"{folder}/{name}")
-                if stat.S_ISREG(about.st_mode):
-                    yield about
+                file_stat = os.lstat(f"{folder}/{name}")
+                if stat.S_ISREG(file_stat.st_mode):
+                    yield file_stat
 
 
 def _fields_of(run_dir: Path) -> _RunSummaryFields:

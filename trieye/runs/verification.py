@@ -179,16 +179,16 @@ def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tupl
     size_bytes = sum(_size_of(path.with_name(path.name + suffix)) for suffix in ("", "-wal"))
     watermark = read_watermark(path)
     if not size_bytes:
-        missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or watermark is not None))
-        return None, VerifiedPart("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
+        losses = list(_missing_journal(run_dir, is_begun=expected.is_begun or watermark is not None))
+        return None, VerifiedPart("journal", "nothing" if losses else "not made yet", 0, losses, is_there=False)
     try:
         contents = inspect(path, expected)
     except (JournalError, OSError) as error:  # such as a file of another user
         finding = str(error) if isinstance(error, JournalError) else f"{path} cannot be read: {error.strerror}"
         damage = Damage(finding, "the last accepted events may be lost", "see the message")
         return None, VerifiedPart("journal", "not readable", size_bytes, [damage])
-    since = contents.last_pos - contents.snapshots[-1][0] if contents.snapshots else contents.num_records
-    text = f"{contents.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
+    num_newer = contents.last_pos - contents.snapshots[-1][0] if contents.snapshots else contents.num_records
+    text = f"{contents.num_records:,} records, {max(num_newer, 0):,} newer than the last snapshot"
     meaning = "events after its newest intact snapshot may be lost; lost records are counted and reported"
     advice = "start the run again, or `trieye close` it: that repairs the journal and quarantines the damaged one"
     damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in contents.damage]
