@@ -155,8 +155,8 @@ class Columns:
         crc = 0
         for array in arrays:
             crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
-        for offset, data in self.operations.items():
-            crc = zlib.crc32(data, zlib.crc32(f"{offset} {len(data)}".encode(), crc))
+        for offset, operation_bytes in self.operations.items():
+            crc = zlib.crc32(operation_bytes, zlib.crc32(f"{offset} {len(operation_bytes)}".encode(), crc))
         return crc
 
 

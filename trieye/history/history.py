@@ -309,8 +309,8 @@ class History:
         series: dict[str, NamedItems] = {}
         for name, rows_of_name in parts.items():
             steps, indices, times = zip(*rows_of_name, strict=True)
-            joined = NamedItems(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
-            series[name] = joined.take(np.argsort(joined.indices, kind="stable"))
+            joined_items = NamedItems(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
+            series[name] = joined_items.take(np.argsort(joined_items.indices, kind="stable"))
         return series
 
     def _columns(self, start: int = 0) -> Iterator[Columns]:

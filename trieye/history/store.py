@@ -197,15 +197,17 @@ class Store:
         with self._lock:
             self._parts = [*self._parts, *new_parts]
 
-    def note_lost(self, lost: Range, where: str, reason: object) -> None:
+    def note_lost(self, lost: Range, location: str, reason: object) -> None:
         """Record items that cannot be read, and warn once per location."""
         with self._lock:
             self.lost = merged([*self.lost, lost])
-            is_new = where not in self._warned_locations
-            self._warned_locations.add(where)
+            is_new = location not in self._warned_locations
+            self._warned_locations.add(location)
         if is_new:
             count, last = lost[1] - lost[0], lost[1] - 1
-            logger.warning("%d items of the history (%d to %d) are lost: %s: %s", count, lost[0], last, where, reason)
+            logger.warning(
+                "%d items of the history (%d to %d) are lost: %s: %s", count, lost[0], last, location, reason
+            )
 
     # reading
 

@@ -101,10 +101,10 @@ class Journal:
 
     def _note_entries(self) -> None:
         query = "SELECT pos, at, client, seq FROM records WHERE pos > ? ORDER BY pos"
-        for pos, at, client, seq in self._read(query, self._state.deleted_to):
+        for pos, time_s, client, seq in self._read(query, self._state.deleted_to):
             self._accepted_keys.add(client, seq, pos)
             # after a rebuild that lost the newest entries, the state has a later position
-            self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
+            self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, time_s))
 
     def forget_repair(self) -> None:
         """Delete the report of a rebuild, once its losses are counted; until then each start reports them."""
@@ -414,7 +414,7 @@ class AcceptedKeys:
     def since(self, pos: int) -> tuple[list[tuple[str, int, int]], list[tuple[int, str]]]:
         """Return the rows of `clients` and of `calls` for the entries after a position."""
         clients = [(client, *last_batch) for client, last_batch in sorted(self.clients.items()) if last_batch[1] > pos]
-        return clients, [(at, call) for call, at in self.calls.items() if at > pos]
+        return clients, [(call_pos, call) for call, call_pos in self.calls.items() if call_pos > pos]
 
     @property
     def oldest_call(self) -> int:

@@ -42,10 +42,10 @@ def overlapping(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
 
 def mask(first: int, end: int, ranges: Sequence[Range]) -> NDArray[np.bool_]:
     """Return for each index of [first, end) whether the ascending, disjoint `ranges` contain it."""
-    inside = np.zeros(end - first, np.bool_)
+    is_inside = np.zeros(end - first, np.bool_)
     for low, high in overlapping(first, end, ranges):
-        inside[low - first : high - first] = True
-    return inside
+        is_inside[low - first : high - first] = True
+    return is_inside
 
 
 def of_indices(indices: NDArray[np.int64]) -> list[Range]:

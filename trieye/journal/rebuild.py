@@ -97,8 +97,10 @@ def _rebuild(path: Path, contents: Contents, expected: Expected) -> None:
     if journal is None:
         journal = contents.identity if any(contents.rows.values()) else uuid.uuid4().hex
     outcome = _Outcome.of(contents, watermark, is_end_lost=expected.is_begun and contents.meta(ATTEMPT) is None)
-    where = f"it was quarantined as {_quarantined(path).name}; " if _is_there(path) else ""
-    text = f"the journal {path} was damaged ({findings}); {where}lost: {'; '.join(outcome.losses) or 'nothing'}"
+    quarantine_text = f"it was quarantined as {_quarantined(path).name}; " if _is_there(path) else ""
+    text = (
+        f"the journal {path} was damaged ({findings}); {quarantine_text}lost: {'; '.join(outcome.losses) or 'nothing'}"
+    )
     new_path, rebuilt_path = _beside(path, "new"), _beside(path, "repaired")
     create(new_path, journal)
     with contextlib.closing(sqlite3.connect(new_path, isolation_level=None, factory=Connection)) as connection:

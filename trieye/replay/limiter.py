@@ -36,15 +36,15 @@ class RateLimiter:
             ConfigurationError: An argument is out of range.
         """
         middle = min_size_to_sample * samples_per_insert
-        least = max(1.0, samples_per_insert)
-        error_buffer = max(0.1 * middle, 2 * least) if error_buffer is None else error_buffer
+        min_buffer = max(1.0, samples_per_insert)
+        error_buffer = max(0.1 * middle, 2 * min_buffer) if error_buffer is None else error_buffer
         if not 0 < samples_per_insert < float("inf"):
             raise ConfigurationError(f"samples_per_insert is {samples_per_insert}; it must be above 0")
         if min_size_to_sample < 1:
             raise ConfigurationError(f"min_size_to_sample is {min_size_to_sample}; it must be at least 1 row")
-        if error_buffer < least:
+        if error_buffer < min_buffer:
             raise ConfigurationError(
-                f"error_buffer is {error_buffer}; below {least} for {samples_per_insert} samples per insert, "
+                f"error_buffer is {error_buffer}; below {min_buffer} for {samples_per_insert} samples per insert, "
                 "adding and drawing single rows would deadlock"
             )
         self.samples_per_insert = samples_per_insert

@@ -238,13 +238,13 @@ class Prefetcher:
             self._free.append(self._in_use)
             self._in_use = None
         self._draw_ahead()
-        buffer, made = self._results.get()
+        buffer, result = self._results.get()
         self._num_ahead -= 1
-        if isinstance(made, BaseException):
+        if isinstance(result, BaseException):
             self.close()
-            raise made
+            raise result
         self._in_use = buffer
-        return made if self._torch is None else self._torch.received(made, buffer.event)
+        return result if self._torch is None else self._torch.received(result, buffer.event)
 
     def settle(self) -> None:
         """Wait until all drawn rows are copied, so that rows may change."""

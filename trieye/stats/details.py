@@ -48,10 +48,10 @@ class Sample:
         if len(self.values) == 1:
             return self.values[0]
         index = (len(self.values) - 1) * self.quantile
-        below = int(index)
-        above = min(below + 1, len(self.values) - 1)
-        values = np.partition(np.frombuffer(self.values), (below, above))
-        return _interpolate(float(values[below]), float(values[above]), index - below)
+        lower_index = int(index)
+        upper_index = min(lower_index + 1, len(self.values) - 1)
+        values = np.partition(np.frombuffer(self.values), (lower_index, upper_index))
+        return _interpolate(float(values[lower_index]), float(values[upper_index]), index - lower_index)
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data for `detail_from_state`."""

@@ -339,7 +339,7 @@ class FragmentState:
             chunk = self.pool.oldest(apart_from=self.leases.pinned)
             if chunk is not None:
                 self._leave(chunk, "evicted")
-            elif fragments := self.streams.take_oldest(apart_from=meta.worker if num_pending else ""):
+            elif fragments := self.streams.take_longest_silent(apart_from=meta.worker if num_pending else ""):
                 self._drop(fragments, "evicted")
             elif rows := self.early.take_oldest():
                 self._drop([row.fragment for row in rows], "evicted")

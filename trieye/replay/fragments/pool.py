@@ -82,8 +82,8 @@ class ChunkPool:
         """Add a chunk, which must be newer than all others."""
         chunk.slot = len(self._by_slot)
         if chunk.slot == self._tree.capacity:
-            weights, self._tree = self._tree.weights, SumTree(2 * chunk.slot)
-            self._tree.load(0, weights)
+            slot_weights, self._tree = self._tree.weights, SumTree(2 * chunk.slot)
+            self._tree.load(0, slot_weights)
             self._versions = np.resize(self._versions, 2 * chunk.slot)
         self._by_slot.append(chunk)
         self._by_age[chunk.id] = chunk

@@ -53,9 +53,9 @@ class ReaderQueue:
 
     def join(self, ticket: Ticket) -> None:
         """Add a reader at the end, or at the place that it kept."""
-        for index, earlier in enumerate(self._tickets):
-            if ticket.reader and ticket.reader == earlier.reader:
-                ticket.requested_at = earlier.requested_at
+        for index, old_ticket in enumerate(self._tickets):
+            if ticket.reader and ticket.reader == old_ticket.reader:
+                ticket.requested_at = old_ticket.requested_at
                 self._tickets[index] = ticket
                 return
         self._tickets.append(ticket)

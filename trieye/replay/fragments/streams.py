@@ -69,64 +69,64 @@ class Streams:
     def advance(self, meta: FragmentMeta, now: float) -> list[Fragment]:
         """Make this fragment the newest of its stream, and return the pending fragments that it does not continue."""
         stream = self._streams.get(meta.worker)
-        dropped = []
+        dropped_fragments = []
         if stream is None:
             stream = self._streams[meta.worker] = Stream(meta.incarnation, meta.fid, now)
         else:
             if self.classify(meta) != "next":
-                dropped = self.take(meta.worker)
+                dropped_fragments = self.take(meta.worker)
             stream.incarnation, stream.last_fid, stream.arrived = meta.incarnation, meta.fid, now
         self._streams.move_to_end(meta.worker)
         if meta.worker in self._partial:
             self._partial.move_to_end(meta.worker)
-        return dropped
+        return dropped_fragments
 
-    def append(self, worker: str, fragment: Fragment) -> list[Fragment]:
+    def append(self, worker_id: str, fragment: Fragment) -> list[Fragment]:
         """Append the newest fragment to the pending ones of its stream, and return all pending ones."""
-        stream = self._streams[worker]
+        stream = self._streams[worker_id]
         stream.pending.append(fragment)
-        self._partial[worker] = stream
+        self._partial[worker_id] = stream
         return stream.pending
 
-    def take(self, worker: str) -> list[Fragment]:
+    def take(self, worker_id: str) -> list[Fragment]:
         """Remove and return the pending fragments of a worker."""
-        stream = self._streams[worker]
+        stream = self._streams[worker_id]
         pending, stream.pending = stream.pending, []
-        self._partial.pop(worker, None)
+        self._partial.pop(worker_id, None)
         return pending
 
     def take_all(self) -> list[Fragment]:
         """Remove and return the pending fragments of all workers."""
-        return [fragment for worker in list(self._partial) for fragment in self.take(worker)]
+        return [fragment for worker_id in list(self._partial) for fragment in self.take(worker_id)]
 
     def take_silent(self, before: float) -> list[Fragment]:
         """Remove and return the pending fragments of workers whose newest fragment arrived before `before`."""
-        silent = list(takewhile(lambda worker: self._partial[worker].arrived < before, self._partial))
-        return [fragment for worker in silent for fragment in self.take(worker)]
+        silent_workers = list(takewhile(lambda worker_id: self._partial[worker_id].arrived < before, self._partial))
+        return [fragment for worker_id in silent_workers for fragment in self.take(worker_id)]
 
-    def take_oldest(self, apart_from: str) -> list[Fragment]:
+    def take_longest_silent(self, apart_from: str) -> list[Fragment]:
         """Remove and return the pending fragments of the longest silent worker, excluding one."""
-        worker = next((worker for worker in self._partial if worker != apart_from), None)
-        return [] if worker is None else self.take(worker)
+        worker_id = next((worker_id for worker_id in self._partial if worker_id != apart_from), None)
+        return [] if worker_id is None else self.take(worker_id)
 
     def keep_if(self, is_usable: Callable[[Fragment], bool]) -> list[Fragment]:
         """Keep the pending fragments after the last unusable one of each chunk, and return the removed ones."""
         removed: list[Fragment] = []
-        for worker, stream in list(self._partial.items()):
+        for worker_id, stream in list(self._partial.items()):
             start = max(
                 (index + 1 for index, fragment in enumerate(stream.pending) if not is_usable(fragment)), default=0
             )
             removed += stream.pending[:start]
             del stream.pending[:start]
             if not stream.pending:
-                del self._partial[worker]
+                del self._partial[worker_id]
         return removed
 
-    def restore(self, worker: str, stream: Stream) -> None:
+    def restore(self, worker_id: str, stream: Stream) -> None:
         """Restore a stream; call in order of silence, the longest silent first."""
-        self._streams[worker] = stream
+        self._streams[worker_id] = stream
         if stream.pending:
-            self._partial[worker] = stream
+            self._partial[worker_id] = stream
 
 
 class Sessions:

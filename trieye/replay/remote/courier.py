@@ -192,11 +192,11 @@ class BatchSender:
         """Number of rows that the server has."""
         return self._outbox.num_acknowledged
 
-    def new_block(self, make: Callable[[], Block]) -> Block | None:
+    def new_block(self, make_block: Callable[[], Block]) -> Block | None:
         """Return an empty block to fill; None if there is no room now. The caller must hold the writer's lock.
 
         Args:
-            make: Creates a block if none can be reused.
+            make_block: Creates a block if none can be reused.
 
         Raises:
             TrieyeError: Sending has stopped.
@@ -208,7 +208,7 @@ class BatchSender:
             block = self._outbox.spare.popleft()
             block.reuse()
         except IndexError:
-            block = make()
+            block = make_block()
         return block
 
     def await_room(self, timeout_s: float) -> bool:

@@ -385,10 +385,10 @@ class NearRows(RowSource):
             count = int(np.count_nonzero(stale))
             self.num_redrawn += count
             deadline.check("rows are overwritten faster than they can be copied")
-            generation, fresh = self._draw(count, deadline, again=True)
+            generation, fresh_draw = self._draw(count, deadline, again=True)
             if generation != self.generation:
                 return None
-            draw = spliced(draw, stale, fresh)
+            draw = spliced(draw, stale, fresh_draw)
         return batch
 
     def _draw(self, n: int, deadline: Deadline, *, again: bool = False) -> tuple[str, SampledIds]:

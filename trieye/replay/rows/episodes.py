@@ -137,22 +137,26 @@ class EpisodeLinks:
         Returns:
             The rows reached, and the number of rows moved, both int64 `[n]`.
         """
-        at, num_moved = ids.copy(), np.zeros(len(ids), np.int64)
+        current_ids, num_moved = ids.copy(), np.zeros(len(ids), np.int64)
         max_moves = min(int(limit.max(initial=0)), self._end - low) if self._counts_steps else 0
         for power in range(max_moves.bit_length() - 1, -1, -1):
             candidates = np.flatnonzero(limit - num_moved >= 1 << power)
-            target = self._leap(at[candidates], 1 << power, low, backwards=backwards)
+            target = self._leap(current_ids[candidates], 1 << power, low, backwards=backwards)
             arrived_indices = candidates[target >= 0]
-            at[arrived_indices] = target[target >= 0]
+            current_ids[arrived_indices] = target[target >= 0]
             num_moved[arrived_indices] += 1 << power
         moving_indices = np.flatnonzero(num_moved < limit)
         while moving_indices.size:
-            target = self.previous_ids(at[moving_indices], low) if backwards else self.next_ids(at[moving_indices])
+            target = (
+                self.previous_ids(current_ids[moving_indices], low)
+                if backwards
+                else self.next_ids(current_ids[moving_indices])
+            )
             moving_indices, target = moving_indices[target >= 0], target[target >= 0]
-            at[moving_indices] = target
+            current_ids[moving_indices] = target
             num_moved[moving_indices] += 1
             moving_indices = moving_indices[num_moved[moving_indices] < limit[moving_indices]]
-        return at, num_moved
+        return current_ids, num_moved
 
     def has_ended(self, ids: Ids) -> NDArray[np.bool_]:
         """Return whether each row ended its episode; False as well for an open row that has no successor yet."""
@@ -236,16 +240,16 @@ class EpisodeLinks:
     ) -> tuple[Ids, Ids]:
         """Join the rows, sorted by environment, to rows of earlier calls; return their steps and starts."""
         indices = np.arange(len(rows))
-        begins = np.maximum.accumulate(np.where(follows, 0, indices))
-        steps, starts = indices - begins, rows[begins]
+        begin_indices = np.maximum.accumulate(np.where(follows, 0, indices))
+        steps, starts = indices - begin_indices, rows[begin_indices]
         firsts = np.flatnonzero(is_first)
         lasts = np.append(firsts[1:], len(rows)) - 1
         for start, end, env_id in zip(firsts.tolist(), lasts.tolist(), envs[firsts].tolist(), strict=True):
             previous_rows[start], step, first_row = self._last.get(env_id, (-1, -1, -1))
             if step >= 0:
                 follows[start] = True
-                others = np.flatnonzero(~follows[start : end + 1])
-                joined_slice = slice(start, start + int(others[0]) if others.size else end + 1)
+                break_offsets = np.flatnonzero(~follows[start : end + 1])
+                joined_slice = slice(start, start + int(break_offsets[0]) if break_offsets.size else end + 1)
                 steps[joined_slice] += step + 1
                 starts[joined_slice] = first_row
             self._last[env_id] = (int(rows[end]), -1 if ends[end] else int(steps[end]), int(starts[end]))

@@ -68,9 +68,9 @@ class RowReader:
 
     def lost(self, draw: SampledIds, low: int) -> NDArray[np.bool_]:
         """Return bool `[n]`, True for rows or sequences of a draw that are gone or lost earlier stack frames."""
-        gone = below(draw, low)
-        if gone.any() or not self._layout.num_earlier:
-            return gone
+        is_gone = below(draw, low)
+        if is_gone.any() or not self._layout.num_earlier:
+            return is_gone
         ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, draw.ids[:, :1])
         lacks = self.lacks_history(ids.reshape(-1), low)
         return np.logical_or.reduce(lacks.reshape(len(draw), -1), axis=1)  # type: ignore[no-any-return]  # bool [n]

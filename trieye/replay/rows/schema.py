@@ -48,17 +48,18 @@ class Column:
             raise ConfigurationError(f"replay key {self.name!r}: a key must be a string that is not empty")
 
     @classmethod
-    def from_dtype(cls, name: str, spec: DTypeLike) -> Self:
+    def from_dtype(cls, name: str, dtype_like: DTypeLike) -> Self:
         """Create a column from a NumPy dtype: `np.int64`, or `(np.float32, (4,))` for an array.
 
         Raises:
             ConfigurationError: The dtype is invalid, or neither boolean nor numeric.
         """
         try:
-            dtype = np.dtype(spec)
+            dtype = np.dtype(dtype_like)
         except TypeError as error:
             raise ConfigurationError(
-                f"replay key {name!r}: {spec!r} is not a dtype; write np.int64, or (np.float32, (4,)) for an array"
+                f"replay key {name!r}: {dtype_like!r} is not a dtype; write np.int64, or (np.float32, (4,)) for an "
+                "array"
             ) from error
         return cls(name, dtype.shape, _numeric(name, dtype.base))
 
@@ -166,14 +167,14 @@ def describe(columns: Mapping[str, Column]) -> str:
     return ", ".join(f"{name} {column.dtype}{list(column.shape)}" for name, column in columns.items())
 
 
-def checked_integer(name: str, value: Any, least: int = 1) -> int:
+def checked_integer(name: str, value: Any, minimum: int = 1) -> int:
     """Return a value as an int.
 
     Raises:
-        ConfigurationError: The value is not an integer, or is below `least`.
+        ConfigurationError: The value is not an integer, or is below `minimum`.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}; it must be an integer, at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ConfigurationError(f"{name} is {value!r}; it must be an integer, at least {minimum}")
     return int(value)
 
 

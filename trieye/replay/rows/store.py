@@ -164,8 +164,10 @@ class RowStore:
             is_end = self.ends_in(block.rows, count)
             self.links.add(ids, block.env_ids, is_end)
             if self.next_rows is not None:
-                late = {name: array[stored_slice] for name, array in block.next_values.items()}
-                self.next_rows.add(ids[stored_slice], block.env_ids[stored_slice], newest, late, is_end[stored_slice])
+                next_values = {name: array[stored_slice] for name, array in block.next_values.items()}
+                self.next_rows.add(
+                    ids[stored_slice], block.env_ids[stored_slice], newest, next_values, is_end[stored_slice]
+                )
         self.total = first_id + count
         self._publish()
         if self._register is not None:
@@ -178,11 +180,11 @@ class RowStore:
         """Choose `n` rows or sequences, below the id `above` only if a few attempts find no others."""
         draw = self._draw(n, rng)
         for _ in range(_MAX_REDRAWS if above else 0):
-            late = below(draw, above)
-            if not late.any():
+            is_late = below(draw, above)
+            if not is_late.any():
                 break
-            self.sampler.discarded(draw.ids.reshape(len(draw), -1)[late, 0], for_good=False)
-            draw = spliced(draw, late, self._draw(int(np.count_nonzero(late)), rng))
+            self.sampler.discarded(draw.ids.reshape(len(draw), -1)[is_late, 0], for_good=False)
+            draw = spliced(draw, is_late, self._draw(int(np.count_nonzero(is_late)), rng))
         return draw
 
     def _draw(self, n: int, rng: np.random.Generator) -> SampledIds:

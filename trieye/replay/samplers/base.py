@@ -122,24 +122,24 @@ class RowSampler(Sampler):
         """Return a draw of ids from `[low, high)` with their weights."""
 
 
-def spliced(draw: SampledIds, where: NDArray[Any], fresh: SampledIds) -> SampledIds:
+def spliced(draw: SampledIds, replaced_rows: NDArray[Any], fresh_draw: SampledIds) -> SampledIds:
     """Return a copy of a draw with some rows replaced by another draw, rescaled to a largest weight of 1.
 
     Args:
         draw: The draw, which is not modified.
-        where: bool `[n]` mask, or int64 `[m]` indices, of the rows or sequences to replace.
-        fresh: A draw of `m` rows or sequences from the same sampler.
+        replaced_rows: bool `[n]` mask, or int64 `[m]` indices, of the rows or sequences to replace.
+        fresh_draw: A draw of `m` rows or sequences from the same sampler.
     """
     ids, mask = draw.ids.copy(), draw.mask
-    ids[where] = fresh.ids
+    ids[replaced_rows] = fresh_draw.ids
     # each draw was normalized by its own largest weight
-    weights = draw.weights * np.float64(draw.scale)
-    weights[where] = fresh.weights * np.float64(fresh.scale)
-    if mask is not None and fresh.mask is not None:
+    importance_weights = draw.weights * np.float64(draw.scale)
+    importance_weights[replaced_rows] = fresh_draw.weights * np.float64(fresh_draw.scale)
+    if mask is not None and fresh_draw.mask is not None:
         mask = mask.copy()
-        mask[where] = fresh.mask
-    scale = float(weights.max())
-    return SampledIds(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
+        mask[replaced_rows] = fresh_draw.mask
+    scale = float(importance_weights.max())
+    return SampledIds(ids, (importance_weights / scale).astype(np.float32), draw.info, mask, scale)
 
 
 def below(draw: SampledIds, low: int) -> NDArray[np.bool_]:
@@ -225,17 +225,17 @@ def with_history(
             whole_ids = all_ids[~lacks(all_ids)]
             if not whole_ids.size:
                 break
-            fresh = sampler.judge(sampler.pick(count, whole_ids, rng), low, high)
+            fresh_draw = sampler.judge(sampler.pick(count, whole_ids, rng), low, high)
         elif isinstance(sampler, RowSampler):
-            fresh = sampler.judge(sampler.propose(count, low, high, rng), low, high)
+            fresh_draw = sampler.judge(sampler.propose(count, low, high, rng), low, high)
         else:
             sampler.discarded(first_ids[is_lacking], for_good=True)
             try:
-                fresh = sampler.draw(count, low, high, rng)
+                fresh_draw = sampler.draw(count, low, high, rng)
             except TrieyeError:
                 sampler.discarded(first_ids[~is_lacking], for_good=False)
                 raise
-        draw = spliced(draw, is_lacking, fresh)
+        draw = spliced(draw, is_lacking, fresh_draw)
     raise ConfigurationError("no row of the replay buffer has all frames of its stack; raise replay.capacity")
 
 

@@ -107,8 +107,8 @@ class EligibleSampler(Sampler):
         """Revert the use counts and chances of rows that were just drawn."""
         if self.max_reuse is not None:
             np.subtract.at(self._uses, ids % self.capacity, 1)
-            back = ids[self._rows.chances(ids) == 0]
-            self._rows.set_chances(back, self._chances[back % self.capacity])
+            returned_ids = ids[self._rows.chances(ids) == 0]
+            self._rows.set_chances(returned_ids, self._chances[returned_ids % self.capacity])
         self._rows.discarded(ids, for_good=for_good)
 
     def handed_out(self, draw: SampledIds) -> None:

@@ -126,8 +126,10 @@ class PrioritizedSampler(RowSampler):
         chances = self.chances(ids) if chances is None else chances
         beta = self.beta
         # N and the sum of all chances are common factors, which the division by the largest weight cancels
-        least, info = chances.min(), {"size": high - low, "beta": beta}
-        return SampledIds(ids, (chances / least) ** np.float32(-beta), info, None, float(np.float64(least) ** -beta))
+        min_chance, info = chances.min(), {"size": high - low, "beta": beta}
+        return SampledIds(
+            ids, (chances / min_chance) ** np.float32(-beta), info, None, float(np.float64(min_chance) ** -beta)
+        )
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set priorities, float `[n]`, at least 0."""
