@@ -207,6 +207,6 @@ def _is_key(key: str, config: Mapping[str, Any] | None) -> bool:
 
 
 def _has(config: Mapping[str, Any], key: str) -> bool:
-    section, _, rest = key.partition(".")
+    section, _, inner_key = key.partition(".")
     values = config.get(section)
-    return section in config and (not rest or (isinstance(values, Mapping) and _has(values, rest)))
+    return section in config and (not inner_key or (isinstance(values, Mapping) and _has(values, inner_key)))

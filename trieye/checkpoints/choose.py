@@ -316,8 +316,8 @@ class Choice:
         name = f"{prefix}{which}" if isinstance(which, int) else which
         nearest = sorted(entries, key=lambda entry: abs(entry.step - which) if isinstance(which, int) else -entry.step)
         labels = ", ".join(f"{prefix}{entry.step}" for entry in nearest[:MAX_SHOWN])
-        more = ", ..." if nearest[MAX_SHOWN:] else ""
-        raise ConfigurationError(f"{subject} has no checkpoint {name}{hint} (choose from: {labels or 'none'}{more})")
+        suffix = ", ..." if nearest[MAX_SHOWN:] else ""
+        raise ConfigurationError(f"{subject} has no checkpoint {name}{hint} (choose from: {labels or 'none'}{suffix})")
 
     def _store(self, files: RunFiles, directory: Path, prefix: str) -> CheckpointStore:
         """Return the saved states in a directory of a run; only the run itself quarantines damaged ones."""

@@ -319,11 +319,11 @@ def _write_parts(
         if isinstance(part, Mapping):
             entries[part_file(name)] = _written(target, checksum, partial(write_tensors, arrays=dict(part), formats={}))
             continue
-        existing = find_part(name)
-        if existing is None:
+        stored_part = find_part(name)
+        if stored_part is None:
             raise CheckpointError(f"part {name!r} of an earlier save is missing; the next save writes everything again")
-        link_or_copy(existing[0], target)
-        entries[part_file(name)] = _with_sums(target, existing[1], checksum)
+        link_or_copy(stored_part[0], target)
+        entries[part_file(name)] = _with_sums(target, stored_part[1], checksum)
     fsync_directory(directory / PARTS_DIRECTORY)
     return entries
 

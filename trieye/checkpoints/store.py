@@ -228,9 +228,9 @@ class CheckpointStore:
         with self._lock:
             links = any(not isinstance(part, Mapping) for part in encoded.parts.values())
             # there may be thousands of entries: list them only if necessary
-            existing = self.entries() if links or self._sequence is None else []
+            old_entries = self.entries() if links or self._sequence is None else []
             if self._sequence is None:
-                self._sequence = max((entry.manifest.sequence for entry in existing), default=0)
+                self._sequence = max((entry.manifest.sequence for entry in old_entries), default=0)
             path = save_state(
                 self.path(step),
                 encoded,
@@ -240,7 +240,7 @@ class CheckpointStore:
                 hub_state=hub_state,
                 key=self._key,
                 checksum=self._checksum,
-                find_part=parts_in([entry.path for entry in reversed(existing)]),
+                find_part=parts_in([entry.path for entry in reversed(old_entries)]),
             )
             self._sequence += 1
             self._entry(step, str(path))  # fill the cache now: a later listing need not read this manifest

@@ -97,9 +97,14 @@ def get_or_create(config: TrieyeConfig, **options: Any) -> Any:
     """
     actor = find_hub(RunLock(RunFiles(config.persistence).lock_path))
     if actor is None:
-        own = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": on_this_node()}
+        defaults = {
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "scheduling_strategy": on_this_node(),
+        }
         actor = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
-            name=actor_name(config.run_name), get_if_exists=True, **{**own, **options}
+            name=actor_name(config.run_name), get_if_exists=True, **{**defaults, **options}
         ).remote(config=config, _serializer=Serializer(**Trust.of_this_process()._asdict()))
     actor.add_driver.remote(this_job())
     return actor

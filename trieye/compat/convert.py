@@ -120,10 +120,10 @@ def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: 
         best_path = path.with_name(BEST)  # 0.1.5 copied the best checkpoint to this name
         is_best = best_path.is_file() and filecmp.cmp(path, best_path, shallow=False)
         metadata |= {"run_name": data.run_name, "is_best": is_best}
-    if earlier := next((entry for entry in saved_entries if entry.step == step), None):
-        if earlier.metadata.get("sha256") != metadata["sha256"]:
-            raise SerializationError(f"{earlier.path} comes from another file; use another --output")
-        return earlier.path
+    if earlier_entry := next((entry for entry in saved_entries if entry.step == step), None):
+        if earlier_entry.metadata.get("sha256") != metadata["sha256"]:
+            raise SerializationError(f"{earlier_entry.path} comes from another file; use another --output")
+        return earlier_entry.path
     if saved_entries and saved_entries[-1].step > step:  # it would count as the newest one
         raise SerializationError(
             f"{saved_entries[-1].path.name} has a later step; convert {path.name} to another directory with --output"

@@ -46,10 +46,10 @@ class StatsProcessor:
             for events in by_name.values()
             for event in events
         ]
-        at = max(context.current_time - context.last_log_time, 0.0)
+        time_s = max(context.current_time - context.last_log_time, 0.0)
         if rows:
-            self.aggregator.ingest(EventBatch.from_rows(rows), at=at)
-        points = sorted(self.aggregator.flush(at=at), key=attrgetter("step"))
+            self.aggregator.ingest(EventBatch.from_rows(rows), at=time_s)
+        points = sorted(self.aggregator.flush(at=time_s), key=attrgetter("step"))
         for sink in self._sinks if points else ():
             sink.write([point for point in points if sink.name in point.log_to])
 
@@ -60,14 +60,14 @@ def _opened(run_name: str, tb_writer: Any, mlflow_run_id: str | None, mlflow_cli
         sinks.append(ScalarWriterSink(tb_writer))
     if mlflow_client is not None and mlflow_run_id is not None:
         sinks.append(MlflowSink(client=mlflow_client))
-    here = Path()
+    current_dir = Path()
     run = RunInfo(
         app_name="",
         run_name=run_name,
         run_id=run_name,
-        run_dir=here,
-        tensorboard_dir=here,
-        mlflow_dir=here,
+        run_dir=current_dir,
+        tensorboard_dir=current_dir,
+        mlflow_dir=current_dir,
         tracking_uri="",
         created=0.0,
         mlflow_run_id=mlflow_run_id,

@@ -71,8 +71,10 @@ class TrainingStates:
         """Delete the buffers that no checkpoint is loaded with any more."""
         buffers = [entry.step for entry in self._buffers.entries()]
         saved_steps = [entry.step for entry in self._states.checkpoints.entries()]
-        needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved_steps}
-        for step in set(buffers) - needed - {max(buffers)}:
+        needed_steps = {
+            max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved_steps
+        }
+        for step in set(buffers) - needed_steps - {max(buffers)}:
             self._buffers.remove(step)
 
     def _checkpoint_data(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> CheckpointData:

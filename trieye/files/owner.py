@@ -48,11 +48,11 @@ class Owner(BaseModel):
             directory: The directory.
             is_path_free: Whether the recorded path no longer holds the run, so a directory with its inode was renamed.
         """
-        here = Owner.of(directory)
-        if here.path == self.path:
-            return here.host == self.host or here.inode == self.inode
-        is_same_device = here.host != self.host or here.device == self.device
-        return is_path_free and is_same_device and here.inode == self.inode
+        actual_owner = Owner.of(directory)
+        if actual_owner.path == self.path:
+            return actual_owner.host == self.host or actual_owner.inode == self.inode
+        is_same_device = actual_owner.host != self.host or actual_owner.device == self.device
+        return is_path_free and is_same_device and actual_owner.inode == self.inode
 
     def renamed(self) -> Path | None:
         """Return the recorded directory if it was renamed within its parent directory."""

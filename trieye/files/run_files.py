@@ -87,10 +87,10 @@ class RunFiles:
             ConfigurationError: The run exists below a parent directory.
         """
         record, root_setting = self.run_record_path.relative_to(self.root_data_dir), self.persist_config.root_data_dir
-        above = [] if self.run_record_path.is_file() else self.persist_config.roots_above()
-        if (existing := next((root / record for root in above if (root / record).is_file()), None)) is not None:
+        parent_roots = [] if self.run_record_path.is_file() else self.persist_config.roots_above()
+        if (path := next((root / record for root in parent_roots if (root / record).is_file()), None)) is not None:
             raise ConfigurationError(
-                f"run_name={self.run_base_dir.name}: this run exists in {existing.parent}, but "
+                f"run_name={self.run_base_dir.name}: this run exists in {path.parent}, but "
                 f"persistence.root_data_dir={root_setting} is relative to the working directory: start the command in "
                 "the original directory, set persistence.root_data_dir to an absolute path, or choose another run_name"
             )

@@ -224,9 +224,9 @@ class RunRecord(BaseModel):
             return None
         of_job = "" if self.job is None else f"job {self.job} of "
         owner = "was started outside of a sweep" if self.group is None else f"belongs to {of_job}the sweep {self.group}"
-        here = "" if job is None else f", and this is job {job}" + ("" if self.group == group else f" of {group}")
+        note = "" if job is None else f", and this is job {job}" + ("" if self.group == group else f" of {group}")
         example = f'run_name=f"{self.run_name}_{{HydraConfig.get().job.num}}"'
-        return f"this run {owner}{here}; choose another run_name; jobs of a sweep omit it, or add the job: {example}"
+        return f"this run {owner}{note}; choose another run_name; jobs of a sweep omit it, or add the job: {example}"
 
     def has_shown(self, tensorboard_dir: Path) -> bool:
         """Return whether an attempt published points: it has an MLflow run, an event file, or a summary of its metrics.
@@ -257,14 +257,18 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
         SerializationError: The file exists and cannot be read, or cannot be written.
     """
     fields = {name: value for name, value in details.items() if value is not None}
-    earlier = RunRecord.read(path)
+    last_record = RunRecord.read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if earlier is not None:
-        require_owner(earlier, path.parent, accept_move=True)
-    record = _new(app_name, run_name, fields) if earlier is None else _next_attempt(earlier, app_name, run_name, fields)
+    if last_record is not None:
+        require_owner(last_record, path.parent, accept_move=True)
+    record = (
+        _new(app_name, run_name, fields)
+        if last_record is None
+        else _next_attempt(last_record, app_name, run_name, fields)
+    )
     if record.owner is None or not record.owner.is_exactly(path.parent):
         record.owner = Owner.of(path.parent)
-    former_mirror = None if earlier is None else earlier.mirror
+    former_mirror = None if last_record is None else last_record.mirror
     if former_mirror is not None and former_mirror not in (record.mirror, *record.former_mirrors):
         record.former_mirrors = [*record.former_mirrors, former_mirror]
     record.save(path)

@@ -93,12 +93,12 @@ def offset_of(samples: list[tuple[float, float, float]]) -> tuple[float, float]:
     return received_at - sent_at, remote_time - (sent_at + received_at) / 2.0
 
 
-def compare(nodes: list[Node], here: Node, root: str) -> Findings:
+def compare(nodes: list[Node], local_node: Node, root: str) -> Findings:
     """Compare all nodes with the calling process; nodes with the same finding share one line.
 
     Args:
         nodes: The nodes of the cluster.
-        here: The calling process (`ray_cluster.this_process`).
+        local_node: The calling process (`ray_cluster.this_process`).
         root: Root directory of runs.
     """
     problems: list[tuple[Node, str]] = []
@@ -109,8 +109,8 @@ def compare(nodes: list[Node], here: Node, root: str) -> Findings:
         elif node.error is not None:
             problems.append((node, f"it does not answer: {node.error}"))
         else:
-            problems += [(node, text) for text in incompatibilities(node, here) + _full_disks(node)]
-            notes += [(node, text) for text in _notes_of(node, here, root)]
+            problems += [(node, text) for text in incompatibilities(node, local_node) + _full_disks(node)]
+            notes += [(node, text) for text in _notes_of(node, local_node, root)]
     return Findings(by_text(problems), by_text(notes))
 
 
@@ -129,26 +129,26 @@ def _names(nodes: list[Node]) -> str:
     return f"{len(nodes)} nodes ({node_names}{', ...' if len(nodes) > _SHOWN else ''})"
 
 
-def incompatibilities(node: Node, here: Node) -> list[str]:
+def incompatibilities(node: Node, local_node: Node) -> list[str]:
     """Return why code sent from this process cannot run on a node, each reason with the next step."""
     reasons = []
-    wanted = here.versions.get("trieye")
+    version = local_node.versions.get("trieye")
     if node.import_error is not None:
         reasons.append(
-            f"{node.executable} cannot import trieye: {node.import_error}; install trieye {wanted} there, the version "
-            f"that is installed here, or start with 'runtime.runtime_env={{pip: [trieye=={wanted}]}}'"
+            f"{node.executable} cannot import trieye: {node.import_error}; install trieye {version} there, the version "
+            f"that is installed here, or start with 'runtime.runtime_env={{pip: [trieye=={version}]}}'"
         )
-    if _minor(node.python) != _minor(here.python):
+    if _minor(node.python) != _minor(local_node.python):
         reasons.append(
-            f"Python {node.python} there, {here.python} here: pickles differ; install the same minor version"
+            f"Python {node.python} there, {local_node.python} here: pickles differ; install the same minor version"
         )
     names = [name for name in _MUST_AGREE if name != "trieye" or node.import_error is None]
-    return reasons + [f"{text}; install the same version on both" for text in _differing(names, node, here)]
+    return reasons + [f"{text}; install the same version on both" for text in _differing(names, node, local_node)]
 
 
-def _differing(names: Sequence[str], node: Node, here: Node) -> list[str]:
+def _differing(names: Sequence[str], node: Node, local_node: Node) -> list[str]:
     """Return a text for each distribution whose versions differ."""
-    versions = ((name, node.versions.get(name), here.versions.get(name)) for name in names)
+    versions = ((name, node.versions.get(name), local_node.versions.get(name)) for name in names)
     return [
         f"{name} {remote or 'is not installed'} there, {local or 'not installed'} here"
         for name, remote, local in versions
@@ -158,14 +158,14 @@ def _differing(names: Sequence[str], node: Node, here: Node) -> list[str]:
 
 def _full_disks(node: Node) -> list[str]:
     warnings = []
-    for directory, (free, total) in node.disks.items():
-        if free < max(min(_LEAST_FREE * total, _LEAST_FREE_BYTES), _NOTHING_FREE_BYTES):
-            warnings.append(f"only {_gb(free)} of {_gb(total)} are free in {directory}; free some space")
+    for directory, (free_bytes, total_bytes) in node.disks.items():
+        if free_bytes < max(min(_LEAST_FREE * total_bytes, _LEAST_FREE_BYTES), _NOTHING_FREE_BYTES):
+            warnings.append(f"only {_gb(free_bytes)} of {_gb(total_bytes)} are free in {directory}; free some space")
     return warnings
 
 
-def _notes_of(node: Node, here: Node, root: str) -> list[str]:
-    notes = _differing([name for name in PACKAGES if name not in _MUST_AGREE], node, here)
+def _notes_of(node: Node, local_node: Node, root: str) -> list[str]:
+    notes = _differing([name for name in PACKAGES if name not in _MUST_AGREE], node, local_node)
     if not node.can_write:
         notes.append(f"{root} cannot be written there: jobs of a sweep fail there; explorers need no directory")
     elif not node.sees_root:

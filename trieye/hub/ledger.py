@@ -235,8 +235,8 @@ class Ledger:
 
     def _append_flush(self, marker: FlushMarker) -> None:
         with self._lock:
-            at, payload = self._at(), msgspec.structs.replace(marker, index=self._history.end).to_bytes()
-            pos = self._journal.append("pass", payload, at=at)
+            time_s, payload = self._at(), msgspec.structs.replace(marker, index=self._history.end).to_bytes()
+            pos = self._journal.append("pass", payload, at=time_s)
             if pos is None or pos - self._applied_pos > 1:
                 self._catch_up()
                 batches = None
@@ -245,7 +245,7 @@ class Ledger:
                 batches = self._queue.take()
             self._note_flushed()
         if batches is not None:
-            self._processor.apply_flush(marker, at, batches)
+            self._processor.apply_flush(marker, time_s, batches)
 
     def _note_flushed(self) -> None:
         """Note the current position; the queue is empty."""
@@ -271,13 +271,13 @@ class Ledger:
         with self._lock:
             if while_open and self._is_finished:
                 raise RunClosedError("the run is closed; start it again to log more")
-            at = self._at()
-            pos = self._journal.append(kind, payload, at=at, client=client, seq=seq)
+            time_s = self._at()
+            pos = self._journal.append(kind, payload, at=time_s, client=client, seq=seq)
             num_new = self._journal.last_pos - self._applied_pos
             if pos is not None and num_new == 1:
                 self._note_applied(pos, len(payload))
                 if events is None:
-                    self._processor.apply(JournalEntry(pos, kind, at, client, seq or 0, payload))
+                    self._processor.apply(JournalEntry(pos, kind, time_s, client, seq or 0, payload))
                 else:
                     self._processor.add(kind, *events)
                 return True
@@ -324,9 +324,9 @@ class Ledger:
 
         A new mark begins a state that a replay of earlier entries would not yield; if that fails, the old one remains.
         """
-        at, end, is_discontinuous = self._at(), self._history.end, mark is not None
+        time_s, end, is_discontinuous = self._at(), self._history.end, mark is not None
         mark = mark or self._mark
-        snapshot = Snapshot(self._flushed_position.pos, max(index, self._history.next_index), at, state.to_bytes())
+        snapshot = Snapshot(self._flushed_position.pos, max(index, self._history.next_index), time_s, state.to_bytes())
         self._journal.commit(
             snapshot,
             chunks=self._history.pending(),
@@ -342,7 +342,7 @@ class Ledger:
             self._unsaved_bytes -= self._flushed_position.num_bytes
             self._flushed_position = self._flushed_position._replace(num_bytes=0)
             self._undecided_bytes = 0 if mark.decided else self._undecided_bytes
-        self._snapshot_at = at
+        self._snapshot_at = time_s
 
     def to_state(
         self, complete_step: int | None = None, *, pack: Callable[[Mapping[str, Any]], Any] = dict
@@ -403,8 +403,8 @@ class Ledger:
             earlier_ranges = map(tuple, position_of(state).get("superseded", ranges))
             retained = self._processor.logged_after_save(state, step, first_index if entries else end)
             superseded_ranges = merged([*earlier_ranges, *uncovered(min(index, first_index), end, retained), *dead])
-            at = self._mark.at if entries else self._at()
-            new_state = self._processor.rewound(state, entries, self._mark, at=at, retained=retained)
+            time_s = self._mark.at if entries else self._at()
+            new_state = self._processor.rewound(state, entries, self._mark, at=time_s, retained=retained)
             self._note_flushed()
             mark = self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
             # after a loss at the journal's end, no index below the checkpoint's may be reused

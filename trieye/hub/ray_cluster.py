@@ -76,15 +76,15 @@ def address_to_join(setting: str, address: str) -> str:
 
 def ask_nodes(root: Path, timeout_s: float) -> list[Node]:
     """Probe the nodes of the cluster that this process has joined; see `ask_cluster`."""
-    here = ray.get_runtime_context().get_node_id()
-    entries = sorted(_ray_nodes(), key=lambda node: (node["NodeID"] != here, not node["Alive"], node["NodeID"]))
+    own_node_id = ray.get_runtime_context().get_node_id()
+    entries = sorted(_ray_nodes(), key=lambda node: (node["NodeID"] != own_node_id, not node["Alive"], node["NodeID"]))
     ray.cloudpickle.register_pickle_by_value(ray_probe)
-    existing = next(directory for directory in (root, *root.parents) if directory.is_dir())
-    token = existing / f".trieye-seen-{uuid.uuid4().hex[:12]}"
+    existing_dir = next(directory for directory in (root, *root.parents) if directory.is_dir())
+    token = existing_dir / f".trieye-seen-{uuid.uuid4().hex[:12]}"
     try:
         with contextlib.suppress(OSError):  # a directory that cannot be written identifies no node
             token.touch()
-        probes = [(node, _start_probe(node["NodeID"], existing, token.name)) for node in entries if node["Alive"]]
+        probes = [(node, _start_probe(node["NodeID"], existing_dir, token.name)) for node in entries if node["Alive"]]
         deadline = time.monotonic() + timeout_s
         answers = {node["NodeID"]: _answer(probe, description, deadline) for node, (probe, description) in probes}
         for _, (probe, _) in probes:
@@ -93,7 +93,7 @@ def ask_nodes(root: Path, timeout_s: float) -> list[Node]:
         with contextlib.suppress(OSError):
             token.unlink()
         ray.cloudpickle.unregister_pickle_by_value(ray_probe)
-    return [_node(node, answers.get(node["NodeID"], {}), is_here=node["NodeID"] == here) for node in entries]
+    return [_node(node, answers.get(node["NodeID"], {}), is_here=node["NodeID"] == own_node_id) for node in entries]
 
 
 def _ray_nodes() -> list[dict[str, Any]]:
@@ -124,18 +124,18 @@ def refuse_incompatible_nodes(timeout_s: float, *, skips_single_node: bool = Tru
     """
     if skips_single_node and sum(node["Alive"] for node in ray.nodes()) < 2:  # noqa: PLR2004 - this one, and another
         return []
-    nodes, here = ask_nodes(Path.cwd(), timeout_s), this_process(Path.cwd())
-    unfit: list[tuple[Node, str]] = []
+    nodes, local_node = ask_nodes(Path.cwd(), timeout_s), this_process(Path.cwd())
+    unfit_nodes: list[tuple[Node, str]] = []
     for node in nodes:
         if not node.is_alive:
             continue
         if node.error is None:
-            unfit += [(node, text) for text in incompatibilities(node, here)]
+            unfit_nodes += [(node, text) for text in incompatibilities(node, local_node)]
         elif node.is_unfit:
-            unfit.append((node, node.error))
+            unfit_nodes.append((node, node.error))
         else:
             say(f"{node.name} does not answer: {node.error}")
-    if problems := by_text(unfit):
+    if problems := by_text(unfit_nodes):
         raise ConfigurationError("; ".join(problems) + " (`trieye cluster check` shows the details)")
     return [node for node in nodes if node.is_alive and node.error is None]
 

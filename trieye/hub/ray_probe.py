@@ -25,8 +25,8 @@ class Probe:
             root: Path of the root directory of runs on the machine that started the check.
             token: Name of a file that exists in that directory during the check.
         """
-        disks, existing = {}, _existing(root)
-        for directory in {existing, "/tmp"}:  # noqa: S108 - Ray's own files are in /tmp
+        disks, existing_dir = {}, _existing(root)
+        for directory in {existing_dir, "/tmp"}:  # noqa: S108 - Ray's own files are in /tmp
             usage = shutil.disk_usage(directory)
             disks[directory] = (usage.free, usage.total)
         return {
@@ -35,7 +35,7 @@ class Probe:
             "versions": {name: _version(name) for name in packages},
             "import_error": _error("trieye"),
             "disks": disks,
-            "can_write": os.access(existing, os.W_OK),
+            "can_write": os.access(existing_dir, os.W_OK),
             "sees_root": os.path.exists(os.path.join(root, token)),  # noqa: PTH110, PTH118
         }
 

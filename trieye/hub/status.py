@@ -105,15 +105,17 @@ class HubStatus:
     @request()
     def health(self) -> dict[str, Any]:
         """Return the state of sinks, journal and mirror, and counts of events, late events, drops and failed saves."""
-        late, dropped = self._ledger.read(lambda stats: (dict(stats.late_by_metric), dict(stats.drops.by_reason)))
+        late_counts, drop_counts = self._ledger.read(
+            lambda stats: (dict(stats.late_by_metric), dict(stats.drops.by_reason))
+        )
         journal = self._files.journal
         return {
             "pid": os.getpid(),
             "attempt": self._files.record.attempt,
             "sinks": [asdict(health) for health in self._sinks.health()],
             **self._ledger.counts,
-            "late_by_metric": late,
-            "dropped": dropped,
+            "late_by_metric": late_counts,
+            "dropped": drop_counts,
             "points": self._files.history.end,
             "journal_bytes": journal.size_bytes,
             "journal_error": self._full_error,

@@ -222,6 +222,6 @@ def with_opening(history: History, openings: Sequence[Opening], opening_number: 
         if is_inside.any():
             is_superseded[indices[is_inside]] = False
             if name in visible_series:
-                others = visible_series[name].indices[visible_series[name].steps >= steps[is_inside].min()]
-                is_superseded[others[(others < first_index) | (others >= end)]] = True
+                outside_indices = visible_series[name].indices[visible_series[name].steps >= steps[is_inside].min()]
+                is_superseded[outside_indices[(outside_indices < first_index) | (outside_indices >= end)]] = True
     return of_indices(np.flatnonzero(is_superseded))

@@ -159,9 +159,9 @@ def _git_files(source: Path) -> list[Path] | None:
             "repair the repository, or set runtime.working_dir=null if the nodes have the code already"
         ) from error
     files: list[Path] = []
-    for name in (Path(os.fsdecode(entry)) for entry in done.stdout.split(b"\0") if entry not in (b"", b"./")):
-        is_repository = (source / name / ".git").exists() and not (source / name).is_symlink()
-        files += [name / file for file in _git_files(source / name) or ()] if is_repository else [name]
+    for subpath in (Path(os.fsdecode(entry)) for entry in done.stdout.split(b"\0") if entry not in (b"", b"./")):
+        is_repository = (source / subpath / ".git").exists() and not (source / subpath).is_symlink()
+        files += [subpath / file for file in _git_files(source / subpath) or ()] if is_repository else [subpath]
     return files
 
 

@@ -146,12 +146,12 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None, problems: Pro
     points = _valid(foreign.source.read([foreign], None).get(foreign.path, {}), foreign.path, problems)
     num_points = sum(len(series.steps) for series in points.values())
     num_finite = sum(int(np.isfinite(series.values).sum()) for series in points.values())
-    made = Imported(directory, len(points), num_finite, num_points - num_finite, is_new=True)
+    imported = Imported(directory, len(points), num_finite, num_points - num_finite, is_new=True)
     if record is not None and record.tags.get(WHOLE) == str(num_points):
-        return made._replace(is_new=False)
+        return imported._replace(is_new=False)
     status = {"RUNNING": "KILLED"}.get(foreign.status, foreign.status)
-    about = {**settings, "description": f"imported from {foreign.path}"}
-    with Run(adopted_config(directory.name, own_app, about)) as run:
+    config_items = {**settings, "description": f"imported from {foreign.path}"}
+    with Run(adopted_config(directory.name, own_app, config_items)) as run:
         run.set_tags({ORIGIN: _origin(foreign)})
         has_seed = foreign.seed is None or any(map(is_seed, foreign.params))
         run.log_params(foreign.params if has_seed else {**foreign.params, "seed": foreign.seed})
@@ -165,7 +165,7 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None, problems: Pro
         run.set_tags({WHOLE: str(num_points)})
         run.close(cast("RunStatus", status if status in get_args(RunStatus) else "FINISHED"))
     _date(directory, foreign.created)
-    return made
+    return imported
 
 
 def _valid(points: Points, path: str, problems: Problems) -> Points:

@@ -104,11 +104,14 @@ class RunLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log values at a step; None: the last step."""
         run, prefix = self.adopted.run, f"{self._prefix}/" if self._prefix else ""
-        at = run.step if step is None else step
-        logged_step, logged = self._logged_at
+        current_step = run.step if step is None else step
+        logged_step, logged_names = self._logged_at
         values = {f"{prefix}{name}": value for name, value in metrics.items()}
-        run.log({name: value for name, value in values.items() if at != logged_step or name not in logged}, step=at)
-        run.step = max(run.step, at)
+        run.log(
+            {name: value for name, value in values.items() if current_step != logged_step or name not in logged_names},
+            step=current_step,
+        )
+        run.step = max(run.step, current_step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any) -> None:

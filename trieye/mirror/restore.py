@@ -205,14 +205,14 @@ class _Restore:
         step = SaveName.of(checkpoint).step
         buffers = [key for key in complete if SaveName.of(key).folder == BUFFERS and SaveName.of(key).step <= step]
         buffer = self._fetch_newest(buffers)
-        older = [] if buffer is None else buffers[: buffers.index(buffer)]
-        others = checkpoints[: checkpoints.index(checkpoint)]
+        older_buffers = [] if buffer is None else buffers[: buffers.index(buffer)]
+        older_checkpoints = checkpoints[: checkpoints.index(checkpoint)]
         best: str | None = checkpoint
         if state.best != checkpoint:
-            best = self._fetch_newest([key for key in others if key == state.best])
+            best = self._fetch_newest([key for key in older_checkpoints if key == state.best])
         if best is not None:
             self._local.paths.update_best_link(self._local.folders[CHECKPOINTS] / SaveName.of(best).name)
-        return checkpoint, [key for key in others if key != best] + older
+        return checkpoint, [key for key in older_checkpoints if key != best] + older_buffers
 
     def _fetch_newest(self, keys: list[str]) -> str | None:
         for key in reversed(keys):

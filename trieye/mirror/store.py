@@ -37,7 +37,7 @@ class MirrorStore:
         ConfigurationError: The package for the store is missing or unusable.
     """
 
-    def __init__(self, url: str, *inside: str) -> None:
+    def __init__(self, url: str, *path_parts: str) -> None:
         require_packages(url)
         try:
             from fsspec.core import url_to_fs
@@ -49,9 +49,9 @@ class MirrorStore:
         except Exception as error:  # the border to fsspec, which imports and configures other libraries
             raise ConfigurationError(f"persistence.mirror={url} cannot be used: {_reason(error)}") from error
         self.url = url
-        self.address = posixpath.join(url, *inside)
+        self.address = posixpath.join(url, *path_parts)
         self._is_local = is_local
-        self._root = posixpath.join(root, *inside)
+        self._root = posixpath.join(root, *path_parts)
 
     def list(self, prefix: str = "") -> dict[str, int]:
         """Return the key and size in bytes of each object below a prefix, which is empty or a directory."""

@@ -119,10 +119,10 @@ class MirrorUpload:
             )
         # a process killed between COMMIT and the record leaves this directory exactly one state behind its own
         if state.generation > self._record.generation + (state.owner == self._owner):
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
+            date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
             raise RunLockedError(
                 f"run {name!r} was continued in another directory, or this directory is an older copy: the mirror "
-                f"{url} has its attempt {state.attempt} from {when}, and this directory is not mirrored; to resume "
+                f"{url} has its attempt {state.attempt} from {date}, and this directory is not mirrored; to resume "
                 "from the mirror, delete this directory and restart the run"
             )
 

@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 _about: dict[str, str] = {}
 
 
-def describe_process(**about: str) -> None:
+def describe_process(**fields: str) -> None:
     """Describe this process in the holder record of every lock that it acquires later.
 
     Args:
-        **about: `kind` (`driver`, the default, or `hub`); for a hub also `address`, `namespace`, `actor` and
+        **fields: `kind` (`driver`, the default, or `hub`); for a hub also `address`, `namespace`, `actor` and
             `actor_id`, which identify its Ray actor.
     """
-    _about.update(about)
+    _about.update(fields)
 
 
 class RunLock:

@@ -22,5 +22,5 @@ def limit_niceness(*, at_least: int = -20, at_most: int = 19) -> None:
     for thread in threads:
         with contextlib.suppress(OSError):  # not permitted, or the thread has exited
             old_niceness = os.getpriority(os.PRIO_PROCESS, thread)
-            if (within := min(max(old_niceness, at_least), at_most)) != old_niceness:
-                os.setpriority(os.PRIO_PROCESS, thread, within)
+            if (new_niceness := min(max(old_niceness, at_least), at_most)) != old_niceness:
+                os.setpriority(os.PRIO_PROCESS, thread, new_niceness)

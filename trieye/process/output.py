@@ -120,10 +120,10 @@ class _StreamTee:
         except (AttributeError, TypeError):
             return None
 
-    def write(self, text: Any, *rest: Any) -> Any:
+    def write(self, text: Any, *extra_args: Any) -> Any:
         if self._is_open and isinstance(text, str):
             self._record(text)
-        return self._write(text, *rest)
+        return self._write(text, *extra_args)
 
     def flush(self) -> Any:
         if self._line and "\r" not in self._line and "\x1b" not in self._line:  # a progress bar will be rewritten

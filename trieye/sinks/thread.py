@@ -334,9 +334,9 @@ class SinkThread:
     def _deliver(self) -> bool:
         if not self._pending:
             return self._call_sink(self._read)
-        make, weight, end = self._pending[0]
+        make_call, weight, end = self._pending[0]
         self._bookmark.announce(self._read_end if end is None else end)
-        if not self._call_sink(make, weight, until_rewind=True):
+        if not self._call_sink(make_call, weight, until_rewind=True):
             return False
         self._pending.popleft()
         self._bookmark.advance(end)

@@ -92,15 +92,15 @@ def init(project: str | None = None, name: str | None = None, *, settings: Any =
     if arguments["reinit"] != "create_new" and (earlier_run := _previous(arguments)) is not None:
         return earlier_run
     params = _parsed(arguments["config"], arguments["config_include_keys"], arguments["config_exclude_keys"])
-    made = _made(arguments)
-    made.on_finish = _finished
-    _active.append(made)
-    made.group, made.job_type, made.notes = arguments["group"], arguments["job_type"], arguments["notes"]
-    made.tags = tuple(arguments["tags"] or ())
-    made.config.update(params, allow_val_change=True)
+    run = _made(arguments)
+    run.on_finish = _finished
+    _active.append(run)
+    run.group, run.job_type, run.notes = arguments["group"], arguments["job_type"], arguments["notes"]
+    run.tags = tuple(arguments["tags"] or ())
+    run.config.update(params, allow_val_change=True)
     if arguments["reinit"] != "create_new":
-        _current = made
-    return made
+        _current = run
+    return run
 
 
 def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
@@ -143,22 +143,25 @@ def _made(options: Mapping[str, Any]) -> Run:
     directory, exists = _directory(root / safe_name(project) / "runs", run_id, names["name"], resume)
     labels = {"id": run_id, "group": options["group"], "job_type": options["job_type"]}
     labels["tags"] = ",".join(options["tags"] or ())
-    about = {"tags": {f"wandb.{key}": value for key, value in labels.items() if value}, "description": options["notes"]}
+    run_fields = {
+        "tags": {f"wandb.{key}": value for key, value in labels.items() if value},
+        "description": options["notes"],
+    }
     rows: dict[str, Any] = {"stats": {"metrics": [ROWS_METRIC]}}
-    adopted = AdoptedRun.join(directory.name, app=safe_name(project), root=root, **rows, **about)
+    adopted = AdoptedRun.join(directory.name, app=safe_name(project), root=root, **rows, **run_fields)
     is_resumed = exists and resume in {"allow", "must", "auto"}
     if exists and not is_resumed:
         adopted.resumes_at(0)
     say(f"wandb: run {run_id!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
-    made = Run(adopted, resumed=is_resumed, **names)
+    run = Run(adopted, resumed=is_resumed, **names)
     if options["sync_tensorboard"] or options["tensorboard"]:
-        made.counts_rows = True
+        run.counts_rows = True
         opening.SHARED.update(name=directory.name, app=safe_name(project), root=root)
     if resume == "auto":
         RESUME_FILE.parent.mkdir(exist_ok=True)
         write_atomic(RESUME_FILE, json.dumps({"run_id": run_id}).encode())
     _announce()
-    return made
+    return run
 
 
 def _previous(arguments: Mapping[str, Any]) -> Run | None:
@@ -192,11 +195,11 @@ def _directory(runs: Path, run_id: str, name: str, resume: str | None) -> tuple[
     """Return the directory of the run with an id, and whether the run exists."""
     directories = [runs / safe_name(run_id), *sorted(runs.glob(f"*-{glob.escape(safe_name(run_id))}"))]
     ids = {path: record.tags.get("wandb.id") for path in directories if (record := RunRecord.read(path / RUN_RECORD))}
-    own = next((path for path, tag in ids.items() if tag == run_id), None)
-    if own is None and ids.get(directories[0], "") is None:  # a run without a wandb id, such as one of trieye.Run
-        own = directories[0]
-    exists = own is not None
-    directory = own or runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
+    run_dir = next((path for path, tag in ids.items() if tag == run_id), None)
+    if run_dir is None and ids.get(directories[0], "") is None:  # a run without a wandb id, such as one of trieye.Run
+        run_dir = directories[0]
+    exists = run_dir is not None
+    directory = run_dir or runs / safe_name(run_id if name == run_id else f"{name}-{run_id}")
     if resume == "must" and not exists:
         raise ConfigurationError(f"wandb.init(id={run_id!r}, resume='must'): no run with this id in {runs}")
     if resume == "never" and exists:

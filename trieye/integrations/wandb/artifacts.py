@@ -65,8 +65,8 @@ class Artifact:
         root = Path(local_path)
         if not root.is_dir():
             raise ConfigurationError(f"Artifact.add_dir({str(local_path)!r}): the directory does not exist")
-        inside = [path for path in sorted(root.rglob("*")) if path.is_file()]
-        self.entries |= {_inside((Path(name or "") / path.relative_to(root)).as_posix()): path for path in inside}
+        file_paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
+        self.entries |= {_inside((Path(name or "") / path.relative_to(root)).as_posix()): path for path in file_paths}
 
     @contextlib.contextmanager
     def new_file(self, name: str, mode: str = "x", encoding: str | None = None, **_: Any) -> Iterator[Any]:
@@ -161,10 +161,12 @@ class Artifact:
         Raises:
             ConfigurationError: An added file no longer exists.
         """
-        if missing := [str(path) for path in self.entries.values() if not path.is_file()]:
-            raise ConfigurationError(f"artifact {self.name!r}: these added files no longer exist: {', '.join(missing)}")
+        if missing_paths := [str(path) for path in self.entries.values() if not path.is_file()]:
+            raise ConfigurationError(
+                f"artifact {self.name!r}: these added files no longer exist: {', '.join(missing_paths)}"
+            )
         self.version, self.state = f"v{version}", "COMMITTED"
-        about = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
+        fields = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
         with tempfile.TemporaryDirectory() as scratch:
             root = Path(scratch) / self.version  # a directory is stored under its name
             for name, path in self.entries.items():
@@ -172,7 +174,7 @@ class Artifact:
                 (root / name).symlink_to(path.resolve())
             if "artifact.json" not in self.entries:
                 root.mkdir(exist_ok=True)
-                text = json.dumps({**about, "references": self._references}, indent=1, default=str)
+                text = json.dumps({**fields, "references": self._references}, indent=1, default=str)
                 (root / "artifact.json").write_text(text, "utf-8")
             run.log_artifact(root, f"artifacts/{safe_name(self.name)}")
         for name, medium in self._media.items():

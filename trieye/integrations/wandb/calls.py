@@ -111,15 +111,15 @@ class Run(AdoptingLogger):
         A summary file is complete if the last attempt finished. After a kill, its numbers come from the points.
         """
         extremes = self.run.summary()
-        steps = {name: seen["step"] for name, seen in extremes.items()}
+        steps = {name: extreme["step"] for name, extreme in extremes.items()}
         self.counts_rows = ROWS in steps
         self.step = steps.get(ROWS, max(steps.values(), default=-1)) + 1
-        self._axes.update({name: seen["last"] for name, seen in extremes.items()})
+        self._axes.update({name: extreme["last"] for name, extreme in extremes.items()})
         record = RunRecord.read(self.run.dir / RUN_RECORD)
         summary = _items_in(self.run.dir / _SUMMARY)
         if record is None or record.status_before not in {"FINISHED", "FAILED"}:
-            self._extremes = {name: seen for name, seen in extremes.items() if not name.startswith("trieye/")}
-            summary |= {name: seen["last"] for name, seen in self._extremes.items()}
+            self._extremes = {name: extreme for name, extreme in extremes.items() if not name.startswith("trieye/")}
+            summary |= {name: extreme["last"] for name, extreme in self._extremes.items()}
         return summary
 
     @property
@@ -401,9 +401,9 @@ class Run(AdoptingLogger):
         """Store the Python files below a directory, except hidden directories and runs, as a `code` artifact."""
         top, artifact = Path(root or "."), Artifact(name or "source", "code")
         root_of_runs = Path(self.dir, "../../..").resolve()
-        for directory, below, files in os.walk(top):
-            below[:] = sorted(entry for entry in below if not entry.startswith(".") and entry not in _OTHER_CODE)
-            below[:] = [entry for entry in below if Path(directory, entry).resolve() != root_of_runs]
+        for directory, subdirs, files in os.walk(top):
+            subdirs[:] = sorted(entry for entry in subdirs if not entry.startswith(".") and entry not in _OTHER_CODE)
+            subdirs[:] = [entry for entry in subdirs if Path(directory, entry).resolve() != root_of_runs]
             for path in (Path(directory) / file for file in sorted(files)):
                 is_code = _matches(include_fn, path, top) if include_fn else path.suffix == ".py"
                 if is_code and not (exclude_fn and _matches(exclude_fn, path, top)):

@@ -99,12 +99,12 @@ class OfflineRuns(PointReader):
                 metric = record.metric
                 axes.define(metric.name or metric.glob_name, metric.step_metric or None)
                 continue
-            logged = dict(flat({key: value for key, value in values.items() if not key.startswith("_")}))
-            numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float)}
+            logged_values = dict(flat({key: value for key, value in values.items() if not key.startswith("_")}))
+            numbers = {name: float(value) for name, value in logged_values.items() if isinstance(value, int | float)}
             if record.HasField("history"):
-                media |= logged.keys() - numbers.keys()
-                at = values.get("_timestamp")
-                rows.append((record.history.step.num, at if isinstance(at, int | float) else math.nan, numbers))
+                media |= logged_values.keys() - numbers.keys()
+                time_s = values.get("_timestamp")
+                rows.append((record.history.step.num, time_s if isinstance(time_s, int | float) else math.nan, numbers))
             elif record.HasField("summary"):
                 summary |= numbers
         last_row, last_time = rows[-1][:2] if rows else (0, math.nan)
@@ -125,10 +125,10 @@ class OfflineRuns(PointReader):
                 path, f"row numbers replace steps, because these step metrics have fractional values: {names}"
             )
         points: dict[str, list[tuple[int, float, float]]] = {}
-        for row, at, numbers in rows:
+        for row, time_s, numbers in rows:
             axes.update(numbers)
             for name, value in numbers.items():
-                points.setdefault(name, []).append((axes.step_of(name, row), value, at))
+                points.setdefault(name, []).append((axes.step_of(name, row), value, time_s))
         return {name: Series(*map(np.array, zip(*items, strict=True))) for name, items in points.items()}
 
     def _records(self, path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -136,10 +136,10 @@ class OfflineRuns(PointReader):
         from google.protobuf.message import DecodeError
 
         try:
-            for record in records_in(path):
-                config, summary = record.config.update or record.run.config.update, record.summary.update
-                items = record.history.item or summary or config
-                yield record, values_of(items)
+            for proto in records_in(path):
+                config, summary = proto.config.update or proto.run.config.update, proto.summary.update
+                items = proto.history.item or summary or config
+                yield proto, values_of(items)
         except (OSError, OverflowError, ValueError, DecodeError) as error:
             self._problems.note(path, f"read up to the first damaged record: {' '.join(str(error).split())}")
 
@@ -158,20 +158,22 @@ def _blocks_of(data: bytes) -> Iterator[bytes]:
     Raises:
         ValueError: A checksum does not match.
     """
-    at, payload = _HEADER, b""
-    while at + _HEADER <= len(data):
-        num_left = _BLOCK - at % _BLOCK
+    offset, payload = _HEADER, b""
+    while offset + _HEADER <= len(data):
+        num_left = _BLOCK - offset % _BLOCK
         if num_left < _HEADER:
-            at += num_left
+            offset += num_left
             continue
-        checksum, length, kind = struct.unpack_from("<IHB", data, at)
-        if at + _HEADER + length > len(data):
+        checksum, length, kind = struct.unpack_from("<IHB", data, offset)
+        if offset + _HEADER + length > len(data):
             return
-        content = data[at + _HEADER - 1 : at + _HEADER + length]  # the checksum covers the kind byte
+        content = data[offset + _HEADER - 1 : offset + _HEADER + length]  # the checksum covers the kind byte
         if zlib.crc32(content) != checksum:
-            raise ValueError(f"the record at byte {at} has checksum {zlib.crc32(content):08x}, expected {checksum:08x}")
+            raise ValueError(
+                f"the record at byte {offset} has checksum {zlib.crc32(content):08x}, expected {checksum:08x}"
+            )
         payload += content[1:]
-        at += _HEADER + length
+        offset += _HEADER + length
         if kind in {_WHOLE, _LAST}:
             yield payload
             payload = b""
@@ -185,14 +187,14 @@ def values_of(items: Iterable[Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for item in items:
-        *parents, name = item.nested_key or [item.key]
+        *parent_keys, leaf_key = item.nested_key or [item.key]
         parent_items = values
-        for parent in parents:
-            parent_items = parent_items.setdefault(parent, {})
+        for parent_key in parent_keys:
+            parent_items = parent_items.setdefault(parent_key, {})
         try:
-            parent_items[name] = json.loads(item.value_json, parse_int=_int_of)
+            parent_items[leaf_key] = json.loads(item.value_json, parse_int=_int_of)
         except ValueError as error:
-            raise ValueError(f"the value of {name}, {item.value_json[:80]!r}, is not JSON") from error
+            raise ValueError(f"the value of {leaf_key}, {item.value_json[:80]!r}, is not JSON") from error
     return values
 
 

@@ -29,9 +29,9 @@ class Summary(MutableMapping[str, Any]):
         """Set values without a call of `on_change`."""
         self._items.update(items)
 
-    def update(self, *values: Any, **more: Any) -> None:
+    def update(self, *values: Any, **keyword_values: Any) -> None:
         """Set values and call `on_change`."""
-        self.set_silently(items := dict(*values, **more))
+        self.set_silently(items := dict(*values, **keyword_values))
         self._record(items)
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,14 +70,14 @@ class WandbConfig(Summary):
     Values of earlier attempts may change.
     """
 
-    def update(self, params: Any = (), /, *, allow_val_change: bool = False, **more: Any) -> None:
+    def update(self, params: Any = (), /, *, allow_val_change: bool = False, **keyword_values: Any) -> None:
         """Set parameters from a dict, an argparse namespace or keyword arguments.
 
         Raises:
             ConfigurationError: A recorded parameter would change, and `allow_val_change` is False.
         """
         is_namespace = hasattr(params, "__dict__") and not isinstance(params, Mapping)
-        items = {**dict(vars(params) if is_namespace else params), **more}
+        items = {**dict(vars(params) if is_namespace else params), **keyword_values}
         for key in () if allow_val_change else [key for key in items if key in self._recorded]:
             if not _are_equal(self[key], items[key]):
                 raise ConfigurationError(

@@ -278,8 +278,8 @@ def describe_sweep(
 def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:
     # MLflow's filter syntax cannot express a value with both kinds of quotes; `_` matches any character
     pattern = group.replace("'", "_").replace('"', "_")
-    where = f"tags.`{SWEEP_PARENT_TAG}` = 'true' AND tags.`{SWEEP_TAG}` LIKE '{pattern}'"
-    parents = [run for run in client.search_runs([experiment_id], where) if run.data.tags[SWEEP_TAG] == group]
+    filter_string = f"tags.`{SWEEP_PARENT_TAG}` = 'true' AND tags.`{SWEEP_TAG}` LIKE '{pattern}'"
+    parents = [run for run in client.search_runs([experiment_id], filter_string) if run.data.tags[SWEEP_TAG] == group]
     return sorted(parents, key=lambda run: (run.info.start_time, run.info.run_id))
 
 

@@ -280,15 +280,17 @@ class MlflowSink:
             if run.group is not None:
                 self._sweep = experiment_id, run.group
                 self._parent_id = mlflow_run.sweep_parent(self._client, experiment_id, run.group)
-        existing = mlflow_run.find(self._client, run, experiment_id)
-        self.is_empty = existing is None
-        if existing is None:
+        existing_run = mlflow_run.find(self._client, run, experiment_id)
+        self.is_empty = existing_run is None
+        if existing_run is None:
             return mlflow_run.create(self._client, run, experiment_id)
-        tags = existing.data.tags
+        tags = existing_run.data.tags
         changed_names = [name for name in tags if name.startswith(CHANGED_PREFIX)]
-        self._params = existing.data.params | {name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed_names}
-        self._client.update_run(existing.info.run_id, status="RUNNING")
-        return str(existing.info.run_id)
+        self._params = existing_run.data.params | {
+            name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed_names
+        }
+        self._client.update_run(existing_run.info.run_id, status="RUNNING")
+        return str(existing_run.info.run_id)
 
     def _start_system_metrics(self, interval_s: float) -> SystemMetrics | None:
         try:
