@@ -129,10 +129,10 @@ def test_a_key_that_no_file_sets_can_be_overridden():
     assert config.tags == {"fold": "3"}
 
 
-@pytest.mark.long
-def test_no_persistence_option_resumes_from_other_runs():
-    for name in ("default", "fast", "none"):
-        assert compose([f"persistence={name}"]).persistence.auto_resume_latest is False
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "persistence").glob("*.yaml")))
+def test_a_persistence_option_retains_three_checkpoints_and_resumes_from_no_other_run(name):
+    persistence = compose([f"persistence={name}"]).persistence
+    assert (persistence.keep_last, persistence.auto_resume_latest) == (3, False)
 
 
 @pytest.mark.long
