@@ -81,6 +81,19 @@ def test_undeclared_names_can_be_rejected_and_are_counted(policy, caplog):
     assert any("nwe" in record.message for record in caplog.records) == (policy == "warn")
 
 
+def test_names_beyond_the_limit_are_dropped_with_a_warning_that_states_the_limit(caplog):
+    aggregator = Aggregator([])
+    names = tuple(f"name/{number}" for number in range(MAX_UNDECLARED_NAMES + 1))
+    column = np.zeros(len(names))
+    aggregator.ingest(
+        EventBatch(names, np.arange(len(names), dtype=np.int32), column, column.astype(np.int64), column), at=0.0
+    )
+    assert aggregator.drops.by_reason == {"undeclared": 1}
+    (warning,) = caplog.messages
+    assert names[-1] in warning
+    assert f"accepts {MAX_UNDECLARED_NAMES:,} names" in warning
+
+
 def test_context_values_are_read_only_from_events_with_the_key():
     aggregator = Aggregator([metric("score", raw_event_name="episode_end", context_key="score", aggregation="mean")])
     rows = [("episode_end", 1.0, 1, 0.0, context) for context in ({"score": 3}, {"length": 9}, {"score": "x"}, None)]

@@ -12,7 +12,7 @@ EXPLANATIONS = {
     "non_finite": "NaN and infinite values cannot be logged; its finite values are",
     "unnamed": "its name is empty or not valid text",
     "name_too_long": "the limit is 1000 characters",
-    "undeclared": "no metric reads it, or there are too many names; declare a metric, or set stats.undeclared=auto",
+    "undeclared": "no metric reads it; declare one (stats.undeclared=auto accepts 10,000 names that no metric has)",
     "step_out_of_range": "a global step must be within +-2**62",
     "context": "the value of the metric's context_key in the event's context is not a number",
     "context_too_large": "its context exceeds 64 KiB and is dropped; its value is logged",
