@@ -476,8 +476,9 @@ def test_without_a_source_the_only_app_and_its_objective_are_analyzed(tmp_path, 
     log("one")
     code, out, err = command("results", "table")
     assert (code, out[:11], err.count("runs of .trieye_data/one")) == (0, "eval/reward", 1)
+    monkeypatch.setenv("TRIEYE_ROOT", "adopted")
     log("two")
-    assert ": .trieye_data/one, .trieye_data/two" in command.error("results", "table")
+    assert ": .trieye_data/one, adopted/two" in command.error("results", "table")
 
 
 # diverged runs

@@ -68,12 +68,17 @@ def test_all_runs_of_the_project_are_listed_newest_first(runs, make_run, tmp_pat
     assert names(runs) == ["second", "first"]
 
 
-def test_a_root_named_in_a_config_of_the_project_is_searched(runs, make_run, tmp_path):
+def test_a_root_named_in_a_config_of_the_project_or_by_the_environment_is_searched(
+    runs, make_run, tmp_path, monkeypatch
+):
     make_run("near")
+    make_run("adopted", persistence={"root_data_dir": str(tmp_path / "adopted")}, age_s=30)
     make_run("far", persistence={"root_data_dir": str(tmp_path / "scratch")}, age_s=60)
     (tmp_path / "conf" / "local").mkdir(parents=True)
     (tmp_path / "conf/local/default.yaml").write_text("persistence:\n  root_data_dir: 'scratch'  # a large disk\n")
     assert names(runs) == ["near", "far"]
+    monkeypatch.setenv("TRIEYE_ROOT", "adopted")
+    assert names(runs) == ["near", "adopted", "far"]
 
 
 @pytest.mark.parametrize("where", ["agents", ".trieye_data", ".", ".trieye_data/agents", ".trieye_data/agents/runs/a"])

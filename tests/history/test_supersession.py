@@ -14,7 +14,7 @@ from trieye.integrations.tensorboard import SummaryWriter
 def _own_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
-    monkeypatch.setenv(opening.ROOT, str(tmp_path / "data"))
+    monkeypatch.setenv("TRIEYE_ROOT", str(tmp_path / "data"))
     yield
     for adopted in list(opening.AdoptedRun._open.values()):
         adopted.close()

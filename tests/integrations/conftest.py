@@ -33,7 +33,7 @@ def media():
 
 @pytest.fixture(autouse=True)
 def _own_program(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("WANDB_") or name in {opening.ROOT, opening.APP}]:
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name in {"TRIEYE_ROOT", opening.APP}]:
         monkeypatch.delenv(name)
     yield
     end_program()

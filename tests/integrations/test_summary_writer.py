@@ -261,7 +261,7 @@ def test_equally_named_log_directories_are_separate_runs(tmp_path):
 
 
 def test_projects_with_equal_names_of_directories_share_no_run(tmp_path, monkeypatch):
-    monkeypatch.setenv(opening.ROOT, str(tmp_path / "all"))
+    monkeypatch.setenv("TRIEYE_ROOT", str(tmp_path / "all"))
     for attempt in (1, 2):
         for project in ("a", "b"):
             (tmp_path / project / "src").mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def root(tmp_path_factory):
 def _in_tmp_path(tmp_path, root, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
-    monkeypatch.setenv(opening.ROOT, str(root))  # of all tests, so that the store is made once
+    monkeypatch.setenv("TRIEYE_ROOT", str(root))  # of all tests, so that the store is made once
 
 
 def points(name):

@@ -14,7 +14,7 @@ from trieye.renames import COMMANDS, OPTIONS
 DEFAULT_ROOT = ".trieye_data"
 DEFAULT_TIMEOUT_S = 300.0
 _RUN = "run directory or run name: run or app/run"
-_ROOT = f"directory that contains all apps (default: {DEFAULT_ROOT} of the project)"
+_ROOT = f"directory that contains all apps (default: {DEFAULT_ROOT} of the project, and TRIEYE_ROOT)"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MAX_S = 1e9
 """A sleep of 1e10 seconds raises OverflowError."""

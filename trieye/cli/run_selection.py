@@ -237,11 +237,11 @@ def sources_of(options: argparse.Namespace) -> list[str]:
     try:
         return [str(sweep_directory(None))]
     except ConfigurationError:
-        apps = sorted(str(path.parent) for path in Path(DEFAULT_ROOT).glob("*/runs"))
+        apps = sorted(_shown(path.parent) for root in roots_of(None) for path in root.glob("*/runs"))
         if not apps:
             raise ConfigurationError(
-                f"no runs: no sweep in the working directory or below multirun/, and no app in {DEFAULT_ROOT}; pass a "
-                "run, an app or a sweep as SOURCE"
+                f"no runs: no sweep in the working directory or below multirun/, and no app in {DEFAULT_ROOT} of the "
+                "project; pass a run, an app or a sweep as SOURCE"
             ) from None
         if len(apps) > 1:
             raise ConfigurationError(f"several apps; pass one or more as SOURCE: {', '.join(apps)}") from None
@@ -255,7 +255,11 @@ def _source_of(name: str) -> str:
     is_app = path.name == name and any((root / name).is_dir() for root in roots)
     if not is_app and (path.exists() or "://" in name or name.startswith("sqlite:")):
         return name
-    return str(resolve(name, roots)).removeprefix(f"{Path.cwd()}/")
+    return _shown(resolve(name, roots))
+
+
+def _shown(path: Path) -> str:
+    return str(path).removeprefix(f"{Path.cwd()}/")
 
 
 def select_runs(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:

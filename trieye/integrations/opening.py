@@ -18,9 +18,10 @@ from trieye.config.packages import command, is_installed
 from trieye.files.run_record import RunStatus
 from trieye.process.progress import say
 from trieye.run.run import Run
+from trieye.runs.finding import ROOT_VARIABLE
 
-ROOT, APP = "TRIEYE_ROOT", "TRIEYE_APP"
-"""Environment variables: the directory of all runs, and the app of new runs."""
+APP = "TRIEYE_APP"
+"""Environment variable: the app of new runs."""
 
 _UNSAFE = re.compile(r"[^\w.,=+@()\[\]-]+")
 
@@ -173,7 +174,7 @@ def adopted_config(name: str, app: str, config_items: Mapping[str, Any]) -> Trie
     check_name("app_name", app)
     check_name("run_name", name)
     persistence: dict[str, Any] = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
-    root = config_items.get("root", os.environ.get(ROOT))
+    root = config_items.get("root", os.environ.get(ROOT_VARIABLE))
     if root:
         persistence["root_data_dir"] = str(root)
     settings: dict[str, Any] = {

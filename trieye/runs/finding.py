@@ -26,6 +26,9 @@ RunReference = StoredRun | Path | str
 SortKey = Literal["created", "objective", "step", "took", "size", "name", "status"]
 
 DEFAULT_ROOT = ".trieye_data"
+ROOT_VARIABLE = "TRIEYE_ROOT"
+"""Environment variable: where the adapters of `trieye.integrations` store the runs of programs without a config."""
+
 _SWEEP, _RUNS, _RUN, _MULTIRUN = "sweep.json", "runs", "run", Path("multirun")
 _DEPTH = 3
 """Depth of run directories: <root>/<app>/runs/<run>."""
@@ -169,16 +172,19 @@ def ordered(runs: Sequence[StoredRun], by: SortKey = "created", *, reverse: bool
 def roots_of(root: Path | None) -> list[Path]:
     """Return the directories of all apps: the given one, or the project's, around the working directory.
 
-    A project has `.trieye_data`, here or above, and each `root_data_dir` that its conf/ names.
+    A project has `.trieye_data`, here or above, `TRIEYE_ROOT`, and each `root_data_dir` that its conf/ names.
     """
     if root is not None:
         return [root.resolve()]
     cwd = Path.cwd()
     data_root = next((node / DEFAULT_ROOT for node in (cwd, *cwd.parents) if has_file(node, DEFAULT_ROOT)), None)
     project = cwd if data_root is None else data_root.parent
+    roots = [] if data_root is None else [data_root]
+    if adopted := os.environ.get(ROOT_VARIABLE):
+        roots.append(Path(os.path.expandvars(adopted)).expanduser())
     texts = (_text_of(path) for path in sorted((project / "conf").rglob("*.yaml")))
     named = (os.path.expandvars(path) for text in texts for path in _ROOT_IN_CONFIG.findall(text))
-    roots = [*([] if data_root is None else [data_root]), *(project / Path(path).expanduser() for path in named)]
+    roots += [project / Path(path).expanduser() for path in named]
     return list(dict.fromkeys(path.resolve() for path in roots if path.is_dir()))
 
 

@@ -24,12 +24,13 @@ from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations import opening
-from trieye.integrations.opening import ROOT, AdoptedRun, safe_name
+from trieye.integrations.opening import AdoptedRun, safe_name
 from trieye.integrations.wandb import plot
 from trieye.integrations.wandb.artifacts import Artifact
 from trieye.integrations.wandb.calls import ROWS_METRIC, Run
 from trieye.integrations.wandb.media import Audio, Histogram, Html, Image, Molecule, Object3D, Plotly, Table, Video
 from trieye.process.progress import say
+from trieye.runs.finding import ROOT_VARIABLE
 
 __all__ = ["AlertLevel", "Artifact", "Audio", "Error", "Histogram", "Html", "Image", "Molecule", "Object3D", "Plotly"]
 __all__ += ["Run", "Settings", "Table", "Video", "alert", "define_metric", "finish", "init", "join", "link_model"]
@@ -139,7 +140,7 @@ def _made(options: Mapping[str, Any]) -> Run:
     names = {"id": run_id, "name": options["name"] or run_id, "project": project}
     if options["mode"] == "disabled" or os.environ.get("WANDB_DISABLED") == "true":
         return Run(None, resumed=False, **names)
-    root = Path(os.environ.get(ROOT) or Path(options["dir"] or ".") / ".trieye_data")
+    root = Path(os.environ.get(ROOT_VARIABLE) or Path(options["dir"] or ".") / ".trieye_data")
     directory, exists = _directory(root / safe_name(project) / "runs", run_id, names["name"], resume)
     labels = {"id": run_id, "group": options["group"], "job_type": options["job_type"]}
     labels["tags"] = ",".join(options["tags"] or ())
