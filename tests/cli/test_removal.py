@@ -90,8 +90,10 @@ def test_nothing_is_deleted_without_confirmation(make_run, trieye_command, monke
     assert trieye_command("rm", "first", "--dry-run")[0] == 0
     assert "--yes" in trieye_command.error("rm", "first")  # tests have no terminal for a confirmation
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda _question: "n")
+    questions = []
+    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or "n")
     assert trieye_command("rm", "first")[0] == 1
+    assert questions == ["delete this run? [y/N] "]
     assert contents(run_dir) == before
 
 

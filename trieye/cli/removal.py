@@ -77,7 +77,7 @@ def _is_confirmed(rows: Sequence[dict[str, Any]], notes: Sequence[str], options:
     if not sys.stdin.isatty():
         raise ConfigurationError("cannot ask for confirmation without a terminal; add --yes to delete without asking")
     runs = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
-    is_confirmed = input(f"permanently delete {runs}? [y/N] ").strip().lower() in {"y", "yes"}
+    is_confirmed = input(f"delete {runs}? [y/N] ").strip().lower() in {"y", "yes"}
     if not is_confirmed:
         print("no runs were deleted")
     return is_confirmed
