@@ -109,7 +109,7 @@ def _own_environment(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
         patch.setenv("GIT_DIR", os.devnull)
-        for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE"):
+        for name in ("MLFLOW_TRACKING_URI", "TRIEYE_ALLOW_PICKLE", "TRIEYE_KEY", "TRIEYE_KEY_FILE", "TRIEYE_ROOT"):
             patch.delenv(name, raising=False)
         yield
 
