@@ -68,7 +68,7 @@ def line_spans(figure):
     ]
 
 
-@pytest.mark.parametrize("values", [["relu", "tanh", "gelu"], [True, False]])
+@pytest.mark.parametrize("values", [["relu", "tanh", "gelu"], [True, False], [[64, 64], [128]]])
 def test_categories_are_unconnected_points_with_error_bars(values):
     figure = plots.sensitivity({"a": settings_of(values), "b": settings_of(values)}, "key", "return")
     assert connected_lines(figure) == []

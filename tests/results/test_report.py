@@ -175,12 +175,14 @@ def test_each_task_has_a_table(tmp_path):
 
 
 def test_sensitivity_is_drawn_only_if_several_parameters_vary(tmp_path):
-    for algo, lr in (("ppo", 0.1), ("ppo", 0.2), ("dqn", 0.1), ("dqn", 0.2)):
-        make_run(tmp_path, f"{algo}{lr}", [lr + len(algo)], agent={"algo": algo, "lr": lr})
+    for algo, lr, layers in (("ppo", 0.1, "[64]"), ("ppo", 0.2, "[]"), ("dqn", 0.1, "[]"), ("dqn", 0.2, "[64]")):
+        run_dir = make_run(tmp_path, f"{algo}{lr}", [lr + len(algo)], agent={"algo": algo, "lr": lr})
+        edit_json(run_dir / "run.json", params={"layers": layers})
     results = load(tmp_path)
     labels = [attrs["aria-label"] for tag, attrs in Page(render(results)).tags if attrs.get("role") == "img"]
     assert "eval/return for each value of agent.lr: 0.1, 0.2" in labels
     assert "eval/return for each value of agent.algo: dqn, ppo" in labels
+    assert "eval/return for each value of layers: [64], []" in labels
     assert "Sensitivity" not in render(results.where(lr=0.1))  # the groups already show a single parameter
 
 

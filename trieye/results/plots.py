@@ -25,6 +25,7 @@ from trieye.results.aligned import Floats, stretches, well_supported
 from trieye.results.conversion import written
 from trieye.results.hyperparameters import Setting
 from trieye.results.runs import as_text
+from trieye.results.selection import as_key
 from trieye.results.statistics import Band, Estimate
 from trieye.sweeps.importance import number_of
 from trieye.sweeps.report import headings
@@ -224,13 +225,13 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
     bars.
     """
     figure, axes = _figure()
-    values = list(dict.fromkeys(setting.value for settings in lines.values() for setting in settings))
+    values = list(dict.fromkeys(as_key(setting.value) for settings in lines.values() for setting in settings))
     is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     x_of_value = {value: float(value) if is_numeric else index for index, value in enumerate(values)}
     for line_index, (label, settings) in enumerate(lines.items()):
         color, marker = COLORS[line_index % len(COLORS)], _MARKERS[line_index % len(_MARKERS)]
         offset = 0.0 if is_numeric else (line_index - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
-        x = np.array([x_of_value[setting.value] for setting in settings]) + offset
+        x = np.array([x_of_value[as_key(setting.value)] for setting in settings]) + offset
         scores = np.array([setting.best.value for setting in settings])
         ends = [(setting.best.low, setting.best.high) for setting in settings]
         low, high = np.array(ends, np.float64).T  # without an interval, None becomes NaN

@@ -270,7 +270,7 @@ class Report:
         params = self._distinct(key for key in compared_keys if key in keys - excluded_keys)
         for key in params[:_MOST_SENSITIVITIES]:
             lines = {label: settings for label, groups in outer.items() if (settings := self._settings(groups, key))}
-            values = {setting.value for settings in lines.values() for setting in settings}
+            values = {selection.as_key(setting.value) for settings in lines.values() for setting in settings}
             is_line = len(values) > _FEW_VALUES and not any(isinstance(value, str | bool) for value in values)
             if len(values) >= _FEW_VALUES and (is_line or len(params) > 1):
                 figure = plots.sensitivity(lines, key, f"{self.scoring.name} ({self.comparison.stat})")
