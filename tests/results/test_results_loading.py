@@ -82,16 +82,16 @@ def test_attributes_of_a_run_load_without_its_points(root, monkeypatch):
     assert load(root).metrics() == ["eval/return", "loss"]
 
 
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_a_copy_of_a_run_is_dropped_in_favour_of_the_original(tmp_path, make_config, is_finished):
-    config = make_config(seed=3)
+@pytest.mark.parametrize(("is_finished", "has_seed"), [(True, True), (False, True), (True, False)])
+def test_a_copy_of_a_run_is_dropped_in_favour_of_the_original(tmp_path, make_config, is_finished, has_seed):
+    config = make_config(seed=3, sinks={"log_config": has_seed})
     run = trieye.Run(config).open()
     run.log("loss", 1.0, step=1)
     run.close("FINISHED" if is_finished else "KILLED")
     copy = shutil.copytree(run.dir, run.dir.with_name("copy"))
     results = load(run.dir.parent)
     results.values("loss")
-    assert [row[0].path for row in results.table] == [str(run.dir)]
+    assert [[run.path for run in row] for row in results.table] == [[str(run.dir)]]
     assert f"{copy}: not counted: it is a copy of {run.dir}" in results.problems
 
 

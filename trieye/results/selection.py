@@ -3,7 +3,7 @@
 import json
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -208,9 +208,9 @@ def replicates(
 ) -> tuple[list[int], list[list[list[LoadedRun | None]]]]:
     """Return the seeds of all groups, and for each group one or more rows with the run of each seed, or None.
 
-    A run without a seed takes the next unused seed, in the order of the runs. Of several runs with the same seed, the
-    newest finished run counts. The other runs get separate rows if they are trials or were named to `load`, and are
-    dropped otherwise.
+    A run without a seed takes the next unused seed, in the order of the runs, and counts once if it has several
+    locations. Of several runs with the same seed, the newest finished run counts. The other runs get separate rows if
+    they are trials or were named to `load`, and are dropped otherwise.
 
     Args:
         groups: The runs of each config.
@@ -220,7 +220,7 @@ def replicates(
     seeds = {seed for rows in rows_of_groups for row in rows for seed in row}
     for runs, (row, *_) in zip(groups, rows_of_groups, strict=True):
         free_seeds = iter(range(len(seeds) + len(runs)))
-        for run in (run for run in runs if run.seed is None):
+        for run in _without_seed(runs, note):
             row[next(seed for seed in free_seeds if seed not in row)] = run
     all_seeds = sorted({seed for rows in rows_of_groups for row in rows for seed in row})
     return all_seeds, [[[row.get(seed) for seed in all_seeds] for row in rows] for rows in rows_of_groups]
@@ -240,9 +240,19 @@ def _rows(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> list[d
     return [main_row, *extra_rows]
 
 
+def _without_seed(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> Iterator[LoadedRun]:
+    counted_runs = {run.run_id: run for run in sorted(runs, key=_precedence)}
+    for run in (run for run in runs if run.seed is None):
+        counted_run = counted_runs[run.run_id]
+        if run is counted_run or run.is_named or not run.run_id:
+            yield run
+        else:
+            note(run.path, f"{NOT_COUNTED}: {_replaced_by(counted_run, run)}")
+
+
 def _replaced_by(counted_run: LoadedRun, run: LoadedRun) -> str:
-    if run.is_copy and run.run_id == counted_run.run_id:
-        return f"it is a copy of {counted_run.path}"
+    if run.run_id and run.run_id == counted_run.run_id:
+        return f"it is a copy of {counted_run.path}" if run.is_copy else f"{counted_run.path} has the same run id"
     kind = "newer" if counted_run.is_ended == run.is_ended else "finished"
     return f"{counted_run.path} is a {kind} run of the same app, config and seed {run.seed}"
 
