@@ -123,6 +123,7 @@ def test_a_table_lists_groups_with_intervals_best_first(results, as_json):
         (["algo=ppo,sac", "seed=1"], 1),
         (["seed!=0", "seed!=1"], 1),
         (["seed!=0,1"], 1),
+        (["algo=sac, ppo", "name != ppo0, ppo1"], 1),
         (["seed>=0", "seed>=2"], 1),
         (["seed=0,1", "seed=1,2"], 1),
     ],

@@ -297,9 +297,9 @@ def _operands_of(text: str) -> list[tuple[str, Any]]:
             f"--where {text}: expected KEY=VALUE, or another operator (choose from: {', '.join(_OPERATORS)})"
         )
     key, sign, value = text.partition(match[0])
-    values = [typed(value)]
+    values = [typed(value.strip())]
     if isinstance(values[0], str):
-        values = [typed(item) for item in _COMMA.split(value)]
+        values = [typed(item.strip()) for item in _COMMA.split(value)]
     if sign == "=" and len(values) > 1:
         return [(f"{key.strip()}__in", values)]
     if sign != "!=" and len(values) > 1:
