@@ -37,3 +37,8 @@ def test_a_parameter_named_like_a_figure_does_not_replace_it(written, suffix):
     assert rows[0][:4] == ["param.mean", "param.runs", "run", "param.run"]
     assert float(rows[-1][0]) == 0.2
     assert float(rows[-1][rows[0].index("mean")]) == 1.5
+
+
+def test_no_row_of_a_latex_table_starts_with_an_option_of_the_preceding_line(written):
+    rows = written([{"net": [64, 64]}, {"net": "*"}, {"net": "relu"}], "tex")
+    assert [row[0].partition(" & ")[0] for row in rows[-5:-2]] == ["{}[64, 64]", "{}*", "relu"]

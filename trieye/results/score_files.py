@@ -25,6 +25,8 @@ _TEX = str.maketrans(
 )  # fmt: skip
 _MINUS = re.compile(r"(?<![^\[ ])-(?=[\d.])")
 """The sign of a number, which LaTeX would print as a hyphen."""
+_OPTION = re.compile(r"^(?=\s*[\[*])")
+"""The start of a row that LaTeX would read as an option of the preceding rule or line break."""
 
 
 def write_scores(
@@ -138,7 +140,8 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: in
 
 
 def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int, notes: Sequence[str]) -> str:
-    first, *lines = [" & ".join(_MINUS.sub("$-$", cell.translate(_TEX)) for cell in row) for row in (header, *rows)]
+    lines = [" & ".join(_MINUS.sub("$-$", cell.translate(_TEX)) for cell in row) for row in (header, *rows)]
+    first, *lines = [_OPTION.sub("{}", line) for line in lines]
     comments = "".join(f"% {note}\n" for note in (*notes, r"requires \usepackage{booktabs}"))
     sides = "l" * num_keys + "r" * (len(header) - num_keys)
     body = "".join(f"{line} \\\\\n" for line in lines)
