@@ -155,6 +155,7 @@ def write_jobs(directory, values):
         (["/data/set", "set"], ["set-2", "set"]),
         (["/", "speed /10", "speed 10"], ["/", "speed /10", "speed 10"]),
         (["read /data/set", "read set", "read /old/set"], ["read set-2", "read set", "read set-3"]),
+        (["a:/home/bob/b", "a:b", "gs://bob/a/b", "a:file:///b/c"], ["a:b-2", "a:b", "gs://bob/a/b", "a:c"]),
         ([True, 1], [True, 1]),
         ([[1], [True]], [[1], [True]]),
     ],

@@ -30,7 +30,7 @@ FIELDS = (
 _WITH_PATHS = ("params", "varied", "defaults", "tags")
 """Fields with values in which names replace absolute paths."""
 
-_PATH = re.compile(r"(?<![\w.:/-])(?:(?:file|sqlite):/+|/+[^\s,;'\"()\[\]{}/]+/)[^\s,;'\"()\[\]{}]+")
+_PATH = re.compile(r"(?<![\w./-])(?:(?:file|sqlite):/+|(?:(?<!:)/+|/(?!/))[^\s,;'\"()\[\]{}/]+/)[^\s,;'\"()\[\]{}]+")
 """An address, or an absolute path below a directory, within a text."""
 
 OF_RUN = ("attempt", "duration_s")
