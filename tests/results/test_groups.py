@@ -334,6 +334,19 @@ def test_groups_that_differ_only_in_a_late_key_have_distinct_labels(tmp_path):
     assert [label.rpartition(" ")[2] for label in labels[:2]] == ["layer7=5", "layer7=6"]
 
 
+@pytest.mark.parametrize(
+    ("params", "labels"),
+    [
+        ([{"ppo.lr": 0.1}, {"ppo.lr": 0.2}, {"dqn.lr": 0.1}], ["ppo.lr=0.1", "ppo.lr=0.2", "dqn.lr=0.1"]),
+        ([{"a.lr": 0.1, "b.lr": 0.2}, {"a.lr": 0.2, "b.lr": 0.1}], ["a.lr=0.1 b.lr=0.2", "a.lr=0.2 b.lr=0.1"]),
+        ([{"a.lr": 0.12345671}, {"a.lr": 0.12345672}, {"a.lr": 1e-4}], ["lr=0.12345671", "lr=0.12345672", "lr=0.0001"]),
+        ([{"a.lr": 0.12345671}, {"a.lr": 0.5}], ["lr=0.123457", "lr=0.5"]),
+    ],
+)
+def test_labels_contain_the_full_key_and_all_digits_only_where_needed(params, labels):
+    assert RunGroups.of(results_of(params), sorted({key for values in params for key in values})).labels == labels
+
+
 @pytest.mark.parametrize("values", [(1, 2), (0.12345671, 0.12345672)])
 def test_groups_of_configs_with_similar_labels_stay_separate(values):
     constants = {f"k{number}": 0 for number in range(6)}

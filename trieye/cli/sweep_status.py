@@ -128,8 +128,7 @@ def _took_s(job: "JobStatus", record: "JobRecord") -> float:
 
 def _table(jobs: "Sequence[JobStatus]", notes: dict[int, str]) -> "TextTable":
     from trieye.process.terminal import Text, TextTable
-    from trieye.sweeps.grid import short
-    from trieye.sweeps.report import headings
+    from trieye.sweeps.grid import headings, short
 
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
     records = [job.record for job in jobs if job.record is not None]

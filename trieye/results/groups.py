@@ -19,8 +19,11 @@ from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
 from trieye.results.runs import LoadedRun, as_text, is_seed, listed
 from trieye.results.statistics import Estimate
+from trieye.sweeps.grid import headings
 
 Flags = NDArray[np.bool_]
+Texts = dict[str, tuple[str, str]]
+"""For each key of a group: `name=value`, and its text as the only key of a label."""
 
 _MAX_KEYS = 6
 _MAX_SHOWN = 4
@@ -457,25 +460,38 @@ def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes
     differing_keys = [
         key for key in keys if len({selection.identity(values[key]) for values in groups if key in values}) > 1
     ]
-    candidates = [_label(values, differing_keys, attributes) or _label(values, keys, attributes) for values in groups]
+    texts_of = _texts(groups, keys, attributes)
+    candidates = [_label(texts, differing_keys, attributes) or _label(texts, keys, attributes) for texts in texts_of]
     labels = [
-        label if label and candidates.count(label) == 1 else _label(values, keys, attributes, len(keys)) or "other runs"
-        for values, label in zip(groups, candidates, strict=True)
+        label if label and candidates.count(label) == 1 else _label(texts, keys, attributes, len(keys)) or "other runs"
+        for texts, label in zip(texts_of, candidates, strict=True)
     ]
     num_earlier = [labels[:index].count(label) for index, label in enumerate(labels)]
     return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, num_earlier, strict=True)]
 
 
-def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str], max_keys: int = _MAX_KEYS) -> str:
-    attribute_texts = [f"{key.rpartition('.')[2]}={_shown(values[key])}" for key in attributes if values[key]]
-    if "" in values:
-        return " ".join([str(values[""]), *attribute_texts])
-    names = [*keys, *attributes]
-    if len(names) == 1 and isinstance(values.get(names[0]), str):
-        return _shown(values[names[0]])
-    items = [(key.rpartition(".")[2], values[key]) for key in keys if key in values]
-    key_texts = [f"{key}={_shown(value)}" for key, value in items[:max_keys]] + ["..."] * (len(items) > max_keys)
-    return " ".join(key_texts + attribute_texts)
+def _texts(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes: Sequence[str]) -> list[Texts]:
+    """Return the texts of the keys of each group; numbers have six digits unless two values of the key share them."""
+    texts_of: list[Texts] = [{"": (str(values[""]), "")} if "" in values else {} for values in groups]
+    all_keys = [*keys, *attributes]
+    for key, name in zip(all_keys, headings(all_keys), strict=True):
+        values_of = {index: values[key] for index, values in enumerate(groups) if key in values}
+        is_exact = len(set(map(_shown, values_of.values()))) < len(set(map(selection.identity, values_of.values())))
+        for index, value in values_of.items():
+            text = as_text(value) if is_exact else _shown(value)
+            if value or key in keys:
+                texts_of[index][key] = f"{name}={text}", text if isinstance(value, str) else f"{name}={text}"
+    return texts_of
+
+
+def _label(texts: Texts, keys: Sequence[str], attributes: Sequence[str], max_keys: int = _MAX_KEYS) -> str:
+    key_texts, attribute_texts = ([texts[key] for key in part if key in texts] for part in (keys, attributes))
+    if "" in texts:
+        key_texts = [texts[""]]
+    elif len(keys) + len(attributes) == 1:
+        return "".join(alone for _, alone in key_texts + attribute_texts)
+    ellipsis = ["..."] * (len(key_texts) > max_keys)
+    return " ".join([*(text for text, _ in key_texts[:max_keys]), *ellipsis, *(text for text, _ in attribute_texts)])
 
 
 def _shown(value: Any) -> str:

@@ -27,8 +27,8 @@ from trieye.results.hyperparameters import Setting
 from trieye.results.runs import as_text
 from trieye.results.selection import as_key
 from trieye.results.statistics import Band, Estimate
+from trieye.sweeps.grid import headings
 from trieye.sweeps.importance import number_of
-from trieye.sweeps.report import headings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -338,3 +338,9 @@ def short(value: str) -> str:
     """Format a value for display; long decimal fractions get four significant digits."""
     is_long = len(value) > _LONGEST_NUMBER and _FRACTION.fullmatch(value)
     return f"{float(value):.4g}" if is_long else value
+
+
+def headings(keys: Sequence[str]) -> list[str]:
+    """Return column headings of keys: their last part, or the full key where that is ambiguous."""
+    lasts = [key.rpartition(".")[2] for key in keys]
+    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]

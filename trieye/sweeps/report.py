@@ -8,7 +8,7 @@ from pathlib import Path
 from trieye.config.hydra.override_text import bare
 from trieye.process.terminal import Terminal, TextTable
 from trieye.process.text import command_text, counted
-from trieye.sweeps.grid import Grid, short
+from trieye.sweeps.grid import Grid, headings, short
 from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
 from trieye.sweeps.record import KEEP_GOING, SweepRecord
@@ -160,9 +160,3 @@ def importance_rows(columns: Mapping[str, Sequence[Importance]]) -> TextTable | 
         cells = (shares.get(one.key, math.nan) for shares in by_name)
         table.add_row(heading, str(one.num_jobs), *("-" if math.isnan(share) else f"{share:.0%}" for share in cells))
     return table
-
-
-def headings(keys: Sequence[str]) -> list[str]:
-    """Return column headings of keys: their last part, or the full key where that is ambiguous."""
-    lasts = [key.rpartition(".")[2] for key in keys]
-    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
