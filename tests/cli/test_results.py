@@ -245,7 +245,7 @@ def test_a_comparison_writes_all_pairs_as_csv_markdown_and_latex(results, tmp_pa
     assert "unknown format 'tx'; did you mean 'tex'?" in err
 
 
-def test_two_directories_are_compared_by_probability_and_difference(scored_runs, as_json, tmp_path):
+def test_two_directories_are_compared_by_probability_and_difference(scored_runs, results, as_json, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     for directory, algo in ((one, "dqn"), (other, "ppo")):
         for seed in range(3):
@@ -256,6 +256,11 @@ def test_two_directories_are_compared_by_probability_and_difference(scored_runs,
     assert_estimate(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
     (less,) = as_json("compare", other, "--last", "1", "--mode", "min", run_source=one)["pairs"]
     assert (less["probability"]["value"], less["difference"]["value"]) == (1.0, pair["difference"]["value"])
+    make_run(other, "dqn", [1.0], agent={"algo": "dqn"})
+    err = results.error("compare", other, run_source=one)
+    assert "other is 2 configs, which differ in agent.algo; separate them by --by place,agent.algo, " in err
+    pairs = as_json("compare", other, "--by", "place,agent.algo", run_source=one)["pairs"]
+    assert {pair["y"] for pair in pairs} == {"place=other algo=dqn", "place=other algo=ppo"}
 
 
 def test_sensitivity_compares_the_values_of_a_parameter(results, as_json, tmp_path):

@@ -83,7 +83,7 @@ def test_null_is_a_value_and_differs_from_a_missing_parameter():
 def test_a_group_of_several_configs_is_an_error_naming_the_differing_keys(results):
     with pytest.raises(
         ConfigurationError,
-        match=r"^ppo is 2 configs, which differ in agent\.lr; .*--by.*--where agent\.lr=0\.0001.*--best",
+        match=r"^ppo is 2 configs, .* agent\.lr; .*--by agent\.algo,agent\.lr, .*--where agent\.lr=0\.0001, .*--best",
     ):
         RunGroups.of(results, ["algo"]).scores(RETURN)
     assert scores_by_label(RunGroups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}

@@ -233,11 +233,12 @@ class RunGroups:
         configs = [self.results.configs[number] for number in candidates]
         differing_keys = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
         keys = listed(differing_keys, _MAX_SHOWN)
+        by = ",".join([*self.keys, *_telling(configs, differing_keys)])
         sample = f"{differing_keys[0]}={configs[0][differing_keys[0]]}" if differing_keys else "KEY=VALUE"
         return (
-            f"{name} is {len(candidates)} configs, which differ in {keys}; omit --by for one group per config, add "
-            f"the parameters to --by, select configs, as in --where {shlex.quote(sample)}, or take the best by --best, "
-            "whose score is biased upwards"
+            f"{name} is {len(candidates)} configs, which differ in {keys}; separate them by --by {shlex.quote(by)}, "
+            f"select configs, as in --where {shlex.quote(sample)}, or take the best by --best, whose score is biased "
+            "upwards"
         )
 
     def best(self, scoring: ScoreDefinition, mode: str) -> "RunGroups":
