@@ -200,6 +200,13 @@ def test_terminal_curves_omit_a_spike_at_a_ragged_end():
     assert "10,000" not in curves_in_terminal({"dqn": band}, "return", "step", Terminal())
 
 
+def test_terminal_curves_omit_points_near_the_largest_float():
+    values = np.array([[-1.7e308, 1.0, 1.7e308, 2.0]])
+    shown = curves_in_terminal({"dqn": aggregate_curves(values, np.arange(4.0))}, "return", "step", Terminal())
+    assert shown.count("\N{BULLET}") == 2
+    assert shown.endswith("dqn: 2 no CI at 3 (1 run)")
+
+
 def test_groups_without_points_have_no_curve_in_a_terminal():
     band, empty = (aggregate_curves(np.full((2, len(STEPS)), value), STEPS, resamples=10) for value in (7.0, np.nan))
     shown = curves_in_terminal({"dqn": band, "ppo": empty}, "return", "step", Terminal())

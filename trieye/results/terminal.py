@@ -12,6 +12,7 @@ from trieye.results.statistics import Band
 from trieye.results.tables import number
 
 _MAX_WIDTH, _HEIGHT, _MAX_TICKS = 100, 20, 5
+_LARGEST = 1e300  # plotext scales values, and overflows near the largest float
 _COLORS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+", "gray+")
 
 
@@ -30,14 +31,14 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
     plotext.theme("clear")
     bands = {label: band.without_spikes() for label, band in bands.items()}
     for index, (label, band) in enumerate(bands.items()):
-        is_shown = ~np.isnan(band.value) & well_supported(band.at, band.n)
+        is_shown = (np.abs(band.value) < _LARGEST) & well_supported(band.at, band.n)
         color = _COLORS[index % len(_COLORS)]
         name = label if len(bands) > 1 else None
         for points in stretches(is_shown):
             marker = "braille" if len(points) > 1 else "dot"
             plotext.plot(band.at[points].tolist(), band.value[points].tolist(), marker=marker, color=color, label=name)
             name = None
-    heights = np.concatenate([band.value[~np.isnan(band.value)] for band in bands.values()])
+    heights = np.concatenate([band.value[np.abs(band.value) < _LARGEST] for band in bands.values()])
     for values, ticks in ((heights, plotext.yticks), (next(iter(bands.values())).at, plotext.xticks)):
         if len(values):
             ticks(*_ticks(float(values.min()), float(values.max())))
