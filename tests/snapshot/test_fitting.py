@@ -1,6 +1,7 @@
 """Warm starts: partially matching states, renamed keys, and mismatches that change nothing."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -224,6 +225,15 @@ def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
     assert {name: np.asarray(value).tolist() for name, value in own.items()} == {
         "now": [1.0, 1.0], "best": [2.0, 2.0], "constant": [1.0, 1.0], "past": [], "none": [1.0]
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [3, len], ids=["number", "method"])
+def test_values_whose_shape_is_no_tuple_are_plain_data(shape):
+    own = {"task": SimpleNamespace(shape=None), "w": np.zeros(2)}
+    state = saved_state(d={"task": SimpleNamespace(shape=shape), "w": np.ones(2)})
+    assert not restore_objects(state, {}, source="it")
+    assert not restore_objects(state, {"d": own}, source="it")
+    assert (own["task"].shape, own["w"].tolist()) == (shape, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("saved", [{"w": 1}, {"w": 1, "q": np.ones(2)}], ids=["plain", "with array"])

@@ -70,7 +70,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
         shape = getattr(value, "shape", None)
     except RuntimeError:  # a parameter of torch's lazy modules, which accepts any shape
         return None
-    return None if isinstance(value, type) or shape is None else tuple(shape)
+    return tuple(shape) if isinstance(shape, tuple) and not isinstance(value, type) else None
 
 
 def shape_text(value: Any) -> str:
