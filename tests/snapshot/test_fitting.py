@@ -1,5 +1,6 @@
 """Warm starts: partially matching states, renamed keys, and mismatches that change nothing."""
 
+import copy
 import re
 from types import SimpleNamespace
 
@@ -215,15 +216,17 @@ def test_objects_in_lists_and_without_load_state_dict_are_refused_instead_of_rep
 
 def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
     first = np.zeros(2)  # the best array is still the current one, and was a copy at the save
-    own = {"now": first, "best": first, "constant": np.broadcast_to(0.0, (2,)), "past": [np.zeros(1)], "none": None}
-    own |= {"history": np.zeros(0), "net": {"sizes": np.zeros(1, np.int64)}}
-    saved = {"now": np.ones(2), "best": np.full(2, 2.0), "constant": np.ones(2), "past": [], "none": np.ones(1)}
+    own = {"now": first, "alias": first, "best": first, "constant": np.broadcast_to(0.0, (2,))}
+    own |= {"past": [np.zeros(1)], "none": None, "history": np.zeros(0), "net": {"sizes": np.zeros(1, np.int64)}}
+    saved = {"now": np.array([1, np.nan]), "alias": np.array([1, np.nan]), "best": np.full(2, 2.0)}
+    saved |= {"constant": np.ones(2), "past": [], "none": np.ones(1)}
     saved |= {"history": np.ones(3), "net": {"sizes": np.full(1, 0.5)}}
     assert not restore_objects(saved_state(d=saved), {"d": own}, source="it")
-    assert own["now"] is first
+    assert own["now"] is own.pop("alias") is first
+    assert str(own.pop("now")) == "[ 1. nan]"
     assert (own.pop("net")["sizes"], own.pop("history").tolist()) == ([0.5], [1.0] * 3)
     assert {name: np.asarray(value).tolist() for name, value in own.items()} == {
-        "now": [1.0, 1.0], "best": [2.0, 2.0], "constant": [1.0, 1.0], "past": [], "none": [1.0]
+        "best": [2.0, 2.0], "constant": [1.0, 1.0], "past": [], "none": [1.0]
     }  # fmt: skip
 
 
@@ -234,6 +237,36 @@ def test_values_whose_shape_is_no_tuple_are_plain_data(shape):
     assert not restore_objects(state, {}, source="it")
     assert not restore_objects(state, {"d": own}, source="it")
     assert (own["task"].shape, own["w"].tolist()) == (shape, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["on its own", "in a dict"])
+@pytest.mark.parametrize(
+    ("saved", "own"),
+    [
+        (np.array([np.nan, 1.0]), np.zeros(2)),
+        (torch.tensor([torch.nan, 1.0]), torch.zeros(2)),
+        (torch.ones(2).to(torch.float8_e4m3fn), torch.zeros(2).to(torch.float8_e4m3fn)),
+        (torch.eye(2).to_sparse(), torch.zeros(2, 2).to_sparse()),
+        (np.array([np.ones(2), np.ones(3)], object), np.array([np.zeros(2), np.zeros(3)], object)),
+    ],
+    ids=["nan", "nan tensor", "float8", "sparse", "arrays of arrays"],
+)
+def test_arrays_of_every_kind_are_restored_in_place(saved, own, nested):
+    own = copy.deepcopy(own)
+    target = {"x": own} if nested else own
+    state = saved_state(target={"x": saved} if nested else saved)
+    assert not restore_objects(state, {"target": target}, source="it")
+    assert (target["x"] if nested else target) is own
+    assert str(own) == str(saved)
+
+
+def test_sparse_tensors_that_cannot_be_filled_are_refused_or_kept():
+    own = torch.zeros(2, 2).to_sparse()
+    state = saved_state(w=torch.eye(2))
+    with pytest.raises(CheckpointError, match=r"of another shape or type: w cannot be filled: .*sparse"):
+        restore_objects(state, {"w": own}, source="it")
+    assert restore_objects(state, {"w": own}, source="it", strict=False).other_shape
+    assert not own.to_dense().any()
 
 
 @pytest.mark.parametrize("saved", [{"w": 1}, {"w": 1, "q": np.ones(2)}], ids=["plain", "with array"])

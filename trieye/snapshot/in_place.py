@@ -58,10 +58,15 @@ def _has_state(value: Any) -> bool:
 
 
 def are_equal(first: Any, second: Any) -> bool:
-    """Return whether two arrays or two tensors have equal values."""
-    if type(first) is not type(second):
+    """Return whether two arrays or two tensors have equal values, NaN included; False if they cannot be compared."""
+    if first is second:
+        return True
+    if type(first) is not type(second) or shape_of(first) != shape_of(second):
         return False
-    return bool(first.equal(second)) if is_of_torch(first, "Tensor") else np.array_equal(first, second)
+    try:
+        return bool(((first == second) | ((first != first) & (second != second))).all())  # noqa: PLR0124 - NaN
+    except (RuntimeError, TypeError, ValueError):  # sparse and float8 tensors, arrays of arrays
+        return False
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -117,12 +122,22 @@ class ArrayState:
             return f"is {shape_text(self._array)} and was {shape_text(state)}"
         if not _can_cast(state, self._array):
             return f"is {self._array.dtype} and was {state.dtype}"
+        if is_of_torch(self._array, "Tensor") and {str(self._array.layout), str(state.layout)} != {"torch.strided"}:
+            try:  # torch can fill some sparse tensors
+                ArrayState(self._array.clone()).load_state_dict(state)
+            except RuntimeError as error:
+                return f"cannot be filled: {error}"
         return None
 
     def load_state_dict(self, state: Any) -> None:
         """Copy an array for which `misfit` returns None."""
-        target = self._array if isinstance(self._array, np.ndarray) else self._array.detach()
-        target[...] = state
+        if isinstance(self._array, np.ndarray):
+            self._array[...] = state
+        else:
+            import torch
+
+            with torch.no_grad():
+                self._array.copy_(state)
 
 
 def _can_cast(saved_value: Any, own_value: Any) -> bool:
