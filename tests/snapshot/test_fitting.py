@@ -19,11 +19,11 @@ def make_net(*, actions=2, hidden=8, body="encoder"):
     return torch.nn.ModuleDict(layers)
 
 
-def trained_optimizer(model):
-    """Return an optimizer with moments of each parameter."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+def trained_optimizer(model, kind=torch.optim.Adam):
+    """Return an optimizer with moments of each parameter, by name."""
+    optimizer = kind(model.named_parameters(), lr=0.1)
     sum(parameter.sum() for parameter in model.parameters()).backward()
-    optimizer.step()
+    optimizer.step(lambda: torch.ones(()))
     optimizer.zero_grad()
     return optimizer
 
@@ -317,18 +317,34 @@ def test_keys_with_equal_paths_are_restored_separately(strict):
         restore_objects(state, {}, source="it", key_map={"table.a": "table.1"})
 
 
+@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(("changes", "reason"), [({"hidden": 9}, "has a parameter of shape"), ({}, None)], ids=str)
-def test_an_optimizer_is_restored_completely_or_not_at_all(changes, reason):
-    old = make_net()
-    state = saved_state(model=old, optimizer=trained_optimizer(old))
-    model = make_net(**changes)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
-    mismatch = restore_objects(state, {"model": model, "optimizer": optimizer}, source="it", strict=False)
-    assert len(optimizer.state) == (0 if reason else 4)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.LBFGS])
+def test_an_optimizer_is_restored_completely_or_not_at_all(kind, changes, reason, strict):
+    old, model = make_net(), make_net(**changes)
+    state = saved_state(model=old, optimizer=trained_optimizer(old, kind))
+    optimizer = kind(model.parameters(), lr=0.5)
+    objects = {"model": model, "optimizer": optimizer}
+    if strict and reason:
+        with pytest.raises(CheckpointError, match=rf"model\.encoder\.weight is .*optimizer \({reason}"):
+            restore_objects(state, objects, source="it")
+    else:
+        mismatch = restore_objects(state, objects, source="it", strict=strict)
+        assert [reason in description for description in mismatch.optimizers] == ([True] if reason else [])
+        assert reason or not mismatch
+    assert bool(optimizer.state) is not bool(reason)
     assert optimizer.param_groups[0]["lr"] == (0.5 if reason else 0.1)
-    assert [reason in description for description in mismatch.optimizers] == ([True] if reason else [])
-    if reason is None:
-        assert not mismatch
+
+
+def test_an_optimizer_with_parameters_in_another_order_is_refused_unless_they_are_renamed():
+    old, model = make_net(), make_net(body="trunk")
+    state = saved_state(model=old, optimizer=trained_optimizer(old))
+    optimizer = torch.optim.Adam(reversed(list(old.named_parameters())), lr=0.5)
+    with pytest.raises(CheckpointError, match="its parameters have other names"):
+        restore_objects(state, {"optimizer": optimizer}, source="it")
+    optimizer, key_map = torch.optim.Adam(model.named_parameters()), {"model.encoder": "model.trunk"}
+    assert not restore_objects(state, {"model": model, "optimizer": optimizer}, source="it", key_map=key_map)
+    assert len(optimizer.state) == 4
 
 
 def test_an_optimizer_with_another_parameter_count_is_rejected_or_skipped_by_name():

@@ -50,6 +50,11 @@ class StateMismatch:
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.other_shape or self.optimizers)
 
+    def add(self, other: "StateMismatch") -> None:
+        """Add the differences of other objects."""
+        for kind in vars(self):
+            getattr(self, kind).extend(getattr(other, kind))
+
     def __str__(self) -> str:
         hints = {name: nearest(name, self.unexpected) for name in self.missing[:_MAX_NAMED]}
         missing_texts = [f"{name} (is it {hint}?)" if (hint := hints.get(name)) else name for name in self.missing]
@@ -103,6 +108,7 @@ def restore_objects(
             )
         planner.add(name, target, tree.nodes.get(name, _MISSING))
     if strict and planner.mismatch:  # torch and the objects themselves check all keys that are not compared here
+        planner.mismatch.add(planner.likely_mismatch)
         raise _refusal(source, planner.mismatch)
     _apply(planner.plans, tree, source)
     return planner.mismatch
@@ -211,6 +217,8 @@ class _Planner:
     strict: bool
     plans: list[_Plan] = field(default_factory=list)
     mismatch: StateMismatch = field(default_factory=StateMismatch)
+    likely_mismatch: StateMismatch = field(default_factory=StateMismatch)
+    """Differences of models, which may accept them."""
     _saved_arrays: dict[int, Any] = field(default_factory=dict)
 
     def add(self, path: str, target: Any, saved_value: Any) -> None:
@@ -287,7 +295,11 @@ class _Planner:
             self.plans.append(_Plan(path, adapter, saved_state, is_certain=False))
         elif self._is_exact(path):
             own_mismatch = StateMismatch()
-            _fitted(path, adapter.state_dict(), saved_state, self.tree, target, own_mismatch)
+            # other optimizers may keep values of any shape
+            owner = target if type(target).__module__.startswith("torch.optim") else None
+            _fitted(path, adapter.state_dict(), saved_state, self.tree, owner, own_mismatch)
+            is_misfit = own_mismatch.optimizers and not self.tree.renamed  # renamed parameters have other names
+            (self.mismatch if is_misfit else self.likely_mismatch).add(own_mismatch)
             self.plans.append(_Plan(path, adapter, saved_state, is_certain=not own_mismatch))
         elif (state := self._fitted(path, target, adapter.state_dict(), saved_state)) is not None:
             self.plans.append(_Plan(path, adapter, state, is_certain=is_torch))
@@ -299,8 +311,7 @@ class _Planner:
     def _fitted(self, path: str, target: Any, own_state: Any, saved_state: Any, members: Collection[Any] = ()) -> Any:
         mismatch = StateMismatch()
         state = _fitted(path, own_state, saved_state, self.tree, target, mismatch, members)
-        for kind in ("missing", "unexpected", "other_shape", "optimizers"):
-            getattr(self.mismatch, kind).extend(getattr(mismatch, kind))
+        self.mismatch.add(mismatch)
         return state
 
 
@@ -375,10 +386,15 @@ def _optimizer_mismatch(own_state: Any, saved_state: Any, target: Any, mismatch:
     parameters = [parameter for group in target.param_groups for parameter in group["params"]]
     indices = [index for group in saved_state["param_groups"] for index in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
-        for moment in saved_state["state"].get(index, {}).values():
-            if not _fits_parameter(shape_of(moment), shape_of(parameter)):
-                return f"has a parameter of shape {shape_of(parameter)}, but the saved state has {shape_of(moment)}"
+        for shape in map(shape_of, saved_state["state"].get(index, {}).values()):
+            if not _fits_parameter(shape, shape_of(parameter)) and shape != _flat_shape(parameters):
+                return f"has a parameter of shape {shape_of(parameter)}, but the saved state has {shape}"
     return None
+
+
+def _flat_shape(parameters: list[Any]) -> tuple[int]:
+    """Return the shape of the real values of all parameters in one vector, as LBFGS keeps them."""
+    return (sum(parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters),)
 
 
 def _fits_parameter(moment: tuple[int, ...] | None, parameter: tuple[int, ...] | None) -> bool:
