@@ -118,6 +118,19 @@ def test_gymnasium_still_has_the_attributes_excluded_from_states():
     assert {name for name in environment_objects.NOT_IN_STATES if name.startswith("_")} <= names
 
 
+def test_the_state_after_the_first_step_is_restored_into_a_used_environment():
+    env = gym.make(CARTPOLE)  # with a `PassiveEnvChecker`, whose checks include the second step
+    env.reset(seed=1)
+    env.step(0)
+    state = EnvState(env)
+    start = state.state_dict()
+    first = env.step(1)
+    env.step(1)
+    state.load_state_dict(start)
+    assert not state.between_episodes
+    assert are_same(env.step(1), first)
+
+
 @pytest.mark.parametrize("env_id", PLAIN)
 def test_classic_control_and_toy_text_resume_bit_exactly(env_id, tmp_path):
     if env_id not in gym.registry:
