@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.snapshot.growing import Log
 from trieye.checkpoints import directory as state_directory
 from trieye.checkpoints import store as checkpoints
@@ -340,6 +341,40 @@ def test_saving_a_step_again_replaces_its_checkpoint_whose_manifest_is_read_agai
     assert [(entry.step, entry.objective) for entry in two.entries()] == [(2, None), (1, 3.0)]
     (two.path(2) / MANIFEST_NAME).write_text("{}")
     assert [entry.step for entry in two.entries()] == [1]
+
+
+PROGRAM = """
+import enum, sys
+import trieye
+
+class Room(enum.Enum):
+    HALL = 1
+    CELLAR = 2
+
+class Schedule:
+    def rate(self):
+        return RATE
+
+visits, runtime = {Room.HALL: 0, Room.CELLAR: 0}, {"kind": "local"}
+sinks = {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}}
+persistence = {"root_data_dir": sys.argv[1]}
+config = trieye.TrieyeConfig(app_name="app", run_name="r", runtime=runtime, sinks=sinks, persistence=persistence)
+with trieye.Run(config) as run:
+    if run.restore(visits=visits):
+        schedule = run.restored["schedule"]
+        print(visits[Room.HALL], len(visits), schedule.rate(), isinstance(schedule, Schedule))
+    visits[Room.HALL] += 5
+    run.save(step=1, visits=visits, schedule=Schedule())
+"""
+
+
+def test_a_resumed_program_finds_the_classes_of_its_own_script(tmp_path):
+    script = tmp_path / "train.py"
+    for rate in (0.1, 0.5):
+        script.write_text(PROGRAM.replace("RATE", str(rate)))
+        done = warm.run([script.name, str(tmp_path / "data")], tmp_path, modules=warm.RUN)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "5 2 0.5 True"
 
 
 @dataclass(frozen=True)

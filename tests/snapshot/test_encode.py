@@ -4,8 +4,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque, namedtuple
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,6 +205,33 @@ def test_named_tuples_keep_their_type_and_pickle_only_their_class(assert_same):
     loaded = through_disk(state)
     assert isinstance(loaded[7], Transition)
     assert_same(loaded[7].obs, state[7].obs)
+
+
+def set_main_classes(monkeypatch):
+    """Define an enum, a named tuple and a dataclass in a class in the main module, and return them."""
+    mode = enum.Enum("Mode", ["A", "B"], module="__main__")
+    pair = namedtuple("Pair", ["x", "y"], module="__main__")  # noqa: PYI024 - a NamedTuple does not set the module
+    note = make_dataclass("Note", ["text"], namespace={"__module__": "__main__", "__qualname__": "Agent.Note"})
+    for name, value in {"Mode": mode, "Pair": pair, "Agent": type("Agent", (), {"Note": note})}.items():
+        monkeypatch.setattr(sys.modules["__main__"], name, value, raising=False)
+    return mode, pair, note
+
+
+def test_classes_of_the_program_are_found_by_name(monkeypatch):
+    mode, pair, note = set_main_classes(monkeypatch)
+    encoded = encode({"modes": {mode.B: 1}, "pair": pair(1, 2), "note": note("a"), "class": mode})
+    mode, pair, note = set_main_classes(monkeypatch)
+    state = decode(encoded)
+    assert state == {"modes": {mode.B: 1}, "pair": pair(1, 2), "note": note("a"), "class": mode}
+    assert type(state["pair"]) is pair
+
+
+def test_classes_that_the_program_lacks_are_restored_as_saved(monkeypatch):
+    mode, pair, note = set_main_classes(monkeypatch)
+    encoded = encode({"mode": mode.B, "pair": pair(1, 2), "note": note("a")})
+    for name, value in {"Mode": type("Mode", (), {}), "Pair": tuple, "Agent": None}.items():
+        monkeypatch.setattr(sys.modules["__main__"], name, value)
+    assert [type(value) for value in decode(encoded).values()] == [mode, pair, note]
 
 
 def test_a_module_inside_a_pickled_object_keeps_tied_parameters():

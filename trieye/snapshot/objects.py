@@ -1,11 +1,13 @@
 """Pickles values that are neither plain data nor arrays, and stores their tensors separately on the CPU."""
 
+import enum
 import io
 import json
 import logging
 import pickle
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import cloudpickle
@@ -82,8 +84,33 @@ def _pickle(encoder: ArrayCollector, value: Any, path: str) -> bytes:
     return buffer.getvalue()
 
 
+def _present_class(name: str, kind: tuple[bool, bool], saved_class: bytes) -> Any:
+    """Return the class of the main module with a qualified name, or the saved one if it lacks such a class.
+
+    Checkpoints refer to this function by its name.
+    """
+    cls = _main_class(name)
+    return cls if cls is not None and _kind(cls) == kind else pickle.loads(saved_class)  # noqa: S301 - in a signed part
+
+
+def _main_class(name: str) -> type | None:
+    try:
+        cls = attrgetter(name)(sys.modules["__main__"])
+    except AttributeError:
+        return None
+    return cls if isinstance(cls, type) else None
+
+
+def _kind(cls: type) -> tuple[bool, bool]:
+    return issubclass(cls, enum.Enum), is_named_tuple(cls)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Stores tensors outside the pickle, so that GPU tensors can be loaded without a GPU."""
+    """Stores tensors outside the pickle, so that GPU tensors can be loaded without a GPU.
+
+    Classes of the main module are found by name in the program that loads the pickle; the saved class replaces a
+    missing one.
+    """
 
     def __init__(self, file: io.BytesIO, encoder: ArrayCollector, path: str) -> None:
         super().__init__(file)
@@ -99,6 +126,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if id(value) not in self._references:
             self._references[id(value)] = (value, self._described(value))
         return self._references[id(value)][1] or None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type) and value.__module__ == "__main__" and _main_class(value.__qualname__) is value:
+            return _present_class, (value.__qualname__, _kind(value), cloudpickle.dumps(value))
+        return super().reducer_override(value)
 
     def _described(self, tensor: Any) -> str:
         node = encode_tensor(self._encoder, tensor, self._path + "/tensor")
