@@ -11,7 +11,7 @@ import torch
 import trieye
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.fitting import restore_objects
+from trieye.snapshot.fitting import needed_key_map, restore_objects
 
 
 def make_net(*, actions=2, hidden=8, body="encoder"):
@@ -115,17 +115,18 @@ def test_key_map_renames_objects_and_their_prefixes():
         restore_objects(state, {"model": make_net(body="trunk")}, source="it", key_map={"policy": "model"})
     with pytest.raises(ConfigurationError, match=r"begins with 'encoder'.*name of its object \(policy\)"):
         restore_objects(state, {"policy": make_net()}, source="it", key_map={"encoder": "trunk"})
-    # the own checkpoint of a run that started this way has the new names
-    assert not restore_objects(saved_state(model=old), {"model": make_net()}, source="it", key_map={"policy": "model"})
 
 
 def test_key_map_adds_and_removes_a_prefix_below_the_name_of_an_object():
     old, bare, key_map = make_net(), make_net(), {"model": "model.module"}
     for state in (saved_state(model=old), saved_state(model=torch.nn.ModuleDict({"module": old}))):
         wrapped = torch.nn.ModuleDict({"module": make_net()})  # the keys of DistributedDataParallel
-        assert not restore_objects(state, {"model": wrapped}, source="it", key_map=key_map)
+        needed = needed_key_map(state, {"model": wrapped}, key_map)
+        assert not restore_objects(state, {"model": wrapped}, source="it", key_map=needed)
         assert has_values(wrapped["module"], copied_values(old))
-    assert not restore_objects(state, {"model": bare}, source="it", key_map={"model.module": "model"})
+    key_map = {"model.module": "model"}
+    assert needed_key_map(state, {"model": bare}, key_map) == key_map
+    assert not restore_objects(state, {"model": bare}, source="it", key_map=key_map)
     assert has_values(bare, copied_values(old))
     with pytest.raises(CheckpointError, match=r"has no 'model' \(it has: policy\)"):
         restore_objects(state, {"model": bare}, source="it", key_map={"model": "policy"})
@@ -396,6 +397,30 @@ def test_a_warm_started_run_resumes_from_its_own_checkpoint(make_config, capfd):
         assert run.step == 200
     assert has_values(resumed_model, copied_values(model))
     assert "in part" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "key_map", "expected"),
+    [
+        (["actor", "critic"], {"actor": "critic", "critic": "actor"}, [2.0, 1.0]),
+        (["model", "actor"], {"actor": "model"}, [1.0, 0.0]),
+        (["policy", "critic"], {"actor": "policy"}, [1.0, 2.0]),
+    ],
+    ids=["swapped", "reused", "renamed"],
+)
+def test_key_map_applies_once_to_a_warm_started_run(names, key_map, expected, make_config):
+    with trieye.Run(make_config(run_name="first")) as run:
+        run.save(step=1, actor={"w": np.ones(1)}, critic={"w": np.full(1, 2.0)})
+    config = make_config(run_name="second", persistence={"load_checkpoint_path": "first:latest"})
+    for step in (2, 3):
+        objects = {name: {"w": np.zeros(1)} for name in names}
+        with trieye.Run(config) as run:
+            assert run.restore(**objects, key_map=key_map, strict=False)
+            run.save(step=step, **objects)
+        assert [item["w"].item() for item in objects.values()] == expected
+    added = {"extra": {"w": np.zeros(1)}}
+    with trieye.Run(config) as run, pytest.raises(CheckpointError, match=r"has no 'extra'"):
+        run.restore(**objects, **added, key_map=key_map)
 
 
 def test_load_checkpoint_restores_objects_in_the_same_way(make_config):

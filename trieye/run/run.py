@@ -32,7 +32,7 @@ from trieye.run.steps import is_save_due, key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.fitting import restore_objects
+from trieye.snapshot.fitting import needed_key_map, restore_objects
 from trieye.snapshot.generators import capture_all, restore_all
 from trieye.snapshot.parts import SavedParts
 
@@ -381,7 +381,7 @@ class Run(Recorder):
                 that match in name and shape, and an optimizer only if its parameters match; one message lists missing,
                 unexpected and differently shaped keys.
             key_map: Renamed keys of the checkpoint, `{"old.prefix": "new.prefix"}`. A key is the name passed to `save`
-                followed by the path to an array: `model.encoder.0.weight`.
+                followed by the path to an array: `model.encoder.0.weight`. Own checkpoints may have the new keys.
             from_checkpoint: Directory of a checkpoint to restore even if the run has newer ones: a copy of one of this
                 run, or one of another run, which contributes its state but not its curves. None: by the config.
             **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled
@@ -411,6 +411,7 @@ class Run(Recorder):
             objects["replay"] = self.replay
         source = f"checkpoint {origin['path']}"
         with naming_changes(state.get("config") or {}, self.config):
+            key_map = needed_key_map(saved_objects, objects, key_map) if origin["is_own"] else key_map
             mismatch = restore_objects(saved_objects, objects, source=source, strict=strict, key_map=key_map)
         if mismatch:
             say(f"run {self.name!r}: {source} fits in part: {mismatch}")

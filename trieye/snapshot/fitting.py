@@ -114,6 +114,27 @@ def restore_objects(
     return planner.mismatch
 
 
+def needed_key_map(
+    states: Mapping[str, Any], objects: Mapping[str, Any], key_map: Mapping[str, str] | None
+) -> Mapping[str, str]:
+    """Return the part of a `key_map` whose new keys the checkpoint lacks, for a checkpoint of the run itself.
+
+    A run that started from another run's checkpoint resumes from its own one, which has the new keys.
+
+    Args:
+        states: The saved states, by name.
+        objects: The objects to restore, by name.
+        key_map: See `restore_objects`.
+    """
+    if not key_map:
+        return {}
+    planner = _Planner(_StateTree(states, {}), strict=False)
+    for name, target in objects.items():
+        planner.add(name, target, planner.tree.nodes.get(name, _MISSING))
+    missing = planner.mismatch.missing
+    return {old: new for old, new in key_map.items() if any(_begins(key, new) or _begins(new, key) for key in missing)}
+
+
 @dataclass
 class _Plan:
     """A state to load into an object, and whether the load is certain to succeed."""
@@ -131,10 +152,7 @@ class _StateTree:
         self.nodes: dict[str, Any] = {}
         saved_items = list(_walk("", states))
         paths = [path for path, _ in saved_items]
-        # a run that started from another run's checkpoint resumes from its own one, which has the new names
-        applied_keys = {old for old, new in key_map.items() if any(_begins(path, new) for path in paths)}
-        pending_pairs = [(old, new) for old, new in key_map.items() if old not in applied_keys or not _begins(new, old)]
-        self._key_map = dict(sorted(pending_pairs, key=lambda item: -len(item[0])))  # the longest prefix applies
+        self._key_map = dict(sorted(key_map.items(), key=lambda item: -len(item[0])))  # the longest prefix applies
         used_keys: set[str] = set()
         renamed_paths: set[str] = set()
         for path, value in saved_items:
@@ -147,7 +165,7 @@ class _StateTree:
         self.renamed = {path.partition(".")[0] for path in renamed_paths}
         for path in renamed_paths:
             self._add_parents(path)
-        if unused := [old for old in key_map if old not in used_keys | applied_keys]:
+        if unused := [old for old in key_map if old not in used_keys]:
             raise ConfigurationError(
                 f"key_map: no key of the checkpoint begins with {unused[0]!r}{did_you_mean(unused[0], paths)}; "
                 f"a key begins with the name of its object ({', '.join(states)})"
