@@ -44,6 +44,7 @@ def test_a_histogram_counts_all_values_from_minimum_to_maximum():
         np.array([1, 2, 3, 4], np.float16),
         np.asfortranarray([[1.0, 3.0], [2.0, 4.0]]),
         np.arange(8.0)[1:5],
+        np.ma.masked_greater([1, 2, 3, 4, 99], 9),
         torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True),
         torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.bfloat16),
         torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
@@ -68,6 +69,10 @@ def test_weights_replace_the_counts_of_values():
     for weights in ([1.0], [1.0, np.nan]):
         with pytest.raises(ValueError, match="weights need the shape of the values"):
             histogram([0.5, 1.5], weights=weights)
+    masked = np.ma.array([0.5, 1.5], mask=[True, False])
+    for values, weights in ((masked, [1, 2]), ([0.5, 1.5], masked)):
+        with pytest.raises(ValueError, match="histogram 'h': weights do not support masked arrays"):
+            histogram(values, weights=weights)
 
 
 def test_many_distinct_integers_share_bins():

@@ -157,7 +157,7 @@ def histogram(
     """Return a histogram with bins of equal width between the smallest and the largest value, or with given edges.
 
     With a number of bins, integers that span fewer numbers than bins get one bin per number, and (nearly) equal values
-    get a single bin around them. Values that are not finite are not counted.
+    get a single bin around them. Values that are masked or not finite are not counted.
 
     Args:
         name: Name of the series.
@@ -170,7 +170,7 @@ def histogram(
     Raises:
         TypeError: `values` or `bins` are not real numbers.
         ValueError: No value is finite, the span of the values exceeds the range of a float, `bins` is out of range, or
-            `weights` has another shape or is not finite.
+            `weights` has another shape, is not finite, or is given with a masked array.
     """
     title, header = f"histogram {name!r}", header_of(name, step, time)
     edges = array_of(f"{title}, bins", bins)
@@ -178,6 +178,10 @@ def histogram(
     num_bins, edges = int(edges) if is_number else edges.size - 1, edges.astype(np.float64)
     if not 1 <= num_bins <= MAX_BINS or not (np.diff(edges.ravel()) >= 0).all():
         raise ValueError(f"{title}: bins={_shown(bins)}; must be between 1 and {MAX_BINS}, or ascending edges")
+    if np.ma.isMaskedArray(values) and weights is None:
+        values = values.compressed()
+    elif np.ma.isMaskedArray(values) or np.ma.isMaskedArray(weights):
+        raise ValueError(f"{title}: weights do not support masked arrays; select the values and their weights first")
     array = array_of(title, values)
     low, high, total, sum_squares = _moments(title, array)
     if is_number:
