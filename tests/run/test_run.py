@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 
@@ -691,12 +692,13 @@ def test_a_foreign_loop_saves_and_resumes_with_its_own_step_count(make_config):
     assert read_history(run.dir)["step"].to_pylist() == [400, 800, 1200, 1600, 2000]
 
 
-def test_save_accepts_an_earlier_step_numpy_scalars_and_nan(make_config):
+def test_save_accepts_an_earlier_step_numpy_scalars_tensors_and_nan(make_config):
     with trieye.Run(make_config()) as run:
-        run.save(step=5, x=5, objective=float("nan"))
+        run.save(step=5, x=5, objective=np.float32("nan"))
         run.step = np.int64(20)
         run.save(x=20, objective="later")
-        run.save(step=np.int64(10), x=10, objective=np.float32(0.5))  # as in `log`: the last save is the newest
+        objective = torch.tensor(0.5, requires_grad=True)
+        run.save(step=np.int64(10), x=10, objective=objective)  # as in `log`: the last save is the newest
         assert run.saved_step == 10
     with trieye.Run(make_config()) as run:
         assert run.restore()
@@ -712,10 +714,15 @@ def test_save_rejects_other_steps_and_objectives(make_config):
             ({"step": -1}, r"save\(step=-1\): step must be at least 0"),
             ({"step": 1.5}, r"save\(step=1.5\): step must be an integer"),
             ({"objective": "0.5"}, r"objective='0.5'\): objective must be a number, 'later' or None"),
-            ({"objective": [1.0]}, "must be a string or a real number"),
+            ({"step": 2**70}, r"save\(step=\d+\): step must be at least 0 and less than 2\*\*63"),
+            ({"objective": [1.0]}, "objective must be a number, .*must be a string or a real number"),
+            ({"objective": 10**400}, "objective must be a number, .*too large"),
         ]:
             with pytest.raises((TypeError, ConfigurationError), match=message):
                 run.save(x=1, **options)
+        for objective in ("later", 10**400):
+            with pytest.raises(ConfigurationError, match=r"rate\(objective=.* must be a number or None"):
+                run.rate(1, objective)
         run.step = np.float64(8.5)
         with pytest.raises(TypeError):
             run.save(x=1)

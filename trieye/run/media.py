@@ -65,16 +65,21 @@ def number_of(name: str, value: Any) -> float:
         ValueError: The value is a string that does not represent a number, or an integer beyond the range of a float.
     """
     try:
-        if isinstance(value, _ARRAYS) and value.size == 1:
-            value = math.nan if np.ma.is_masked(value) else value.item()
-        # torch warns when it converts a tensor that requires a gradient to a number
-        return float(value.detach() if getattr(value, "requires_grad", False) else value)
+        return float_of(value)
     except OverflowError as error:
         raise ValueError(f"log({name!r}, ...): the value exceeds the range of a float") from error
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"log({name!r}, {_shown(value)}): the value must be one number: {error}") from error
     except ValueError as error:
         raise ValueError(f"log({name!r}, {_shown(value)}): the value must be one number: {error}") from error
+
+
+def float_of(value: Any) -> float:
+    """Return a number, a NumPy scalar or a tensor with one element as a float; other values raise various errors."""
+    if isinstance(value, _ARRAYS) and value.size == 1:
+        value = math.nan if np.ma.is_masked(value) else value.item()
+    # torch warns when it converts a tensor that requires a gradient to a number
+    return float(value.detach() if getattr(value, "requires_grad", False) else value)
 
 
 def step_of(name: str, step: Any) -> int:

@@ -27,7 +27,7 @@ from trieye.run.attempt import OpenAttempt, naming_changes
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import FORKED, Recorder, RunClient
 from trieye.run.rehearsal import exit_if_dry_run, refuse_if_dry_run
-from trieye.run.saves import SaveHandle, objective_to_save, step_to_save
+from trieye.run.saves import SaveHandle, objective_of, step_to_save
 from trieye.run.steps import is_save_due, key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
@@ -335,7 +335,7 @@ class Run(Recorder):
         refuse_if_dry_run("run.save()")
         attempt = self._begun_attempt()
         saves, step, is_rated = attempt.saves, step_to_save(self._step(step)), objective is not None
-        quality = objective_to_save(objective)
+        quality = objective_of("save", objective)
         saves.make_room(rated=is_rated)
         replay = self._replay if self.config.persistence.save_buffer else None
         if replay is not None and objects.setdefault("replay", replay) is not replay:
@@ -363,7 +363,7 @@ class Run(Recorder):
         Returns:
             A future that completes once the value is stored, with `CheckpointError` if the checkpoint does not exist.
         """
-        attempt, value = self._begun_attempt(), None if objective is None else float(objective)
+        attempt, value = self._begun_attempt(), objective_of("rate", objective)
         return attempt.saves.after(step, partial(attempt.hub.begin, HubLogic.rate_checkpoint, step, value))
 
     def restore(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.hub.saved_states import SavedCheckpoint
 from trieye.process.worker import settle
+from trieye.run.media import float_of
 
 MAX_IN_FLIGHT = 2
 """Maximum number of states in memory: a further save waits for the oldest one, or replaces the newest one."""
@@ -81,27 +82,33 @@ def step_to_save(step: Any) -> int:
     """Return the step of a checkpoint as an int.
 
     Raises:
-        ConfigurationError: The step is negative.
+        ConfigurationError: The step is negative, or needs more than 64 bits.
         TypeError: The step is not an integer.
     """
     try:
         step_index = index(step)
     except TypeError as error:
         raise TypeError(f"save(step={step!r}): step must be an integer") from error
-    if step_index < 0:
-        raise ConfigurationError(f"save(step={step_index}): step must be at least 0")
+    if not 0 <= step_index < 2**63:
+        raise ConfigurationError(f"save(step={step_index}): step must be at least 0 and less than 2**63")
     return step_index
 
 
-def objective_to_save(objective: Any) -> float | None:
-    """Return the objective of a checkpoint as a float; None if it is absent or still being measured.
+def objective_of(call: Literal["save", "rate"], objective: Any) -> float | None:
+    """Return the objective of a checkpoint as a float; None if it is absent or, for `save`, still being measured.
 
     Raises:
-        ConfigurationError: It is a text other than `later`.
+        ConfigurationError: It is neither a number, nor None, nor `later` for `save`.
     """
-    if isinstance(objective, str) and objective != "later":
-        raise ConfigurationError(f"save(objective={objective!r}): objective must be a number, 'later' or None")
-    return None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
+    if objective is None or (call == "save" and isinstance(objective, str) and objective == "later"):
+        return None
+    choices = "a number, 'later' or None" if call == "save" else "a number or None"
+    if isinstance(objective, str):
+        raise ConfigurationError(f"{call}(objective={objective!r}): objective must be {choices}")
+    try:
+        return float_of(objective)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ConfigurationError(f"{call}(objective=...): objective must be {choices}: {error}") from error
 
 
 class PendingSaves:
