@@ -92,7 +92,8 @@ def test_packed_tensors_are_pickled_without_copies_and_encoded_like_the_original
     assert loaded["whole"].data_ptr() == loaded["same"].data_ptr() != loaded["other"].data_ptr()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_the_packer_returns_other_values_unchanged():
-    packer = TensorPacker()
-    for value in (1, np.ones(2), torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.Size([2])):
+    packer, nested = TensorPacker(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for value in (1, np.ones(2), torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.Size([2]), nested):
         assert packer.packed(value) is value

@@ -106,7 +106,7 @@ def _torch_dtype(name: str) -> Any:
 def _is_dense(tensor: Any) -> bool:
     import torch
 
-    exact = type(tensor) in {torch.Tensor, torch.nn.Parameter}
+    exact = type(tensor) in {torch.Tensor, torch.nn.Parameter} and not tensor.is_nested
     return exact and tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
 
 
