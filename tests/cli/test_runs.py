@@ -218,6 +218,7 @@ def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
     ("arguments", "parts"),
     [
         (["agent"], ("agent: no such run, app", "did you mean 'agents'?", "agents")),
+        (["a" * 300], ("a: File name too long",)),
         (["nowhere/else"], ("nowhere/else", "no such run, app, sweep or directory")),
         (["--status", "runing"], ("runing", "did you mean 'running'?", "lost")),
         (["--where", "sed=0"], ("sed=0", "did you mean 'seed'?")),

@@ -3,6 +3,7 @@
 Importing this loads neither pydantic nor NumPy, which take longer to load than a thousand runs to read.
 """
 
+import errno
 import json
 import os
 import re
@@ -257,11 +258,19 @@ def find_directories(locations: Sequence[str], roots: Sequence[Path]) -> tuple[l
 
 
 def has_file(directory: Path, name: str) -> bool | None:
-    """Return whether a directory has an entry of a name; None if the directory is another user's and not readable."""
+    """Return whether a directory has an entry of a name; None if the directory is another user's and not readable.
+
+    Raises:
+        ConfigurationError: The path, which a user named, is too long.
+    """
     try:
         return (directory / name).exists()
     except PermissionError:
         return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigurationError(f"{directory}: {error.strerror}") from error
+        raise
 
 
 def is_run_leftover(directory: Path) -> bool:
