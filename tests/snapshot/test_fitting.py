@@ -113,6 +113,8 @@ def test_key_map_renames_objects_and_their_prefixes():
         assert torch.equal(model["head"].bias, old["head"].bias)
     with pytest.raises(CheckpointError, match=r"missing: model\.trunk"):
         restore_objects(state, {"model": make_net(body="trunk")}, source="it", key_map={"policy": "model"})
+    # a fork of a run that renamed its keys has the new ones already
+    assert not restore_objects(saved_state(model=old), {"model": make_net()}, source="it", key_map={"policy": "model"})
     with pytest.raises(ConfigurationError, match=r"begins with 'encoder'.*name of its object \(policy\)"):
         restore_objects(state, {"policy": make_net()}, source="it", key_map={"encoder": "trunk"})
 

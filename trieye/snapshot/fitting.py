@@ -165,7 +165,9 @@ class _StateTree:
         self.renamed = {path.partition(".")[0] for path in renamed_paths}
         for path in renamed_paths:
             self._add_parents(path)
-        if unused := [old for old in key_map if old not in used_keys]:
+        missing_keys = {old: new for old, new in key_map.items() if old not in used_keys}
+        # a copy of a run that renamed its keys has the new ones already
+        if unused := [old for old, new in missing_keys.items() if not any(_begins(path, new) for path in paths)]:
             raise ConfigurationError(
                 f"key_map: no key of the checkpoint begins with {unused[0]!r}{did_you_mean(unused[0], paths)}; "
                 f"a key begins with the name of its object ({', '.join(states)})"
