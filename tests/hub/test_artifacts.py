@@ -124,7 +124,7 @@ def log_temporary(run, name, content):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / name
         path.write_text(content)
-        run.log_artifact(path, "notes")
+        run.log_artifact(path, Path("notes"))
         path.write_text("too late")
 
 

@@ -62,3 +62,5 @@ def test_a_loop_left_by_break_counts_its_last_step(capsys):
 def test_key_metrics_lists_the_objective_and_the_return_first():
     latest = {"epsilon": 1.0, "time/step_ms": 2.0, "Loss/Total": 3.0, "episode/return": 4.0, "score": 5.0}
     assert list(key_metrics(latest, "score")) == ["score", "episode/return", "Loss/Total", "epsilon"]
+    latest = {"Score_max": 1.0, "episode/return": 2.0, "Score": 3.0}
+    assert list(key_metrics(latest, "Score")) == ["Score", "Score_max", "episode/return"]

@@ -1,4 +1,5 @@
 import datetime as dt
+import enum
 
 import numpy as np
 import pandas as pd
@@ -45,6 +46,8 @@ def test_cells_of_any_library_become_plain_values():
     assert make(frame).rows()[1] == [["2026-11-22T00:00:00", 1], [None, None]]
     odd = {"x": [dt.date(2026, 1, 2), 2**70, "\ud800", -np.inf, np.int8(3), np.str_("s")]}
     assert make(odd).rows()[1] == [["2026-01-02"], [str(2**70)], ["\\ud800"], [None], [3], ["s"]]
+    numbers = enum.IntEnum("Numbers", {"SMALL": 1, "LARGE": 2**63})
+    assert make({"x": list(numbers)}).rows()[1] == [[1], [str(2**63)]]
 
 
 @pytest.mark.parametrize("unit", ["s", "us", "ns"])

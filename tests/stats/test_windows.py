@@ -147,4 +147,5 @@ def test_an_invalid_time_affects_no_other_values(time):
 def test_the_episode_axis_uses_the_context_or_counts_episodes():
     aggregator = Aggregator([metric(x_axis="episode")])
     aggregator.ingest(batch(("m", 1.0, 10, 0.0), ("m", 1.0, 20, 0.0), ("m", 1.0, 30, 0.0, {"episode": 12})), at=0.0)
-    assert [point.step for point in aggregator.flush(at=1.0)] == [1, 2, 12]
+    aggregator.ingest(batch(("m", 1.0, 40, 0.0, {"episode": 13.0})), at=0.0)
+    assert [point.step for point in aggregator.flush(at=1.0)] == [1, 2, 12, 13]

@@ -218,7 +218,7 @@ class Run(Recorder):
         """Set tags of the run; nested dicts become dotted names, secrets become `***`."""
         self._begun_attempt().hub.ask(Tracking.set_tags, texts_of(tags))
 
-    def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
+    def log_artifact(self, path: str | Path, artifact_path: str | Path | None = None) -> None:
         """Store a file or directory with the run; its current content is copied before this returns.
 
         Args:
@@ -229,10 +229,10 @@ class Run(Recorder):
             ConfigurationError: `path` does not exist.
             SerializationError: `path` cannot be read, or the disk has no room for the copy.
         """
-        file_path = Path(os.path.abspath(path))  # noqa: PTH100 - does not resolve links
-        if not file_path.exists():
+        if not (file_path := Path(os.path.abspath(path))).exists():  # noqa: PTH100 - does not resolve links
             raise ConfigurationError(f"log_artifact({str(path)!r}): no such file or directory")
-        self._begun_attempt().hub.ask(Tracking.log_artifact, file_path, artifact_path)
+        folder = None if artifact_path is None else str(artifact_path)
+        self._begun_attempt().hub.ask(Tracking.log_artifact, file_path, folder)
 
     def flush(self) -> None:
         """Wait until the hub has accepted all values logged so far and logged the windows that end at this step.

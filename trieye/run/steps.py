@@ -117,10 +117,11 @@ def farewell(run: SteppedRun) -> str:
 
 def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:
     """Return the values to show next to the progress bar: the objective, then returns, rewards, losses and others."""
-    prefixes = (objective, *_PREFERRED_PREFIXES)
+    prefixes = (objective.lower(), *_PREFERRED_PREFIXES)
 
-    def rank(name: str) -> int:
-        return next((index for index, start in enumerate(prefixes) if name.lower().startswith(start)), len(prefixes))
+    def rank(name: str) -> tuple[bool, int]:
+        starts = [index for index, start in enumerate(prefixes) if name.lower().startswith(start)]
+        return name != objective, min(starts, default=len(prefixes))
 
     names = [name for name in latest if not name.startswith(_HIDDEN_PREFIXES)]
     return {name: latest[name] for name in sorted(names, key=rank)}

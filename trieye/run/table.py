@@ -15,7 +15,7 @@ MAX_TABLE_BYTES = 4 * 2**20
 """Maximum size of a table as JSON."""
 
 _MIN_CELL_BYTES = 2
-_PLAIN_INT = range(-(2**63), 2**63)
+_MAX_PLAIN_INT = 2**63 - 1
 _MISSING = frozenset({"NAType", "NaTType"})
 """Class names of the missing values of pandas."""
 
@@ -89,7 +89,8 @@ def _cell(title: str, column: str, value: Any) -> Cell:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, int):
-        return int(value) if value in _PLAIN_INT else str(value)
+        number = int(value)  # an enum prints as its name
+        return number if -_MAX_PLAIN_INT - 1 <= number <= _MAX_PLAIN_INT else str(number)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if callable(getattr(value, "isoformat", None)):

@@ -206,7 +206,10 @@ class Aggregator:
             return seconds
         event_numbers = np.arange(windows.num_events + 1, windows.num_events + 1 + len(events), dtype=np.int64)
         for row, context in events.contexts.items():
-            if isinstance(episode := context.get(EPISODE), int | np.integer) and abs(int(episode)) <= MAX_STEP:
+            episode = context.get(EPISODE)
+            if isinstance(episode, float) and episode.is_integer():
+                episode = int(episode)
+            if isinstance(episode, int | np.integer) and abs(int(episode)) <= MAX_STEP:
                 event_numbers[row] = episode
         return event_numbers
 

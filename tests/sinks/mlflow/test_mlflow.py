@@ -163,13 +163,16 @@ def test_files_and_directories_become_artifacts_of_the_run_and_no_other_files(ru
     sink = opened(run)
     sink.log_artifact(tmp_path / "one.txt", "sub/dir")
     sink.log_artifact(tmp_path / "configs", None)
+    for folder in ("", "."):
+        (tmp_path / f"two{folder}").write_text("2")
+        sink.log_artifact(tmp_path / f"two{folder}", folder)
     for target in ("../../outside", "/tmp/outside"):
         with pytest.raises(ProcessingError, match=r"one\.txt"):
             sink.log_artifact(tmp_path / "one.txt", target)
     artifacts = run.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
     assert (artifacts / "sub" / "dir" / "one.txt").read_text() == "1"
     assert (artifacts / "configs" / "a.yaml").read_text() == "a: 1"
-    assert [file.path for file in client_of(run).list_artifacts(sink.run_id)] == ["configs", "sub"]
+    assert [file.path for file in client_of(run).list_artifacts(sink.run_id)] == ["configs", "sub", "two", "two."]
 
 
 def test_a_repeated_artifact_may_have_been_deleted_locally(run, tmp_path):

@@ -179,13 +179,13 @@ class MlflowSink:
                 have failed `MAX_FAILED_UPLOADS` times in a row although MLflow answers.
             TrieyeError: MLflow cannot be reached.
         """
-        if artifact_path is not None:
-            artifact_path = posixpath.normpath(artifact_path)
-            if artifact_path.startswith(("/", "..")):
-                raise ProcessingError(
-                    f"artifact {path}: artifact_path={artifact_path!r} is outside the artifacts of the run; pass a "
-                    "relative path without '..'"
-                )
+        folder = posixpath.normpath(artifact_path or ".")
+        if folder.startswith(("/", "..")):
+            raise ProcessingError(
+                f"artifact {path}: artifact_path={artifact_path!r} is outside the artifacts of the run; pass a "
+                "relative path without '..'"
+            )
+        artifact_path = None if folder == "." else folder
         with self._explained("write"):
             if os.access(path, os.R_OK):
                 self._upload(path, artifact_path)
