@@ -15,7 +15,9 @@ from trieye.checkpoints.manifest import read_manifest, verify
 from trieye.checkpoints.store import CheckpointStore
 from trieye.exceptions import SerializationError
 from trieye.hub.tracking import Artifacts
+from trieye.runs import rebuild
 from trieye.snapshot.encode import encode
+from trieye.testing import MemorySink
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def checkpoint(tmp_path):
 
 
 def artifacts(tmp_path, policy, *, with_parts=False):
-    return Artifacts(tmp_path / "artifacts", policy, with_parts=with_parts, end=9)
+    return Artifacts(tmp_path / "artifacts", policy, with_parts=with_parts, end=9, trackers=())
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("none", set()), ("best", {True}), ("all", {True, False})])
@@ -155,6 +157,53 @@ def test_a_logged_file_is_delivered_after_the_original_is_deleted(make_config, t
     assert not list(run.dir.glob("artifacts/*"))
 
 
+@pytest.fixture
+def uri(tmp_path):
+    """An MLflow store that is unreachable until `repair`."""
+    (tmp_path / "store").write_bytes(b"")
+    return f"sqlite:///{tmp_path}/store/mlflow.db"
+
+
+def repair(broken_directory):
+    broken_directory.unlink()
+    broken_directory.mkdir()
+
+
+def test_a_rebuild_delivers_a_file_that_mlflow_refused(make_config, tmp_path):
+    broken_directory = tmp_path / "root" / "app" / "mlruns" / "artifacts"
+    broken_directory.parent.mkdir(parents=True)
+    broken_directory.write_bytes(b"")
+    config = config_of(make_config)
+    with trieye.Run(config) as run:
+        log_temporary(run, "a.txt", "refused")
+        run.mlflow_run_id(60.0)
+    repair(broken_directory)
+    result = rebuild(run.dir, ["mlflow"])
+    assert (result.warnings, result.missing) == ([], {})
+    assert notes_of(config, tmp_path) == {"a.txt": "refused"}
+    assert not list(run.dir.glob("artifacts/*"))
+
+
+def test_a_file_waits_for_an_unreachable_tracker_during_an_attempt_without_it(make_config, tmp_path, uri):
+    with trieye.Run(config_of(make_config, uri)) as run:
+        log_temporary(run, "a.txt", "waiting")
+    with trieye.Run(make_config(), sinks=[other := MemorySink("team/files")]) as run:
+        log_temporary(run, "b.txt", "stored by the other tracker")
+    assert [path.name for path, _ in other.artifacts if path.suffix == ".txt"] == ["a.txt", "b.txt"]
+    assert [path.name for path in run.dir.glob("artifacts/*/*.txt")] == ["a.txt"]
+    repair(tmp_path / "store")
+    with trieye.Run(config_of(make_config, uri)) as run:
+        run.mlflow_run_id(60.0)
+    assert notes_of(config_of(make_config, uri), tmp_path) == {"a.txt": "waiting"}
+    assert not list(run.dir.glob("artifacts/*"))
+
+
+def test_a_file_is_kept_if_tensorboard_is_the_only_sink(make_config):
+    with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
+        log_temporary(run, "a.txt", "kept")
+    assert [path.read_text() for path in run.dir.glob("artifacts/*/a.txt")] == ["kept"]
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_delivered_and_waiting_artifacts_move_with_the_project(make_config, tmp_path):
@@ -207,13 +256,10 @@ def test_mlflow_gets_the_best_checkpoints_even_if_retention_deletes_them(make_co
 
 
 @pytest.mark.long
-def test_checkpoints_for_an_unreachable_tracker_are_delivered_by_a_later_attempt(make_config, tmp_path):
-    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
-    (tmp_path / "store").write_bytes(b"")
+def test_checkpoints_for_an_unreachable_tracker_are_delivered_by_a_later_attempt(make_config, tmp_path, uri):
     run_dir = saved_run(make_config, "all", uri=uri, objectives=(1.0, 2.0), is_away=True)
     assert len(list(run_dir.glob("artifacts/*/checkpoint_step_*"))) == 2
-    (tmp_path / "store").unlink()
-    (tmp_path / "store").mkdir()
+    repair(tmp_path / "store")
     saved_run(make_config, "all", uri=uri, objectives=())
     assert checkpoints_of(*in_mlflow(uri)) == ["checkpoints/checkpoint_step_1", "checkpoints/checkpoint_step_2"]
     assert not list(run_dir.glob("artifacts/*"))

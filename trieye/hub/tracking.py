@@ -7,7 +7,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ from trieye.files.run_record import RunStatus
 from trieye.hub.directory import HubFiles
 from trieye.hub.requests import request
 from trieye.sinks.fan_out import FanOut
+from trieye.sinks.thread import COPIES_DIRECTORY, PENDING_PREFIX, pending_mark
 from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
 
 logger = logging.getLogger(__name__)
@@ -75,9 +76,14 @@ class Tracking:
     ) -> None:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
         self._shows_config = config.sinks.log_config
-        persistence, copies = config.persistence, files.paths.run_base_dir / "artifacts"
-        policy, end = persistence.log_checkpoints, files.history.end
-        self._artifacts = Artifacts(copies, policy, with_parts=persistence.log_replay, end=end)
+        persistence = config.persistence
+        self._artifacts = Artifacts(
+            files.paths.run_base_dir / COPIES_DIRECTORY,
+            persistence.log_checkpoints,
+            with_parts=persistence.log_replay,
+            end=files.history.end,
+            trackers=sinks.artifact_sinks,
+        )
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)
 
     def begin(self, extra_config: Mapping[str, Any], *, key: str) -> None:
@@ -147,7 +153,7 @@ class Tracking:
         best_tags = {"trieye.best_checkpoint": relative_path} if is_best else {}
         self._record(SetTags({"trieye.latest_checkpoint": relative_path, **best_tags}))
         try:
-            if self._sinks.trackers and (staged_copy := self._artifacts.stage(path, is_best=is_best)) is not None:
+            if self._sinks.artifact_sinks and (staged_copy := self._artifacts.stage(path, is_best=is_best)) is not None:
                 self._record_copy(staged_copy, CHECKPOINTS_PATH)
         except JournalFullError:
             raise
@@ -155,8 +161,8 @@ class Tracking:
             logger.warning("checkpoint %s is not sent to the trackers: %s", path.name, error)
 
     def release(self) -> None:
-        """Delete the copies of files and checkpoints that every tracker has received, also those left by a kill."""
-        history, trackers = self._files.history, self._sinks.trackers
+        """Delete the copies of files and checkpoints that every tracker has stored, also those left by a kill."""
+        history, trackers = self._files.history, self._sinks.artifact_sinks
         try:
             if trackers and self._artifacts.has_any:
                 cursors = [history.cursor(name) for name in trackers]
@@ -213,7 +219,10 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Artifacts:
-    """Holds copies of files for the trackers until every tracker has received them.
+    """Holds copies of files until every tracker has stored them.
+
+    A copy waits for the current trackers, and for those of the attempt that made it: each has a `pending_mark`, which
+    outlasts attempts without the tracker and uploads that it refuses.
 
     A copy of a checkpoint consists of hard links where possible, because its files never change; other files are
     cloned on file systems that support it. Each copy has a directory for itself, so that it keeps its name. Safe to
@@ -224,10 +233,19 @@ class Artifacts:
         policy: Which checkpoints trackers receive: none, each new best one, or all.
         with_parts: Whether to include parts of incremental states, such as replay rows.
         end: Index after the last item of the history, which includes the operations of earlier attempts.
+        trackers: Names of the sinks that store files.
     """
 
-    def __init__(self, directory: Path, policy: Literal["none", "best", "all"], *, with_parts: bool, end: int) -> None:
-        self.directory, self._policy, self._with_parts = directory, policy, with_parts
+    def __init__(
+        self,
+        directory: Path,
+        policy: Literal["none", "best", "all"],
+        *,
+        with_parts: bool,
+        end: int,
+        trackers: Sequence[str],
+    ) -> None:
+        self.directory, self._policy, self._with_parts, self._trackers = directory, policy, with_parts, trackers
         # {directory of a copy: history index that all trackers must reach before its deletion}; None while copying
         self._copies: dict[Path, int | None] = dict.fromkeys(directory.glob("*/"), end)
 
@@ -289,13 +307,14 @@ class Artifacts:
         return bool(self._copies)
 
     def release(self, delivered_end: int) -> None:
-        """Delete the copies that every tracker has received.
+        """Delete the copies that every tracker has stored.
 
         Args:
-            delivered_end: Every tracker has received the items of the history before this index.
+            delivered_end: Every current tracker has received, or refused, the items of the history before this index.
         """
         for parent, recorded_end in list(self._copies.items()):
-            if recorded_end is not None and recorded_end <= delivered_end:
+            is_delivered = recorded_end is not None and recorded_end <= delivered_end
+            if is_delivered and not any(parent.glob(f"{PENDING_PREFIX}*")):
                 self.drop(parent)
 
     def drop(self, parent: Path) -> None:
@@ -311,6 +330,8 @@ class Artifacts:
         try:
             parent.mkdir(parents=True)
             yield parent / name
+            for tracker in self._trackers:  # not before: a half-written copy left by a kill is deleted
+                pending_mark(parent / name, tracker).touch()
         except BaseException:
             self.drop(parent)
             raise

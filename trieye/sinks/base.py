@@ -120,13 +120,18 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A sink that also records parameters, tags and files; same thread and same errors as `Sink`."""
+    """A sink that also records parameters and tags; same thread and same errors as `Sink`."""
 
     def log_params(self, params: Mapping[str, str]) -> None:
         """Record parameters; a parameter never changes."""
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Record tags; a later value replaces an earlier one."""
+
+
+@runtime_checkable
+class ArtifactSink(Protocol):
+    """A sink that also stores files; same thread and same errors as `Sink`."""
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
         """Copy a file, or a directory recursively, into the directory `artifact_path` of the run's artifacts."""

@@ -25,7 +25,7 @@ from trieye.config.packages import import_directories
 from trieye.config.sinks import OUR_NAMES, SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.process.waiting import moved_bytes, wait_while_moving
-from trieye.sinks.base import Flushable, HistoryReader, RunInfo, RunStatus, Sink, Tracker
+from trieye.sinks.base import ArtifactSink, Flushable, HistoryReader, RunInfo, RunStatus, Sink
 from trieye.sinks.health import SinkHealth
 from trieye.sinks.thread import SinkThread
 
@@ -118,9 +118,9 @@ class FanOut:
         return None
 
     @property
-    def trackers(self) -> list[str]:
-        """Names of the sinks that accept files."""
-        return [thread.sink.name for thread in self._threads if isinstance(thread.sink, Tracker)]
+    def artifact_sinks(self) -> list[str]:
+        """Names of the sinks that store files."""
+        return [thread.sink.name for thread in self._threads if isinstance(thread.sink, ArtifactSink)]
 
     def health(self) -> list[SinkHealth]:
         """Return the health of each sink."""

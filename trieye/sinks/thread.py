@@ -9,12 +9,14 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
+from urllib.parse import quote
 
 from trieye.config.metric import LogTarget
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.process.waiting import computed
 from trieye.sinks.base import (
     MAX_POINTS_PER_WRITE,
+    ArtifactSink,
     Filtering,
     HistoryReader,
     MediaSink,
@@ -35,7 +37,16 @@ MAX_FAILURES_AT_CLOSE = 3
 """Attempts per call while the run closes; a sink that was already failing gets one."""
 DRAIN_SHARE = 0.8
 """Fraction of the close timeout for delivering items; the rest is for the sink's `close` and its cursor."""
+COPIES_DIRECTORY = "artifacts"
+"""Directory in the run of the copies of logged files, each in a directory of its own."""
+PENDING_PREFIX = ".pending-"
+"""Prefix of the empty files beside a copy that `pending_mark` names."""
 _TARGETS: frozenset[str] = frozenset(get_args(LogTarget))
+
+
+def pending_mark(copy: Path, sink_name: str) -> Path:
+    """Return the path of the file that exists beside a copy until the sink has stored the copy."""
+    return copy.parent / f"{PENDING_PREFIX}{quote(sink_name, safe='')}"
 
 
 class SinkCall(NamedTuple):
@@ -67,6 +78,7 @@ class SinkCalls:
         self._sink, self._run_dir = sink, run_dir
         self._target = sink.name if sink.name in _TARGETS else None
         self._tracker = sink if isinstance(sink, Tracker) else None
+        self._artifacts = sink if isinstance(sink, ArtifactSink) else None
         self._media = sink if isinstance(sink, MediaSink) else None
 
     def select(self, points: Sequence[Point]) -> Sequence[Point]:
@@ -101,9 +113,11 @@ class SinkCalls:
         return [SinkCall(call, weight, call_end) for (_, weight, call), call_end in zip(calls, ends, strict=False)]
 
     def _operation_call(self, operation: Item) -> Callable[[], None] | None:
-        tracker = self._tracker
         if isinstance(operation, Medium):
             return None if self._media is None else partial(self._media.log_media, operation)
+        if isinstance(operation, LogArtifact):
+            return None if self._artifacts is None else partial(self._log_artifact, self._artifacts, operation)
+        tracker = self._tracker
         if tracker is None:
             return None
         match operation:
@@ -111,16 +125,20 @@ class SinkCalls:
                 return partial(tracker.log_params, operation.params)
             case SetTags():
                 return partial(tracker.set_tags, operation.tags)
-            case LogArtifact():
-                return partial(self._log_artifact, tracker, operation)
         return None
 
-    def _log_artifact(self, tracker: Tracker, operation: LogArtifact) -> None:
+    def _log_artifact(self, sink: ArtifactSink, operation: LogArtifact) -> None:
         path = self._run_dir / operation.path
         # a foreign journal must not upload the user's files to a tracker
         if not path.resolve().is_relative_to(self._run_dir.resolve()):
             raise ProcessingError(f"artifact {operation.path} is outside the run directory {self._run_dir}; skipped")
-        tracker.log_artifact(path, operation.artifact_path)
+        is_copy = path.parent.parent == self._run_dir / COPIES_DIRECTORY and path.exists()
+        mark = pending_mark(path, self._sink.name)
+        if is_copy:
+            mark.touch()
+        sink.log_artifact(path, operation.artifact_path)
+        if is_copy:  # a refused copy keeps its mark, and so waits for `trieye rebuild`
+            mark.unlink(missing_ok=True)
 
 
 class SinkThread:

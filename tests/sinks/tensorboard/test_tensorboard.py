@@ -119,10 +119,9 @@ def test_the_latest_value_of_each_parameter_is_shown_across_attempts(run, open_s
     assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
 
 
-def test_parameters_are_shown_without_any_points_and_tags_and_files_are_ignored(run, open_sink, tmp_path):
+def test_parameters_are_shown_without_any_points_and_tags_are_ignored(run, open_sink):
     sink = open_sink()
     sink.set_tags({"a": "b"})
-    sink.log_artifact(tmp_path, None)
     sink.flush()
     assert not run.tensorboard_dir.exists()
     sink.log_params({"lr": "0.1"})

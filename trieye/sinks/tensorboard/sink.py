@@ -1,7 +1,6 @@
 """TensorboardSink: writes event files in which every point appears exactly once, even after crashes."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -102,9 +101,6 @@ class TensorboardSink:
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Do nothing: TensorBoard does not support tags."""
-
-    def log_artifact(self, path: Path, artifact_path: str | None) -> None:
-        """Do nothing: TensorBoard does not support files."""
 
     def flush(self) -> None:
         """Write all buffered data to the file system."""
