@@ -1,5 +1,7 @@
 """The preset of the best trial, and secrets among the values of a study."""
 
+import json
+
 import pytest
 from omegaconf import OmegaConf
 from pydantic import Field
@@ -10,10 +12,12 @@ from tests.tune.walks import Walk, WalksConfig
 from trieye.config.hydra.axes import typed
 from trieye.config.hydra.launch import Launch
 from trieye.exceptions import ConfigurationError
+from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 from trieye.tune.best import best_config, write_best
 from trieye.tune.space import Space
 from trieye.tune.study import Study
+from trieye.tune.values import named
 from trieye.tune.watching import StudyMonitor
 
 
@@ -79,6 +83,28 @@ def test_a_study_does_not_vary_a_secret_that_its_records_cannot_tell_apart(store
     tune = config.tune.model_copy(update={"space": {"db.password": "first,second"}})
     with pytest.raises(ConfigurationError, match=r"tune\.space\.db\.password: a study cannot vary a secret"):
         Space(config.model_copy(update={"tune": tune}))
+
+
+def test_the_preset_of_the_best_trial_is_not_written_with_another_config(walks_config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = {"enabled": True, "space": {"walk.pace": "1,3"}, "target": 50.0}
+    config = walks_config("herd", tune=options)
+    study = Study(Walk, config)
+    JobRecord(index=0, overrides=["walk.pace=3"], state="completed", step=20).write(study.directory / "0")
+    with trieye.Run(named(walks_config(pace=3.0, target=50.0), "herd_0")) as run:
+        path = run.dir / "configs.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "machine": "fast"}))  # of the program
+    study._write_best(0, 6.0)
+    preset = study.directory / "conf/experiment/best_herd.yaml"
+    content = preset.read_bytes()
+    assert OmegaConf.load(preset).walk.pace == 3.0
+
+    changed = walks_config("herd", tune=options, steps=30)
+    walk = changed.walk.model_copy(update={"legs": 5})
+    Study(Walk, changed.model_copy(update={"walk": walk}))._write_best(0, 6.0)
+    assert "not written, because" in (printed := capsys.readouterr().err)
+    assert printed.rstrip().endswith("since: loop.steps: 20 -> 30; walk.legs: 2 -> 5")
+    assert preset.read_bytes() == content
 
 
 def test_studies_do_not_replace_presets_of_other_studies_or_of_the_user(walks_config, tmp_path):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,20 @@ def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in leaves(sections) if name not in _NO_PARAMETERS)
 
 
-def differences(stored_config: Mapping[str, Any], config: TrieyeConfig) -> list[str]:
+def differences(
+    stored_config: Mapping[str, Any], config: TrieyeConfig, ignored: Collection[str] = _UNTRAINED
+) -> list[str]:
     """Return `key: stored -> current` for each value of a stored config that differs.
 
-    Sections that affect only length and place of the run are left out. Added and removed keys are included, except for
-    added keys with their default value.
+    Added and removed keys are included, except for added keys with their default value.
+
+    Args:
+        stored_config: The config as stored in files.
+        config: The current config.
+        ignored: Sections to leave out, by default those that affect only length and place of the run.
     """
-    new_values = redacted({key: value for key, value in with_program(config).items() if key not in _UNTRAINED})
-    old_values = {key: value for key, value in redacted(stored_config).items() if key not in {*_UNTRAINED, HIDDEN}}
+    new_values = redacted({key: value for key, value in with_program(config).items() if key not in ignored})
+    old_values = {key: value for key, value in redacted(stored_config).items() if key not in {*ignored, HIDDEN}}
     return list(_differences(old_values, new_values, config))
 
 

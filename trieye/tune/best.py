@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trieye.config import TrieyeConfig
+from trieye.config.fingerprint import differences
 from trieye.config.hydra.axes import value_of
 from trieye.config.hydra.launch import Launch
 from trieye.config.hydra.override_text import values_of
@@ -40,6 +41,21 @@ def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[Trie
     texts = values_of(with_secrets_of(Space(config).dimensions, record.overrides))
     values = {key: value_of(text) for key, text in texts.items()}
     return with_values(config, values), values
+
+
+def changes_since(config: TrieyeConfig, values: Mapping[str, Any], recorded_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `key: recorded -> current` for each key of the preset that differs from the config of the trial's run.
+
+    Args:
+        config: The config for the preset.
+        values: The values that the study chose, which the trial has recorded elsewhere.
+        recorded_config: The configs.json of the run.
+    """
+    ignored_keys = {*values, "loop.target"}  # which `tune.target` also sets
+    for change in differences(recorded_config, config, ignored=_HOW_IT_RUNS):
+        key = change.partition(":")[0]
+        if key not in ignored_keys and key.partition(".")[0] in type(config).model_fields:  # not added by the program
+            yield change
 
 
 def write_best(

@@ -34,6 +34,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.process.text import command_text
 from trieye.run.application import check_start
 from trieye.runs.delivery import close
+from trieye.runs.stored_run import config_in
 from trieye.sweeps.jobs import STATUS, JobRecord
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import record_of_study
@@ -42,7 +43,7 @@ from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, print_remar
 from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import ENDED, ENDED_BY, HOWS, status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
-from trieye.tune.best import best_config, write_best
+from trieye.tune.best import best_config, changes_since, write_best
 from trieye.tune.ended import ended_record, record_before, with_secrets_of
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.search import GridSearch, StudySearch
@@ -385,8 +386,14 @@ class Study:
         return Result(objective, newest_entry.step, env_steps, reason, paths.run_base_dir, best_path)
 
     def _write_best(self, index: int, objective: float) -> None:
-        config_and_values = best_config(self._config, self.directory, index)
-        path = write_best(config_and_values, self._launch, self.directory, index=index, objective=objective)
+        config, values = best_config(self._config, self.directory, index)
+        if changes := "; ".join(changes_since(config, values, config_in(self._run_dir(index)))):
+            say(
+                "the preset of the best trial is not written, because the config of the study has changed since: "
+                f"{changes}"
+            )
+            return
+        path = write_best((config, values), self._launch, self.directory, index=index, objective=objective)
         say(f"the config of the best trial is in {path}; rerun it with experiment={path.stem}")
 
 
