@@ -17,7 +17,7 @@ from trieye.sweeps.record import SweepRecord
 from trieye.tune.best import best_config, write_best
 from trieye.tune.space import Space
 from trieye.tune.study import Study
-from trieye.tune.values import named
+from trieye.tune.values import named, with_values
 from trieye.tune.watching import StudyMonitor
 
 
@@ -105,6 +105,13 @@ def test_the_preset_of_the_best_trial_is_not_written_with_another_config(walks_c
     assert "not written, because" in (printed := capsys.readouterr().err)
     assert printed.rstrip().endswith("since: loop.steps: 20 -> 30; walk.legs: 2 -> 5")
     assert preset.read_bytes() == content
+
+
+@pytest.mark.parametrize("text", ["1e3", "12e4567", "1_000", "no", "null", "~", "$", "a: b", "größer"])
+def test_texts_remain_texts_in_the_preset(text, walks_config, tmp_path):
+    config = with_values(walks_config(), {"walk.gait": text})
+    path = write_best((config, {}), None, tmp_path / "study", index=0, objective=1.0)
+    assert OmegaConf.load(path).walk.gait == text  # as Hydra loads it
 
 
 def test_studies_do_not_replace_presets_of_other_studies_or_of_the_user(walks_config, tmp_path):

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import differences
 from trieye.config.hydra.axes import value_of
 from trieye.config.hydra.launch import Launch
 from trieye.config.hydra.override_text import values_of
+from trieye.config.hydra.records import as_yaml
 from trieye.config.redaction import with_references
 from trieye.files.atomic import write_atomic
 from trieye.sweeps.jobs import JobRecord
@@ -90,7 +89,7 @@ def write_best(
         f"# Written {_WRITTEN}: trial {index} of {directory.name}, {config.loop.objective} {objective:g}.",
         f"# Values chosen by the study: {', '.join(overrides_of(values))}",
         *(["# Final values; population-based training changed them during the trial."] if is_pbt else []),
-        yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120),
+        as_yaml(content),
     ]
     path = _preset_path(launch, directory)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,8 +89,13 @@ def write_redacted(config: Any, path: Path) -> None:
     scratch, values = path.with_name(f".{path.name}-{token_hex(4)}"), _plain(config)
     with scratch.open("x", encoding="utf-8") as file:
         public_values = with_references(values) if path.name == _CONFIG else redacted(values)
-        file.write(OmegaConf.to_yaml(OmegaConf.create(public_values)))
+        file.write(as_yaml(public_values))
     scratch.replace(path)
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    """Return plain values as YAML; unlike PyYAML, quote texts that Hydra reads as numbers, such as 1e3."""
+    return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def _plain(config: Any) -> Any:
