@@ -5,10 +5,12 @@ import pickle
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from trieye.config import DEFAULT_METRICS, MetricConfig, PersistenceConfig, StatsConfig, TrieyeConfig
+from trieye.config.base import StrictModel
 from trieye.config.explorer import ExplorerConfig
+from trieye.config.fingerprint import config_hash, differences, with_program
 from trieye.config.launcher import LauncherConfig
 from trieye.files.run_files import RunFiles
 
@@ -182,6 +184,31 @@ def test_an_unsafe_name_is_rejected(name):
     copied = PersistenceConfig().model_copy(update={"run_name": name})  # does not validate
     with pytest.raises(ValueError, match="run_name"):
         copied.get_run_base_dir()
+
+
+class AgentConfig(StrictModel):
+    """The config of an agent with sets."""
+
+    columns: set[int] = Field(description="Columns.")
+    layers: dict[str, list[frozenset[int]]] = Field(description="Connected units of each layer.")
+
+
+class AgentsConfig(TrieyeConfig):
+    """The config of an experiment with sets."""
+
+    agent: AgentConfig = Field(description="The agent.")
+
+
+def test_equal_sets_are_recorded_in_one_order():
+    first, second = (
+        AgentsConfig(run_name="a", agent={"columns": order, "layers": {"hidden": [order, [1]]}})
+        for order in ([0, 8], [8, 0])  # with equal hashes modulo 8, like texts of some processes
+    )
+    assert first == second
+    assert list(first.agent.columns) != list(second.agent.columns)
+    assert with_program(first) == with_program(second)
+    assert differences(with_program(first), second) == []
+    assert config_hash(AgentsConfig, with_program(first)) == config_hash(AgentsConfig, with_program(second))
 
 
 @pytest.mark.parametrize("name", ["run_20260101_000000", "été", "東京-1", "a b", "lr=0.1,seed=3", "x" * 200, "3"])

@@ -43,10 +43,22 @@ PROGRAM = "hydra"
 
 def with_program(config: TrieyeConfig) -> dict[str, Any]:
     """Return the values of a config, and those of the Hydra config of a program that creates its config in code."""
-    own_values, program = config.model_dump(mode="json"), program_config(TrieyeConfig.model_fields)
+    own_values = _with_sorted_sets(config.model_dump(mode="json"), config)
+    program = program_config(TrieyeConfig.model_fields)
     added_values = {key: value for key, value in program.items() if key not in own_values}
     other_values = {key: value for key, value in program.items() if key in own_values and own_values[key] != value}
     return {**own_values, **added_values, **({PROGRAM: other_values} if other_values else {})}
+
+
+def _with_sorted_sets(dumped: Any, value: Any) -> Any:
+    """Return a dumped value with its sets in one order, because their order differs between processes."""
+    value = vars(value) if isinstance(value, BaseModel) else value
+    if isinstance(dumped, dict) and isinstance(value, Mapping):
+        return {**dumped, **{key: _with_sorted_sets(dumped[key], value[key]) for key in dumped.keys() & value.keys()}}
+    if isinstance(dumped, list) and isinstance(value, Collection) and len(dumped) == len(value):
+        items = [_with_sorted_sets(*pair) for pair in zip(dumped, value, strict=True)]
+        return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
+    return dumped
 
 
 MAX_DEPTH = 100
