@@ -17,10 +17,15 @@ from trieye.config.names import ClassPath
 Mistaken = Callable[..., str]
 
 
+class BlockConfig(StrictModel):
+    width: int = 8
+
+
 class OptimizerConfig(StrictModel):
     lr: float = Field(default=1e-3, gt=0)
     layers: list[int] = Field(default=[64], min_length=1)
     kwargs: dict[str, Any] = {}
+    blocks: list[BlockConfig] = []
 
 
 class TrainConfig(TrieyeConfig):
@@ -45,6 +50,7 @@ class TrainConfig(TrieyeConfig):
             ("way=locl", "way=locl: expected one of local, files or text such as my_agent.dqn:DQN|'locl'|'local'?"),
             ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
             ("positive=[0]", "a list|an integer >= 1|0"),
+            ("optimizer.blocks=[{widht: 3}]", "optimizer.blocks=[{widht: 3}]: unknown key 'widht'|'width'?"),
             ("persistence.mlflow_tracking_uri=foo", "needs a scheme|sqlite:///|http"),
             ("run_name=../x", "'../x'|letters"),
             ("persistence.config_filename=journal.db", "persistence.config_filename=journal.db: each run has a file"),

@@ -208,7 +208,9 @@ class _Part:
         full_path = (*self.parents, *path)
         key, info = ".".join(full_path), field_at(self.model, path)
         override_text, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
-        if details["type"] in ("unknown_key", "extra_forbidden"):
+        if list(details["loc"][-1:]) != path[-1:] and any(isinstance(part, int) for part in details["loc"]):
+            override_text = self._as_typed(full_path, [])  # the value is that of an item of a list
+        elif details["type"] in ("unknown_key", "extra_forbidden"):
             return f"{override_text}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
