@@ -10,6 +10,7 @@ from pydantic import Field
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.env import EnvConfig
+from trieye.config.hydra.compose import compose
 from trieye.config.hydra.keys import models_at
 from trieye.config.hydra.messages import unknown_key
 from trieye.config.names import ClassPath
@@ -26,6 +27,7 @@ class OptimizerConfig(StrictModel):
     layers: list[int] = Field(default=[64], min_length=1)
     kwargs: dict[str, Any] = {}
     blocks: list[BlockConfig] = []
+    named_blocks: dict[str, BlockConfig] = {"first": BlockConfig()}
 
 
 class TrainConfig(TrieyeConfig):
@@ -279,6 +281,15 @@ def test_a_config_that_includes_itself_or_is_too_deep_is_named(mistaken, project
     project.write("experiment/mine", f"# @package _global_\n{text}")
     message = mistaken("experiment=mine")
     assert message.startswith("train.yaml experiment=mine: a config includes itself through its defaults list, or is ")
+
+
+@pytest.mark.parametrize("typed", ["+optimizer.named_blocks.last={width: 3}", "optimizer.named_blocks.last.width=3"])
+def test_a_new_entry_of_a_dict_of_models_is_answered_with_the_override_that_adds_it(project, mistaken, typed):
+    message = mistaken(typed, config_type=TrainConfig)
+    assert "unknown key 'last' in optimizer.named_blocks" in message
+    advice = message.partition("; add it with '")[2].removesuffix("'")
+    config = compose([advice], config_type=TrainConfig, config_path=project.conf)
+    assert config.optimizer.named_blocks == {"first": BlockConfig(), "last": BlockConfig(width=3)}
 
 
 def test_an_unknown_key_of_a_wrapper_is_answered_with_its_keys():

@@ -363,6 +363,10 @@ class Diagnosis:
         if template in self._groups and not override.is_delete():
             options = ", ".join(self._loader.options(template))
             advice = f"; add it with '+{template}@{key}=<option>' (options: {options})"
+        elif item is not None and not override.is_delete():  # Hydra adds whole entries only
+            names, value = path[depth:], str(line).partition("=")[2]
+            entry = "{" + ":{".join(names) + f":{value}" + "}" * len(names)
+            advice = f"; add it with '+{'.'.join(path[:depth])}={entry}'"
         elif item is None and isinstance(parent_value, dict) and not hint and not override.is_delete():
             advice = f"; add it with '+{line}'"
         hint = f"{hint} (keys: {', '.join(keys) or 'none'}){advice}"
