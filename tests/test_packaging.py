@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from trieye.cli import repacking
 from trieye.config import packages
 
+pytestmark = pytest.mark.usefixtures("git_repositories")
+
 ROOT = Path(__file__).parents[1]
 
 
