@@ -310,7 +310,7 @@ class Artifacts:
         """Delete the copies that every tracker has stored.
 
         Args:
-            delivered_end: Every current tracker has received, or refused, the items of the history before this index.
+            delivered_end: Every current tracker has received or refused the items of the history before this index.
         """
         for parent, recorded_end in list(self._copies.items()):
             is_delivered = recorded_end is not None and recorded_end <= delivered_end

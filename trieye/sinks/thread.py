@@ -38,9 +38,9 @@ MAX_FAILURES_AT_CLOSE = 3
 DRAIN_SHARE = 0.8
 """Fraction of the close timeout for delivering items; the rest is for the sink's `close` and its cursor."""
 COPIES_DIRECTORY = "artifacts"
-"""Directory in the run of the copies of logged files, each in a directory of its own."""
+"""Directory of the run that contains the copies of logged files, each in a subdirectory."""
 PENDING_PREFIX = ".pending-"
-"""Prefix of the empty files beside a copy that `pending_mark` names."""
+"""Prefix of the names of pending marks; see `pending_mark`."""
 _TARGETS: frozenset[str] = frozenset(get_args(LogTarget))
 
 

@@ -23,7 +23,7 @@ _NO_STATE = {
     "env_fns",
     "time_queue", "episode_start_time", "episode_start_times",  # based on this process's clock
     "frame_list", "recorded_frames", "render_history",  # images
-    "_previous_data",  # `PassiveEnvChecker` compares it by identity, once according to its flags:
+    "_previous_data",  # `PassiveEnvChecker` compares it by identity; its flags follow
     "checked_reset", "checked_step", "checked_render", "checked_data_reuse",
     "P",  # the transitions of the toy-text environments: up to 3000 constant tuples
 }  # fmt: skip

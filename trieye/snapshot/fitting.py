@@ -238,7 +238,7 @@ class _Planner:
     plans: list[_Plan] = field(default_factory=list)
     mismatch: StateMismatch = field(default_factory=StateMismatch)
     likely_mismatch: StateMismatch = field(default_factory=StateMismatch)
-    """Differences of models, which may accept them."""
+    """Differences of objects that may accept them, such as models."""
     _saved_arrays: dict[int, Any] = field(default_factory=dict)
 
     def add(self, path: str, target: Any, saved_value: Any) -> None:

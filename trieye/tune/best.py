@@ -50,7 +50,7 @@ def changes_since(config: TrieyeConfig, values: Mapping[str, Any], recorded_conf
         values: The values that the study chose, which the trial has recorded elsewhere.
         recorded_config: The configs.json of the run.
     """
-    ignored_keys = {*values, "loop.target"}  # which `tune.target` also sets
+    ignored_keys = {*values, "loop.target"}  # `tune.target` sets `loop.target` of each trial
     for change in differences(recorded_config, config, ignored=_HOW_IT_RUNS):
         key = change.partition(":")[0]
         if key not in ignored_keys and key.partition(".")[0] in type(config).model_fields:  # not added by the program
