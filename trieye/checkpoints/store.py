@@ -478,10 +478,12 @@ def load_checkpoint(
         raise CheckpointError(f"there is no directory {root.absolute()}; pass a run directory, such as run.dir")
     directory = root / CHECKPOINTS
     if not directory.is_dir():  # `persistence.checkpoint_save_dir_name` may name any directory
-        directories = sorted({path.parent for path in root.glob(f"*/{CHECKPOINT_PREFIX}*")})
-        if len(directories) > 1:  # the name was changed between attempts
-            raise CheckpointError(f"{root} has checkpoints in {', '.join(map(str, directories))}; pass one of these")
-        directory = directories[0] if directories else root
+        parent_directories = sorted({path.parent for path in root.glob(f"*/{CHECKPOINT_PREFIX}*")})
+        if len(parent_directories) > 1:  # the name was changed between attempts
+            raise CheckpointError(
+                f"{root} has checkpoints in {', '.join(map(str, parent_directories))}; pass one of these"
+            )
+        directory = parent_directories[0] if parent_directories else root
     store = CheckpointStore(directory, allow_pickle=allow_pickle, read_only=True)
     entry = store.find(which, read=store.read)
     if entry is None and which == "best":

@@ -256,15 +256,15 @@ def _show(options: argparse.Namespace) -> int:
     directory = sweep_directory(options.dir)
     grid = SweepRecord.of(directory).the_grid()
     try:
-        words = grid[options.index]
+        job_overrides = grid[options.index]
     except IndexError as error:
         raise ConfigurationError(str(error)) from None
     is_excluded = grid.is_left_out(options.index)
     if options.json:
-        document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_excluded}
+        document = {"sweep": directory, "index": options.index, "overrides": job_overrides, "is_left_out": is_excluded}
         print_json("sweep.show", document)
     else:  # not by rich, which replaces tabs and control characters
-        print(shlex.join(words) + ("   (excluded)" if is_excluded else ""))
+        print(shlex.join(job_overrides) + ("   (excluded)" if is_excluded else ""))
     return 0
 
 

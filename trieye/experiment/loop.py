@@ -443,12 +443,12 @@ class _ExperimentState:
             if "state" in state:
                 self._experiment.load_checkpoint(state["state"])
                 return
-            with tempfile.TemporaryDirectory() as name:
-                for relative, content in state["files"].items():
-                    path = Path(name) / check_inside(relative)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content.tobytes())
-                self._experiment.load_checkpoint(Path(name))
+            with tempfile.TemporaryDirectory() as directory_name:
+                for relative_path, content in state["files"].items():
+                    file_path = Path(directory_name) / check_inside(relative_path)
+                    file_path.parent.mkdir(parents=True, exist_ok=True)
+                    file_path.write_bytes(content.tobytes())
+                self._experiment.load_checkpoint(Path(directory_name))
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(

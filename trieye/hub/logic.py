@@ -367,8 +367,8 @@ class HubLogic:
     def _finish(self, status: RunStatus) -> None:
         """Log the remaining events; after a preemption, open windows stay open for the events of the next attempt."""
         self._ledger.finish(force=not (status == "KILLED" and self.files.states.has_checkpoint))
-        if status == "FINISHED" and (final := self.files.states.final(self._ledger.stats.highest_step)):
-            self._ledger.note_final(final)
+        if status == "FINISHED" and (final_checkpoint := self.files.states.final(self._ledger.stats.highest_step)):
+            self._ledger.note_final(final_checkpoint)
         self.status.publish()
         self._ledger.snapshot()
         self._show()

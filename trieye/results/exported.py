@@ -93,10 +93,12 @@ class ExportedRuns(PointReader):
         """Return the points of each run."""
         del metrics
         table = parquet.read_table(self._path, columns=["metric", "step", "value", "wall_time"])
-        ends = np.cumsum([row["num_points"] for row in self._content["runs"]])
+        end_rows = np.cumsum([row["num_points"] for row in self._content["runs"]])
         index_by_path = {run.path: _number(run) for run in runs}
         return {
-            path: points_in(table.slice(ends[index - 1] if index else 0, self._content["runs"][index]["num_points"]))
+            path: points_in(
+                table.slice(end_rows[index - 1] if index else 0, self._content["runs"][index]["num_points"])
+            )
             for path, index in index_by_path.items()
         }
 

@@ -240,8 +240,8 @@ def _planned_seeds(grid: Grid, index: int | None) -> frozenset[int] | None:
     if is_product or index is None or index >= grid.size:
         return None
     other_values = {key: value for key, value in grid.values(index).items() if not is_seed(key)}
-    jobs = (grid.values(job) for job in grid.find(other_values))
-    return frozenset(int(value) for values in jobs for key, value in values.items() if _is_seed(key, value))
+    job_values = (grid.values(job_index) for job_index in grid.find(other_values))
+    return frozenset(int(value) for values in job_values for key, value in values.items() if _is_seed(key, value))
 
 
 def _is_seed(key: str, value: str) -> bool:

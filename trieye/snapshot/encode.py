@@ -90,10 +90,10 @@ class Encoder(ArrayCollector):
         offsets = np.cumsum(
             [0, *(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in shared_arrays.values())]
         )
-        block = np.empty(int(offsets[-1]), np.uint8)
+        shared_bytes = np.empty(int(offsets[-1]), np.uint8)
         copies: dict[str, NDArray[Any]] = {}
         for (name, array), offset in zip(shared_arrays.items(), offsets[:-1].tolist(), strict=True):
-            copies[name] = np.ndarray(array.shape, array.dtype, block, offset if array.nbytes else 0)
+            copies[name] = np.ndarray(array.shape, array.dtype, shared_bytes, offset if array.nbytes else 0)
             np.copyto(copies[name], array)
         return {name: copies[name] if name in copies else np.asarray(a, order="C") for name, a in self.arrays.items()}
 

@@ -143,8 +143,10 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
             self._printing.close()
 
     def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, str]:
-        paths = self._trial.export_model(Path(export_dir))
-        return {path.name: str(path) for path in paths if not export_formats or path.suffix[1:] in export_formats}
+        exported_files = self._trial.export_model(Path(export_dir))
+        return {
+            path.name: str(path) for path in exported_files if not export_formats or path.suffix[1:] in export_formats
+        }
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:

@@ -110,9 +110,11 @@ def _described(schema: dict[str, Any]) -> str:
         f"{sign} {schema[name]:,}".replace(",", "_") for name, sign in _BOUNDS.items() if name in schema
     )
     if schema.get("type") == "array":  # a tuple has `prefixItems`, one for each element
-        items = [schema["items"]] if schema.get("items") else schema.get("prefixItems", [])
-        texts = ", ".join(dict.fromkeys(map(_described, items)))
-        return f"a list{' with ' if bounds else ''}{bounds}{' of values that are each ' if texts else ''}{texts}"
+        item_schemas = [schema["items"]] if schema.get("items") else schema.get("prefixItems", [])
+        item_text = ", ".join(dict.fromkeys(map(_described, item_schemas)))
+        return (
+            f"a list{' with ' if bounds else ''}{bounds}{' of values that are each ' if item_text else ''}{item_text}"
+        )
     if "examples" in schema:
         return f"text such as {', '.join(schema['examples'])}"
     if 0 < len(properties := schema.get("properties", ())) <= _MAX_LISTED:
