@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 
 from tests.damage import contents
+from tests.full_disk import full_disk
 from trieye.exceptions import JournalError
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal, JournalChunk, Segment, Snapshot
@@ -78,6 +79,16 @@ def test_inspect_rolls_back_an_interrupted_transaction_in_a_copy(path):
     assert contents(path.parent) == before
     with contextlib.closing(Journal(path)) as journal:
         assert ([record.payload for record in journal.records(0)], journal.damage) == ([b"kept"], [])
+
+
+def test_a_journal_whose_copy_does_not_fit_on_the_disk_is_not_damaged(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    journal.append("events", bytes(20_000), at=0.0, client="a", seq=1)  # its log is smaller than the file with it
+    copy = shutil.copytree(tmp_path, tmp_path / "copy") / "journal.db"
+    journal.close()
+    with full_disk(45_000), pytest.raises(JournalError, match=r"cannot be read: .*no room for a copy"):
+        inspect(copy)
+    assert not inspect(copy).damage
 
 
 def test_inspect_names_a_missing_or_foreign_file(tmp_path):

@@ -24,8 +24,7 @@ INTERVAL_S = 0.1
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
-# codes for a full disk; SQLite rolls the transaction back
-_FULL = frozenset(
+FULL = frozenset(
     {
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_IOERR_WRITE,
@@ -37,6 +36,7 @@ _FULL = frozenset(
         sqlite3.SQLITE_IOERR_SHMMAP,
     }
 )
+"""Error codes of SQLite for a full disk; SQLite rolls the transaction back."""
 # codes for a damaged file; errors raised by Python's sqlite3 module itself have no code
 _DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -178,7 +178,7 @@ class IntervalSync:
 def journal_error(error: sqlite3.Error, path: Path | None) -> JournalError:
     """Return the error of trieye for an error of SQLite."""
     code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR))
-    if code in _FULL:
+    if code in FULL:
         return JournalFullError(
             f"the journal {path} cannot grow ({error}): make room on its disk, or raise the file size limit; "
             "no accepted event is lost"

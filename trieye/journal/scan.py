@@ -1,6 +1,7 @@
 """Read a journal without changing its files: whether it is damaged, and which of its rows are intact."""
 
 import contextlib
+import errno
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trieye.exceptions import JournalError
-from trieye.journal.file import rollback_path, text_of, wal_path
+from trieye.journal.file import FULL, rollback_path, text_of, wal_path
 from trieye.journal.ranges import merged, uncovered
 from trieye.journal.schema import (
     APPLICATION_ID,
@@ -167,6 +168,7 @@ def _read(files: _Files, journal: str | None) -> Contents:
                 contents.damage = _in_trees(connection)
                 own_identity = identity(connection)
             except sqlite3.Error as error:
+                _check_room(error)
                 contents.damage = [f"SQLite reports: {error}"]
             seed = seed_of(own_identity if journal is None else journal)
             for table in TABLES:
@@ -180,7 +182,8 @@ def _read(files: _Files, journal: str | None) -> Contents:
 def _read_table(connection: sqlite3.Connection, table: str, seed: int, contents: Contents) -> None:
     try:
         rows = connection.execute(select(table)).fetchall()
-    except sqlite3.Error:
+    except sqlite3.Error as error:
+        _check_room(error)
         rows = list(_readable(connection, table))
         contents.broken[table] = 0
     for row in rows:
@@ -188,6 +191,12 @@ def _read_table(connection: sqlite3.Connection, table: str, seed: int, contents:
             contents.rows[table][row[0]] = row
         else:
             contents.broken[table] = contents.broken.get(table, 0) + 1
+
+
+def _check_room(error: sqlite3.Error) -> None:
+    """Raise OSError if the disk of the copies is full, which is no damage of the journal."""
+    if getattr(error, "sqlite_errorcode", None) in FULL:
+        raise OSError(errno.ENOSPC, "no room for a copy of it", tempfile.gettempdir()) from error
 
 
 def _readable(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
