@@ -3,6 +3,8 @@ import random
 import shutil
 import signal
 import sys
+import time
+from concurrent.futures import Future
 from contextlib import closing
 
 import numpy as np
@@ -243,6 +245,26 @@ def test_a_loop_that_cannot_run_is_rejected_before_a_run_is_created(loop_config,
     with pytest.raises(ConfigurationError, match=message):
         trieye.run_experiment(Walk, loop_config(**loop))
     assert not (tmp_path / "root").exists()
+
+
+class SlowSave(Walk):
+    """A walk whose time limit passes while it saves a checkpoint for a background evaluation."""
+
+    def evaluate_saved(self, checkpoint):
+        evaluation = Future()
+        evaluation.set_result({"eval/return": -1000.0})
+        return evaluation
+
+    def save_checkpoint(self, checkpoint_dir):
+        time.sleep(0.3)
+        return super().save_checkpoint(checkpoint_dir)
+
+
+def test_the_last_state_is_evaluated_if_the_time_is_over_while_a_background_evaluation_starts(loop_config):
+    loop = loop_config(time_s=0.2, evaluate_every_steps=1, background_evaluation=True)
+    result = trieye.run_experiment(SlowSave, loop)
+    walk = Walk.instances[-1]
+    assert (walk.evaluations, result.objective) == (1, -abs(walk.steps_done - 30.0))
 
 
 def test_a_saved_checkpoint_can_be_rated_later(make_config):

@@ -251,8 +251,11 @@ class Loop:
             if self.reason is not None or self._is_due(
                 self._limits.evaluate_every_steps, self._progress.evaluated_step
             ):
-                self._evaluate_all(is_last=self.reason is not None)
-                self.reason = self._reason_to_stop()
+                is_last = self.reason is not None
+                self._evaluate_all(is_last=is_last)
+                # a limit that is reached while a background evaluation starts ends the next round, which evaluates
+                if is_last or not self._limits.background_evaluation:
+                    self.reason = self._reason_to_stop()
         except StepInterrupted as interruption:
             say(f"{interruption}: the evaluation is skipped, and the next start runs it first")
             self.reason, self._progress.owes_evaluation = None, True
