@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import time
@@ -113,6 +114,17 @@ def test_an_active_run_is_never_deleted(make_run, trieye_command, prune, tmp_pat
         assert idle.exists()  # all selected runs, or none
         prune(older_than="1d")
     assert remaining_runs(tmp_path) == {"idle", "alive"}
+
+
+def test_reading_a_killed_run_does_not_make_it_newer(make_run, prune, tmp_path):
+    killed = make_run("killed")
+    update_record(killed, ended=None, status="RUNNING")
+    for path in killed.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    for name in ("run.lock", "hub.lock", "journal.db-shm"):  # what SQLite and filelock 3.30 change
+        (killed / name).write_bytes(b"")
+    prune(older_than="1d")
+    assert remaining_runs(tmp_path) == set()
 
 
 def test_a_copy_of_an_active_run_is_deleted_and_the_moved_run_itself_is_not(make_run, trieye_command, prune, tmp_path):

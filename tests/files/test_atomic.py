@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trieye.files.atomic import new_directory, recover, relink, remove_directory, replaced, write_atomic
+from trieye.config.names import MAX_NAME_BYTES
+from trieye.files import atomic
+from trieye.files.atomic import new_directory, recover, relink, remove_directory, replaced, short_host, write_atomic
 
 
 def names(directory):
@@ -93,6 +95,16 @@ def test_leftovers_of_other_machines_are_retained_until_they_are_old(tmp_path):
     os.utime(foreign, (0, 0))
     recover(tmp_path)
     assert not foreign.exists()
+
+
+def test_a_directory_with_a_long_name_is_removed_on_a_host_with_a_long_name(tmp_path, monkeypatch):
+    hosts = [f"ip-10-123-123-123.eu-central-1.compute.internal-{number}" for number in range(2)]
+    assert short_host(hosts[0]) != short_host(hosts[1])
+    monkeypatch.setattr(atomic, "_HOST", short_host(hosts[0]))
+    directory = tmp_path / ("r" * MAX_NAME_BYTES)
+    directory.mkdir()
+    remove_directory(directory)
+    assert names(tmp_path) == []
 
 
 def test_an_interrupted_replacement_preserves_the_old_directory(tmp_path, monkeypatch):

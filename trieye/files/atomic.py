@@ -8,12 +8,24 @@ import secrets
 import shutil
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 _ABANDONED_AFTER_S = 24 * 3600.0
-_HOST = "".join(char if char.isalnum() or char in "-." else "_" for char in socket.gethostname()) or "host"
+_MAX_HOST_LENGTH = 32
 _in_use: set[Path] = set()
+
+
+def short_host(name: str) -> str:
+    """Return a host name as part of file names, of 32 characters at most: names of runs leave 55 bytes for suffixes."""
+    safe_name = "".join(char if char.isalnum() or char in "-." else "_" for char in name) or "host"
+    if len(safe_name) <= _MAX_HOST_LENGTH:
+        return safe_name
+    return f"{safe_name[: _MAX_HOST_LENGTH - 9]}-{zlib.crc32(safe_name.encode()):08x}"
+
+
+_HOST = short_host(socket.gethostname())
 
 
 def fsync_directory(path: Path) -> None:

@@ -14,7 +14,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, RunLockedError, SerializationError, TrieyeError
 from trieye.files.atomic import abandoned, original_name, recover, remove_directory
 from trieye.files.atomic import remove as remove_tree
-from trieye.files.run_files import JOURNAL, RUN_RECORD
+from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.files.run_record import claim as record_owner
 from trieye.mirror.removal import MirrorObjects, delete_objects, owned_objects
@@ -210,9 +210,9 @@ class Removal:
     def last_used(self) -> float:
         """Unix time in seconds of its end, or of its last sign of life."""
         ended = None if self.record is None else self.record.ended
-        # SQLite writes this file when another process reads the journal
-        written = (path for path in self.run_dir.iterdir() if path.exists() and path.name != f"{JOURNAL}-shm")
-        return ended or max((path.stat().st_mtime for path in written), default=self.run_dir.stat().st_mtime)
+        # reading processes change the memory of SQLite and, with filelock 3.30, the lock files
+        paths = (path for path in self.run_dir.iterdir() if path.exists() and not path.name.endswith(("-shm", ".lock")))
+        return ended or max((path.stat().st_mtime for path in paths), default=self.run_dir.stat().st_mtime)
 
     @cached_property
     def size_bytes(self) -> int:
