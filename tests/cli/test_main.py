@@ -49,6 +49,12 @@ def test_the_help_of_a_command_describes_it_and_shows_examples(name, command):
     assert re.search(rf"Examples:\n  trieye {name}( |$)", examples, re.MULTILINE)
 
 
+def test_a_deleted_working_directory_is_reported(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the working directory was deleted; change to another one" in command.error("runs", code=1)
+
+
 def test_version_and_the_bare_command_print_to_stdout(command):
     assert command.output("--version") == "trieye 0.2.0\n"
     shown = command.output()

@@ -48,6 +48,12 @@ def test_a_program_without_standard_error_shows_no_bar(monkeypatch):
     assert terminal.Terminal(stderr=True).width > 1000
 
 
+def test_messages_never_go_to_standard_output(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr", None)
+    progress.say("a message")
+    assert not capsys.readouterr().out
+
+
 def test_a_step_is_printed_once_even_if_ipython_is_partially_imported(capsys, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))  # still without get_ipython

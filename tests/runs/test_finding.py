@@ -62,6 +62,13 @@ def test_a_long_list_of_runs_is_truncated(root):
         run_directory("zzz", root=root)
 
 
+def test_a_root_of_an_unknown_user_is_ignored(root, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    monkeypatch.setenv("TRIEYE_ROOT", "~nobody_has_this_name/data")
+    with pytest.raises(ConfigurationError, match="no such run"):
+        run_directory("zzz")
+
+
 @pytest.mark.parametrize(("root", "message"), [("", "runs: none"), ("nowhere", "nowhere.*--root")])
 def test_a_root_without_runs_is_reported(tmp_path, root, message):
     with pytest.raises(ConfigurationError, match=f"'first': .*{tmp_path}.*{message}"):

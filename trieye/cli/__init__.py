@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from trieye.cli.arguments import AnyOrder
 from trieye.exceptions import TrieyeError
@@ -54,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program name; None: `sys.argv[1:]`.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # names may not be in its encoding
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
     parser = _parser(name)
@@ -80,13 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the buffer again at exit
-        if error.errno != errno.EPIPE:
-            print(f"error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
-        return EXIT_NO_OUTPUT
+        return _report(error)
     return code
+
+
+def _prepare_streams() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # names may not be in its encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:  # it was closed; `print` would write messages to stdout
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+
+
+def _report(error: OSError) -> int:
+    """Print an expected error and return the exit code; raise any other error."""
+    if error.errno == errno.ENOENT and error.filename is None:  # from `os.getcwd`
+        print("error: the working directory was deleted; change to another one, as with `cd ~`", file=sys.stderr)
+        return TrieyeError.exit_code
+    if error.errno not in _OUTPUT_ERRORS:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the buffer again at exit
+    if error.errno != errno.EPIPE:
+        path = error.filename2 or error.filename or "the output"  # `copyfile` names the source first
+        print(f"error: cannot write {path}: {error.strerror}", file=sys.stderr)
+    return EXIT_NO_OUTPUT
 
 
 def _run(options: argparse.Namespace, command: str) -> int:

@@ -28,6 +28,8 @@ def say(text: str) -> None:
 
     Errors of a closed terminal are ignored, so that they cannot interrupt the caller, such as a signal handler.
     """
+    if sys.stderr is None:  # it was closed; `print` would write to stdout
+        return
     line = visible(_COLOR.sub("", text))  # errors of Ray have colors
     with contextlib.suppress(OSError, ValueError):
         print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - addressed to the terminal

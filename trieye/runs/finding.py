@@ -182,11 +182,18 @@ def roots_of(root: Path | None) -> list[Path]:
     project = cwd if data_root is None else data_root.parent
     roots = [] if data_root is None else [data_root]
     if adopted := os.environ.get(ROOT_VARIABLE):
-        roots.append(Path(os.path.expandvars(adopted)).expanduser())
+        roots.append(_expanded(adopted))
     texts = (_text_of(path) for path in sorted((project / "conf").rglob("*.yaml")))
-    named = (os.path.expandvars(path) for text in texts for path in _ROOT_IN_CONFIG.findall(text))
-    roots += [project / Path(path).expanduser() for path in named]
+    roots += [project / _expanded(path) for text in texts for path in _ROOT_IN_CONFIG.findall(text)]
     return list(dict.fromkeys(path.resolve() for path in roots if path.is_dir()))
+
+
+def _expanded(text: str) -> Path:
+    """Return a path with its variables and home directory; `~` of an unknown user stays."""
+    path = Path(os.path.expandvars(text))
+    with suppress(RuntimeError):
+        return path.expanduser()
+    return path
 
 
 def run_directory(run: RunReference, *, root: Path | None = None, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
