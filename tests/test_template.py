@@ -1,4 +1,5 @@
 import compileall
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -14,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import gymnasium as gym
+import jinja2
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,9 @@ import trieye
 from tests import warm
 from tests.waiting import wait_until
 from trieye.checkpoints.manifest import read_manifest, rewrite_manifest
+from trieye.cli import main
 from trieye.cli.new import TEMPLATE, answers_of, bake, complaint_about, questions
+from trieye.config.hydra import registration
 from trieye.files.checksum import sums_of
 from trieye.version import VERSION
 
@@ -62,9 +66,20 @@ HOSTILE = [
 ]
 
 
+compile_template, compiled_templates = jinja2.Environment.compile, {}
+
+
+def compile_once(environment, *template, **options):
+    """Compile each template once, which takes most of the time in which a project is created."""
+    if template not in compiled_templates:
+        compiled_templates[template] = compile_template(environment, *template, **options)
+    return compiled_templates[template]
+
+
 def make(tmp_path, **answers):
     with pytest.MonkeyPatch.context() as patch:  # the hooks are programs
         patch.setattr(subprocess, "Popen", warm.PopenLight)
+        patch.setattr(jinja2.Environment, "compile", compile_once)
         return bake(answers_of({"project_name": "My Agent", **answers}), tmp_path)
 
 
@@ -373,12 +388,16 @@ def test_help_of_the_project_imports_no_heavy_libraries(project):
 OMITTED = (
     "test_train.py::test_a_killed_run_resumes_with_bit_identical_weights",
     "test_train.py::test_dqn_trains_and_its_saved_policy_acts_and_is_evaluated",
-    "test_train.py::test_an_algorithm_trains_and_saves_a_checkpoint[ppo]",
-    "test_train.py::test_an_algorithm_trains_and_saves_a_checkpoint[blank]",
+    *(
+        f"test_train.py::test_an_algorithm_trains_and_saves_a_checkpoint[{agent}]"
+        for agent in ("blank", "ppo", "recurrent_ppo", "sac")
+    ),
+    *(f"test_config.py::test_an_error_names_the_key[overrides{index}" for index in range(4)),
+    "test_config.py::test_check_rejects_an_environment_that_does_not_fit",
     "test_config.py::test_every_option_composes",
     "test_sb3.py::test_a_run_resumes_and_is_evaluated[DQN]",
 )
-"""Tests that only `make soak` runs: other tests run trainings like these."""
+"""Tests that only `make soak` runs: other tests, such as training/test_project_overrides.py, do the same."""
 
 
 @pytest.mark.parametrize("omitted", [OMITTED, pytest.param((), marks=pytest.mark.long)], ids=["some", "all"])
@@ -425,40 +444,51 @@ def test_a_project_with_discrete_observations_trains(tmp_path):
     run(project, "-m", f"{SLUG}.train", "debug=limit")
 
 
+@pytest.fixture
+def package(project, monkeypatch):
+    """Import the package of the project in this process, from the directory of the project."""
+    monkeypatch.setattr(registration, "current", registration.current)
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.chdir(project)
+    yield SLUG
+    for name in [name for name in sys.modules if name.partition(".")[0] == SLUG]:
+        del sys.modules[name]
+
+
+def compose(package, module, *overrides, config_name="train"):
+    """Compose a config of a module of the project."""
+    config_module = importlib.import_module(f"{package}.{module}")
+    config_type = getattr(config_module, "TrainConfig" if module == "config" else "Config")
+    return trieye.compose(
+        overrides, config_path=Path("conf").absolute(), config_name=config_name, config_type=config_type
+    )
+
+
 @pytest.mark.slow
-def test_the_blank_experiment_plays_in_the_configured_environment(project, tmp_path):
+def test_the_blank_experiment_plays_in_the_configured_environment(package, tmp_path):
     words = ["agent=blank", "env=cartpole_positions", "debug=limit", "run_name=blank"]
-    run(project, "-m", f"{SLUG}.train", *words, f"persistence.root_data_dir={tmp_path}")
+    trieye.train(compose(package, "config", *words, f"persistence.root_data_dir={tmp_path}"))
     checkpoint = trieye.load_checkpoint(tmp_path / SLUG / "runs" / "blank", "latest")
     assert checkpoint.objects["experiment"]["state"]["weights"].shape == (2, 2)  # without velocities
 
 
-REJECTED = {
-    "loop.time_s=3": "loop.time_s is not supported by single_file",
-    "loop.steps=null": "loop.steps=null: single_file requires a number of steps",
-    "env_id=Pendulum-v1": "env_id=Pendulum-v1: no actions 0 to n - 1: Box(",
-    "env_id=CartPol-v1": "env_id=CartPol-v1: Environment `CartPol` doesn't exist.",
-}
+def test_the_blank_experiment_rejects_what_it_ignores(package, tmp_path):
+    words = ["agent=blank", "explorer.num=2", "env.num=2", "runtime=local", f"persistence.root_data_dir={tmp_path}"]
+    with pytest.raises(trieye.ConfigurationError, match=r"agent=blank does not support explorer\.num, env\.num$"):
+        trieye.train(compose(package, "config", *words))
 
 
-@pytest.mark.slow
-def test_the_single_file_and_the_blank_experiment_reject_what_they_ignore(project, tmp_path):
-    code = f"""
-import trieye
-from {SLUG} import config, single_file
-options = dict(config_path="conf", config_name="single_file", config_type=single_file.Config)
-for override in {[*REJECTED]}:
-    try:
-        trieye.compose([override], **options).check()
-    except trieye.ConfigurationError as error:
-        print(error)
-words = ["agent=blank", "explorer.num=2", "env.num=2", "runtime=local", "persistence.root_data_dir={tmp_path}"]
-trieye.train(trieye.compose(words, config_path="conf", config_type=config.TrainConfig))
-"""
-    done = warm.run(["-c", code], project)
-    for line, message in zip(done.stdout.splitlines(), REJECTED.values(), strict=True):
-        assert line.startswith(message)
-    assert "agent=blank does not support explorer.num, env.num\n" in done.stderr
+def test_the_single_file_rejects_what_it_ignores(package):
+    rejected = {
+        "loop.time_s=3": "loop.time_s is not supported by single_file",
+        "loop.steps=null": "loop.steps=null: single_file requires a number of steps",
+        "env_id=Pendulum-v1": "env_id=Pendulum-v1: no actions 0 to n - 1: Box(",
+        "env_id=CartPol-v1": "env_id=CartPol-v1: Environment `CartPol` doesn't exist.",
+    }
+    for override, message in rejected.items():
+        with pytest.raises(trieye.ConfigurationError) as caught:
+            compose(package, "single_file", override, config_name="single_file").check()
+        assert str(caught.value).startswith(message), override
 
 
 @pytest.mark.long
@@ -469,17 +499,6 @@ def test_the_single_file_evaluates_a_budget_below_the_evaluation_interval(projec
     record = json.loads((tmp_path / SLUG / "runs" / "short" / "run.json").read_text())
     assert record["status"] == "FINISHED"
     assert record["summary"]["eval/return"]["step"] == 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "agent", ["agent=dqn", pytest.param("agent=sac env=pendulum agent.learning_starts=100", marks=pytest.mark.long)]
-)
-def test_a_profile_of_updates_is_in_the_run_directory(project, tmp_path, agent):
-    typed = ["debug=profiler", *agent.split(), "loop.steps=100", "loop.profile_steps=2", "run_name=profiled"]
-    run(project, "-m", f"{SLUG}.train", *typed, f"persistence.root_data_dir={tmp_path}")
-    table = (tmp_path / SLUG / "runs" / "profiled" / "profile_data" / "table.txt").read_text()
-    assert "Adam" in table
 
 
 @pytest.mark.long
@@ -495,42 +514,57 @@ def test_an_unknown_environment_is_an_error_before_files_are_created(project, tm
         assert list(tmp_path.iterdir()) == []
 
 
-def test_normalized_images_are_not_scaled_as_bytes_again(project):
-    code = f"""
-import gymnasium as gym, numpy as np, torch, trieye
-from {SLUG} import dqn, networks, ppo, sac, td3
-from {SLUG}.config import TrainConfig
-pictures = torch.randint(256, (32, 40, 40, 1))
-moves, forces = gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (2,))
-cases = ((dqn, dqn.QPolicy, moves), (ppo, ppo.ActorCritic, moves), (sac, sac.GaussianActor, forces))
-cases += ((td3, td3.DeterministicActor, forces),)
-for module, policy, action in cases:
-    config = TrainConfig(agent=dict(kind=module.__name__.split('.')[-1]), env=dict(id='x', normalize_observations=True))
+@pytest.mark.parametrize("agent", ["dqn:QPolicy", "ppo:ActorCritic", "sac:GaussianActor", "td3:DeterministicActor"])
+def test_normalized_images_are_not_scaled_as_bytes_again(package, agent):
+    kind, _, policy_class = agent.partition(":")
+    config_module, module, networks = (
+        importlib.import_module(f"{package}.{name}") for name in ("config", kind, "networks")
+    )
+    config = config_module.TrainConfig(agent={"kind": kind}, env={"id": "x", "normalize_observations": True})
+    actions = gym.spaces.Discrete(3) if kind in {"dqn", "ppo"} else gym.spaces.Box(-1.0, 1.0, (2,))
+    pictures = torch.randint(256, (32, 40, 40, 1))
     features = []
     for dtype in (np.uint8, np.float32):
         torch.manual_seed(0)
-        made = policy(config, trieye.Spaces(gym.spaces.Box(0, 255, (40, 40, 1), dtype), action))
-        parts = [made.encoder] + [networks.Critics(made.spaces.observation, made.normalizer, 2, [8]).encoder]
-        made.normalizer.update(pictures)
-        features.append([part(pictures) for part in parts])
-    assert all(map(torch.equal, *features)), policy
-"""
-    done = warm.run(["-c", code], project)
-    assert done.returncode == 0, done.stderr
+        pixels = gym.spaces.Box(0, 255, (40, 40, 1), dtype)
+        policy = getattr(module, policy_class)(config, trieye.Spaces(pixels, actions))
+        critics = networks.Critics(policy.spaces.observation, policy.normalizer, 2, [8])
+        policy.normalizer.update(pictures)
+        features.append([part(pictures) for part in (policy.encoder, critics.encoder)])
+    assert all(map(torch.equal, *features))
+
+
+PROFILED = ["debug=profiler", "loop.steps=100", "loop.profile_steps=2"]
 
 
 @pytest.fixture(scope="module")
 def trained(project, tmp_path_factory):
-    """Return the root directory of a run `one` that was trained."""
+    """Return the root directory of a run `one` that was trained and profiled."""
     root = tmp_path_factory.mktemp("trained")
-    words = ["debug=limit", f"persistence.root_data_dir={root}", "run_name=one"]
-    run(project, "-m", f"{SLUG}.train", *words)
+    run(project, "-m", f"{SLUG}.train", *PROFILED, f"persistence.root_data_dir={root}", "run_name=one")
     return root
+
+
+def profile(root):
+    return (root / SLUG / "runs" / "one" / "profile_data" / "table.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_profile_of_updates_is_in_the_run_directory(trained):
+    assert "Adam" in profile(trained)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_updates_that_begin_with_the_last_step_are_profiled(project, tmp_path):
+    words = [*PROFILED, "agent=sac", "env=pendulum", "agent.learning_starts=100", "run_name=one"]
+    run(project, "-m", f"{SLUG}.train", *words, f"persistence.root_data_dir={tmp_path}")
+    assert "Adam" in profile(tmp_path)
 
 
 @pytest.mark.long
 def test_a_finished_run_is_reported_without_heavy_imports(project, trained):
-    typed = ["train", "debug=limit", f"persistence.root_data_dir={trained}", "run_name=one"]
+    typed = ["train", *PROFILED, f"persistence.root_data_dir={trained}", "run_name=one"]
     code = (
         f"import sys, runpy\nsys.argv = {typed}\n"
         f"try: runpy.run_module('{SLUG}.train', run_name='__main__')\nexcept SystemExit: pass\n"
@@ -538,11 +572,11 @@ def test_a_finished_run_is_reported_without_heavy_imports(project, trained):
     )
     again = run(project, "-c", code)
     assert again.stdout == "loaded []\n"
-    assert "run 'one' is finished: loop.steps=1 done; raise the limit" in again.stderr
+    assert "run 'one' is finished: loop.steps=100 done; raise the limit" in again.stderr
 
 
 @pytest.mark.slow
-def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, trained, tmp_path, monkeypatch):
+def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(package, trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     (checkpoint,) = (tmp_path / SLUG / "runs" / "one" / "checkpoints").glob("checkpoint_step_*")
     state, manifest = json.loads((checkpoint / "state.json").read_text()), read_manifest(checkpoint)
@@ -551,13 +585,12 @@ def test_a_run_can_be_evaluated_by_name_by_path_and_as_the_newest(project, train
     size_bytes, crc32, _ = sums_of(checkpoint / "state.json")
     entry = manifest.files["state.json"].model_copy(update={"size_bytes": size_bytes, "crc32": crc32})
     rewrite_manifest(checkpoint, manifest.model_copy(update={"files": {**manifest.files, "state.json": entry}}))
-    errors = run(project, "-m", "trieye.cli", "evaluate", "--root", str(tmp_path), "one", code=2).stderr
+    main_arguments = ["evaluate", "--root", str(tmp_path), "--episodes", "3", "--json"]
+    assert main([*main_arguments, "one"]) == 2
+    errors = capsys.readouterr().err
     assert ("env.id is a secret" in errors, "GAME" in errors) == (True, True)
     monkeypatch.setenv("GAME", "CartPole-v1")
-    code = f"""
-from trieye.cli import main
-for words in (["one"], [{str(tmp_path / SLUG / "runs" / "one")!r}], []):
-    main(["evaluate", "--root", {str(tmp_path)!r}, *words, "--episodes", "3", "--json"])
-"""
-    output = warm.run(["-c", code], project).stdout
-    assert (output.count('"run": "one"'), output.count('"episodes": 3')) == (3, 3), output
+    for name in (["one"], [str(tmp_path / SLUG / "runs" / "one")], []):
+        main([*main_arguments, *name])
+        report = json.loads(capsys.readouterr().out)
+        assert (report["run"], report["episodes"]) == ("one", 3), name
