@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pickle
+import re
 import shlex
 import shutil
 import zlib
@@ -320,8 +321,14 @@ OWN_PICKLES = {
 """Unpickle data of the same run: no files, and from connections only data with the key of the run."""
 
 
+FUNCTIONS = {"eval", "exec", "load", "recv", "shelve"}.union(*READERS.values()) - {"open"}
+
+
 def calls_in(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if not re.search(rf"\b({'|'.join(FUNCTIONS)})\b[(),.]", text):  # parsing all modules takes seconds
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node.keywords
         elif isinstance(node, ast.ClassDef):
