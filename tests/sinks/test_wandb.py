@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import signal
 import sys
 
 import numpy as np
@@ -10,6 +10,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from tests.forked import in_a_child
 from tests.waiting import LONG_S, wait_until
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
@@ -257,27 +258,16 @@ def test_a_crash_of_wandbs_process_loses_only_unwritten_points(run):
     assert {("loss", 1.0, 1), ("loss", 2.0, 2)} <= set(points_of(run))
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from trieye.config.sinks import WandbSinkConfig
-from trieye.sinks.wandb import WandbSink
-from trieye.stats.point import Point
-from trieye.testing import make_run_info
-sink = WandbSink(WandbSinkConfig(enabled=True, mode="offline"))
-sink.open(make_run_info(Path(sys.argv[1])))
-sink.write([Point("loss", float(step), step, 1.7e9) for step in range(1000)])
-sink.flush()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def test_flushed_points_survive_a_kill_of_the_hub(run):
+    def write_and_die():
+        os.environ.pop("WANDB_SERVICE", None)  # the child starts its own wandb process
+        sink = opened(run)
+        sink.write([Point("loss", float(step), step, 1.7e9) for step in range(1000)])
+        sink.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
-
-def test_flushed_points_survive_a_kill_of_the_hub(tmp_path):
-    # without this variable, the program starts its own wandb process
-    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, timeout=120)
-    assert done.returncode == -9
-    (path,) = files_of(make_run_info(tmp_path))
+    assert in_a_child(write_and_die) == -signal.SIGKILL
+    (path,) = files_of(run)
     # wandb's process detects the death of its parent
     wait_until(lambda: sum(record.HasField("history") for record in records_in(path)) == 1000)
 
