@@ -20,7 +20,7 @@ from trieye.process.signals import STOP_SIGNALS
 from trieye.sinks.mlflow import store
 
 # examples have no deadline: a busy machine is not an error
-settings.register_profile("fast", deadline=None, max_examples=40)
+settings.register_profile("fast", deadline=None, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 
 

@@ -79,7 +79,7 @@ def test_fractions_of_numpy_times_are_kept():
         ({"a": [1], 1: [1], "1": [2]}, "'1'"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "several columns are named 'a'"),
         ({"a": ["x" * 1000] * 5000}, r"as JSON has 5,025,026 bytes, the limit is 4,194,304.*log_artifact"),
-        ({"a": range(10**7)}, "as JSON has 20,000,000 bytes, the limit is 4,194,304"),
+        ({"a": range(2**21 + 1)}, "as JSON has 4,194,306 bytes, the limit is 4,194,304"),
     ],
 )
 def test_an_invalid_or_oversized_table_is_an_error_with_a_hint(content, message):

@@ -29,8 +29,7 @@ from trieye.snapshot.environments import EnvState
 
 PENDULUM, CARTPOLE = "Pendulum-v1", "CartPole-v1"
 PLAIN = [
-    CARTPOLE, "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", PENDULUM, "Taxi-v4", "FrozenLake-v1",
-    "FrozenLake8x8-v1", "CliffWalking-v1", "CliffWalkingSlippery-v1", "Blackjack-v1",
+    CARTPOLE, "Acrobot-v1", "MountainCar-v0", PENDULUM, "Taxi-v4", "FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1"
 ]  # fmt: skip
 WRAPPERS = {
     "NormalizeReward": wrappers.NormalizeReward,
@@ -80,7 +79,7 @@ def through_disk(state, directory):
     return decode(load_state(save_state(directory / "saved", encoded)))
 
 
-def assert_resumes_exactly(make, directory, *, steps=200, seed=3):
+def assert_resumes_exactly(make, directory, *, steps=80, seed=3):
     """Save an environment mid-episode, restore it into another one, and compare both under random actions."""
     env, twin = make(), make()
     is_vector = isinstance(env, gym.vector.VectorEnv)
