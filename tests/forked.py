@@ -84,7 +84,8 @@ def killed_at_each(
     """Kill work with SIGKILL at its first audited operation, at its second, and so on until it completes.
 
     Args:
-        operations: Names of audit events to count, in the process that does the work.
+        operations: Names of audit events to count, in the process that does the work. `open to write` are the opens
+            after which a file may change.
         prepare: Creates the directory for the work to kill at operation `number`.
         work: Runs in a forked child. Its imports must have been imported before.
 
@@ -105,6 +106,8 @@ def _killed_at(number: int, operations: set[str], work: Callable[[Path], object]
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal count
+        if event == "open" and "open to write" in operations:
+            event = "open to write" if arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else "open to read"
         is_in_open_directory = event in {"os.remove", "os.rmdir"} and arguments[-1] != -1  # as by shutil.rmtree
         if event in operations and (is_in_open_directory or str(directory) in str(arguments)):
             count += 1

@@ -174,7 +174,6 @@ def test_a_basic_launcher_sweep_is_compared_by_its_overrides(capsys):
     assert "add --metric (choose from: epoch, train_loss, val_loss)" in capsys.readouterr().err
     rows = results_json(capsys, "table", "multirun/basic", "--metric", "train_loss", "--mode", "min")["groups"]
     assert [(row["values"], row["iqm"]["n"]) for row in rows] == [({"lr": 0.2}, 2), ({"lr": 0.5}, 2)]
-    assert main(["results", "report", "multirun/basic", "--metric", "train_loss", "-o", "report.html"]) == 0
 
 
 def test_a_table_of_return_values_in_the_mode_of_the_sweeper_is_written_in_the_format_of_its_suffix(capsys):
