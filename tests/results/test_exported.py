@@ -53,27 +53,32 @@ def test_an_export_contains_provenance_but_no_users_hosts_or_paths(runs, exporte
         assert provenance["user"] == provenance["directory"] == provenance["machine"]["host"] == ""
 
 
-@pytest.mark.parametrize(
-    ("remote", "is_public"),
-    [
-        ("https://example.org/agents.git", True),
-        ("git@example.org:team/agents.git", True),
-        ("ssh://git@example.org/team/agents.git", True),
-        ("https://ada@example.org/agents.git", False),
-        ("ada@workstation:/home/ada/agents", False),
-        ("ssh://ada@workstation/home/ada/agents", False),
-        ("workstation:agents.git", False),
-        ("/home/ada/agents", False),
-        ("../agents", False),
-        ("file:///home/ada/agents", False),
-        (r"C:\Users\ada\agents", False),
-        ("", False),
-    ],
-)
-def test_an_export_stores_public_addresses_of_repositories_only(remote, is_public):
-    commit = Commit(directory="", sha="1" * 40, branch="main", remote=remote, is_dirty=False, untracked=[])
+def test_an_export_stores_public_addresses_of_repositories_only():
+    commit = Commit(directory="", sha="1" * 40, branch="main", remote="", is_dirty=False, untracked=[])
     provenance = Provenance.gather(commit)
-    assert Origin(1, 2.0, provenance).exported()["commit"]["remote"] == (remote if is_public else "")
+
+    def exported_remote(remote):
+        changed = provenance.model_copy(update={"commit": commit.model_copy(update={"remote": remote})})
+        return Origin(1, 2.0, changed).exported()["commit"]["remote"]
+
+    for remote in (
+        "https://example.org/agents.git",
+        "git@example.org:team/agents.git",
+        "ssh://git@example.org/team/agents.git",
+    ):
+        assert exported_remote(remote) == remote
+    for remote in (
+        "https://ada@example.org/agents.git",
+        "ada@workstation:/home/ada/agents",
+        "ssh://ada@workstation/home/ada/agents",
+        "workstation:agents.git",
+        "/home/ada/agents",
+        "../agents",
+        "file:///home/ada/agents",
+        r"C:\Users\ada\agents",
+        "",
+    ):
+        assert exported_remote(remote) == "", remote
 
 
 def test_an_export_contains_only_the_selected_metrics(runs, tmp_path):

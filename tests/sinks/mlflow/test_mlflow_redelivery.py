@@ -10,7 +10,7 @@ from trieye.stats.point import Point
 from trieye.testing import MemoryHistory
 
 METRICS = ("loss", "episode/return", "acc@1")
-NUM_STEPS = 400
+NUM_STEPS = 120
 
 
 def points_of(name, num_steps=NUM_STEPS, at=1.7e9):
@@ -42,9 +42,9 @@ def write(sink, points, size=1000):
 def test_points_redelivered_after_a_kill_are_stored_once(run):
     points = [point for step in zip(*map(points_of, METRICS), strict=True) for point in step]
     first = opened(run)
-    write(first, points[:800])
-    second = opened(run)  # the hub was killed before the cursor of the last 600 points was stored
-    write(second, points[200:], size=277)
+    write(first, points[:240])
+    second = opened(run)  # the hub was killed before the cursor of the last 180 points was stored
+    write(second, points[60:], size=77)
     third = opened(run)
     write(third, points)
     assert third.run_id == first.run_id
