@@ -157,12 +157,12 @@ def file_of(store, step, pattern):
 
 
 def cuts(data):
-    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 10)), len(data) - 1})]
+    return [data[:size] for size in sorted({*range(0, len(data), max(1, len(data) // 6)), len(data) - 1})]
 
 
 def flips(data):
     chance = random.Random(8)
-    positions = chance.sample(range(len(data)), min(len(data), 10))
+    positions = chance.sample(range(len(data)), min(len(data), 6))
     return [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in positions]
 
 

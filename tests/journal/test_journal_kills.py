@@ -30,7 +30,7 @@ def write(path, durability, seed, report):
 
 @pytest.mark.parametrize(
     ("durability", "most", "is_remote"),
-    [("process", 1000, False), ("interval", 1000, False), ("always", 100, False), ("process", 100, True)],
+    [("process", 500, False), ("interval", 500, False), ("always", 100, False), ("process", 100, True)],
 )
 def test_acknowledged_entries_survive_a_kill_of_the_writer(tmp_path, durability, most, is_remote, request):
     if is_remote:
@@ -65,7 +65,7 @@ def test_a_journal_is_intact_while_another_process_writes_it(tmp_path):
     with forked(functools.partial(write, path, "process", 1)) as output:
         output.readline()
         last_pos = 0
-        for _ in range(20):
+        for _ in range(10):
             acknowledged = int(output.readline())
             scanned = inspect(path)
             assert scanned.damage == []
