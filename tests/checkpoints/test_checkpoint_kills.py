@@ -58,7 +58,7 @@ def test_reported_saves_survive_a_kill_of_the_process(tmp_path):
                 report(step)
             store.prune(Retention(keep_last=2))
 
-    for _ in range(6):
+    for _ in range(4):
         reported = int(lines_until_killed(save, chance.randrange(1, 8))[-1])
         store = CheckpointStore(tmp_path / "c")
         entry = store.latest()

@@ -482,16 +482,6 @@ def test_plain_data_is_restored_by_name_and_an_unsaved_object_suggests_the_close
         assert run.restored["counter"] == 5
 
 
-def test_a_run_does_not_start_from_another_run_by_default(make_config):
-    one = make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2})
-    train(one, 4)
-    persistence = {"root_data_dir": one.persistence.root_data_dir}
-    runtime = {"kind": "local"}
-    two = trieye.TrieyeConfig(app_name="app", run_name="two", runtime=runtime, persistence=persistence, sinks={})
-    _, steps, run = train(two, 4)
-    assert (steps[0], run.resumed) == (1, False)
-
-
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
