@@ -11,15 +11,16 @@ from tests import warm
 from trieye.config import TrieyeConfig
 
 PRIMARY = """
+# few options: composing `metrics: [core]` and the other defaults takes half as long again
 defaults:
   - schema
   - runtime: local
-  - persistence: default
-  - stats: default
-  - metrics: [core]
-  - sinks: [console]
-  - replay: uniform
-  - loop: default
+  - persistence: null
+  - stats: null
+  - metrics: []
+  - sinks: []
+  - replay: null
+  - loop: null
   - experiment: null
   - debug: null
   - _self_
