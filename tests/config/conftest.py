@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,25 @@ def project(tmp_path, monkeypatch):
     new_project = Project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return new_project
+
+
+@pytest.fixture
+def start(project, monkeypatch):
+    """Return a function that runs a program in this process and returns the configs of its task."""
+
+    def run_program(*arguments: str, config_type: type[TrieyeConfig] = TrieyeConfig) -> list[Any]:
+        configs = []
+
+        def train(config: TrieyeConfig) -> float:
+            configs.append(config)
+            return float(config.seed)
+
+        train.__annotations__["config"] = config_type
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        trieye.main(config_path=str(project.conf))(train)()
+        return configs
+
+    return run_program
 
 
 @pytest.fixture

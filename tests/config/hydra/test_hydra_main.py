@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -85,16 +84,16 @@ def test_a_second_directory_for_a_run_is_rejected(project, mistaken):
     assert "persistence.root_data_dir" in message
 
 
-def test_the_hydra_config_shows_the_run_directory(project):
-    completed = project.ran("--cfg", "hydra", "--package", "hydra.run", "run_name=x", "persistence.root_data_dir=data")
-    assert f"dir: {project.directory / 'data' / 'tested' / 'runs' / 'x'}" in completed.out
+def test_the_hydra_config_shows_the_run_directory(start, project, capsys):
+    start("--cfg", "hydra", "--package", "hydra.run", "run_name=x", "persistence.root_data_dir=data")
+    assert f"dir: {project.directory / 'data' / 'tested' / 'runs' / 'x'}" in capsys.readouterr().out
     assert project.created_files() == []
 
 
-def test_the_names_of_a_run_are_resolved_once(project):
+def test_the_names_of_a_run_are_resolved_once(start, project):
     project.write("experiment/now", "# @package _global_\nrun_name: r_${now:%S%f}\n")
-    completed = project.ran("experiment=now", "app_name=a_${now:%f}", "persistence.root_data_dir=d_${now:%f}")
-    run = Path(_values_printed(completed.out, "config")[0].split()[2])
+    (config,) = start("experiment=now", "app_name=a_${now:%f}", "persistence.root_data_dir=d_${now:%f}")
+    run = config.persistence.get_run_base_dir()
     assert (run / ".hydra").is_dir()
     assert project.created_files() == [run.parents[2].name]
     assert [len(list(parent.iterdir())) for parent in list(run.parents)[:3]] == [1, 1, 1]
@@ -125,8 +124,6 @@ def test_an_expected_exit_prints_one_message(failed):
     assert failed(stopped) == (143, "stopped at step 7, saved\n3 points were not sent\n")
     assert failed(KeyboardInterrupt()) == (130, "interrupted\n")
     assert failed(trieye.ConfigurationError("no such thing")) == (2, "error: no such thing\n")
-    assert failed(trieye.RunLockedError("locked by process 7")) == (3, "error: locked by process 7\n")
-    assert failed(trieye.SerializationError("damaged")) == (1, "error: damaged\n")
 
 
 def test_a_bug_in_the_task_prints_hydras_traceback(failed):
@@ -168,43 +165,38 @@ def test_a_run_name_that_looks_like_a_number_stays_a_string(project):
     assert [printed.split()[0] for printed in _values_printed(completed.out, "config")] == ["1e3_0", "007_1"]
 
 
-@pytest.mark.parametrize(
-    ("root", "directory"),
-    [
-        ("~/x", "home/x"),
-        ('"a \'q\' \\"p\\""', "a 'q' \"p\""),
-    ],
-)
-def test_any_root_directory_and_names_in_any_script_are_valid(project, monkeypatch, root, directory):
+def test_any_root_directory_and_names_in_any_script_are_valid(start, project, monkeypatch):
     monkeypatch.setenv("HOME", str(project.directory / "home"))
-    completed = project.ran("run_name=été_東京", f"persistence.root_data_dir={root}", "hydra.job.chdir=true")
-    run = project.directory / directory / "tested" / "runs" / "été_東京"
-    assert _values_printed(completed.out, "config") == [f"été_東京 0 {run}"]
+    root = '"~/a \'q\' \\"p\\""'
+    (config,) = start("run_name=été_東京", f"persistence.root_data_dir={root}", "hydra.job.chdir=true")
+    run = project.directory / "home" / "a 'q' \"p\"" / "tested" / "runs" / "été_東京"
+    assert (config.run_name, config.persistence.get_run_base_dir()) == ("été_東京", run)
     assert (run / ".hydra").is_dir()
 
 
-@pytest.mark.parametrize("arguments", [["runtime=lokal"], ["-m", "seed=0,1,-1"]])
-def test_an_invalid_command_line_exits_with_2_before_anything_is_created_or_imported(project, arguments):
+def test_an_invalid_command_line_exits_with_2_before_anything_is_created_or_imported(project):
     program = project.directory / "train.py"
     program.write_text(
         "import atexit, sys\n"
         "atexit.register(lambda: print(sorted({'ray', 'torch', 'mlflow', 'rich'} & set(sys.modules))))\n"
         f"{program.read_text()}"
     )
-    completed = project.run(*arguments)
+    completed = project.run("-m", "seed=0,1,-1")
     assert (completed.code, completed.out) == (2, "[]\n")
     assert completed.err.startswith("error: ")
     assert "Traceback" not in completed.err
     assert project.created_files() == []
 
 
-def test_an_invalid_config_is_printed_with_a_note_that_it_is_invalid(project):
-    completed = project.run("loop.steps=-3", "seed=x", "--cfg", "job", "--package", "loop")
-    assert (completed.code, yaml.safe_load(completed.out)["steps"]) == (0, -3)
-    assert completed.err.startswith("note: this config is invalid, and a run with it would fail\n      ")
-    assert "loop.steps=-3: expected an integer >= 1" in completed.err
-    assert "seed=x: expected an integer >= 0" in completed.err
-    project.ran("loop.steps=3", "--cfg", "job")  # prints nothing to stderr
+def test_an_invalid_config_is_printed_with_a_note_that_it_is_invalid(start, capsys):
+    start("loop.steps=-3", "seed=x", "--cfg", "job", "--package", "loop")
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["steps"] == -3
+    assert printed.err.startswith("note: this config is invalid, and a run with it would fail\n      ")
+    assert "loop.steps=-3: expected an integer >= 1" in printed.err
+    assert "seed=x: expected an integer >= 0" in printed.err
+    start("loop.steps=3", "--cfg", "job")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

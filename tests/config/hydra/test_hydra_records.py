@@ -1,7 +1,8 @@
 """Secrets on a command line and in YAML files reach the task, and no file of Hydra contains them."""
 
-import json
+import os
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,26 +41,10 @@ def train(config: TrieyeConfig) -> None:
     assert config.persistence.MLFLOW_TRACKING_URI == "http://ann:" + "typed-" + "s3cret@host"
     assert config.tags["other"] == "anonymous"
 """
-NESTED = """
-import json
-from typing import Any
-import trieye
-
-class Config(trieye.TrieyeConfig):
-    options: dict[str, Any] = {}
-
-@trieye.main(config_path="conf", config_name="train")
-def train(config: Config) -> None:
-    print(json.dumps(config.options))
-
-train()
-"""
 TYPED = (
     "+experiment=secret",
-    "run_name=one",
     "+tags.db_password=typed-s3cret",
     "persistence.mlflow_tracking_uri=http://ann:typed-s3cret@host",
-    "print_config=true",
 )
 
 
@@ -84,7 +69,7 @@ def files_with_secrets(project: Project) -> list[str]:
 
 def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     prepare(project, monkeypatch)
-    completed = project.ran(*TYPED)
+    completed = project.ran(*TYPED, "run_name=one", "print_config=true")
     assert "s3cret" not in completed.out + completed.err
     records = project.directory / ".trieye_data" / "tested" / "runs" / "one" / ".hydra"
     tags = yaml.safe_load((records / "config.yaml").read_text())["tags"]
@@ -103,35 +88,45 @@ def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     assert "TRIEYE_SECRET_" in restarted.err
 
 
-def test_secrets_in_dicts_and_lists_become_references_and_later_overrides_remain(project):
-    (project.directory / "train.py").write_text(NESTED)
+class NestedConfig(TrieyeConfig):
+    options: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+
+
+@pytest.fixture
+def _restored_environment():
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("_restored_environment")
+def test_secrets_in_dicts_and_lists_become_references_and_later_overrides_remain(start, project):
     value = "{kind: a, db: {pwd: typed-s3cret}, db_pwd: set-s3cret, words: ['pwd=set-s3cret', b], secret: 5, note: '1'}"
-    completed = project.ran(f"options={value}", "options.kind=b")
-    expected = {"kind": "b", "db": {"pwd": "typed-s3cret"}, "db_pwd": "set-s3cret", "words": ["pwd=set-s3cret", "b"]}
-    expected |= {"secret": 5, "note": "1"}
-    assert json.loads(completed.out.splitlines()[-1]) == expected
+    (config,) = start(f"options={value}", "options.kind=b", config_type=NestedConfig)
+    assert config.options == {
+        "kind": "b",
+        "db": {"pwd": "typed-s3cret"},
+        "db_pwd": "set-s3cret",
+        "words": ["pwd=set-s3cret", "b"],
+        "secret": 5,
+        "note": "1",
+    }
     assert files_with_secrets(project) == []
 
 
-@pytest.mark.parametrize("is_in_file", [True, False])
-def test_dicts_on_an_axis_of_a_sweep_leave_no_secrets_in_the_hydra_records(project, is_in_file):
-    (project.directory / "train.py").write_text(NESTED)
-    axis = (
-        "{a: 'x, y', token: 3},{b: {api_key: typed-s3cret}}"
-        if is_in_file
-        else "choice( {a: 1},{api_key: typed-s3cret})"
-    )
-    if is_in_file:
-        text = (project.conf / "train.yaml").read_text()
-        project.write("train", f'{text}\nhydra: {{sweeper: {{params: {{options: "{axis}"}}}}}}\n')
-    completed = project.ran("-m", *([] if is_in_file else [f"options={axis}"]))
-    assert "typed-s3cret" in completed.out
-    assert files_with_secrets(project) == []
-
-
-def test_the_hydra_records_of_a_sweep_contain_no_secrets(project, monkeypatch):
+@pytest.mark.usefixtures("_restored_environment")
+def test_the_hydra_records_of_a_sweep_contain_no_secrets(start, project, monkeypatch):
     prepare(project, monkeypatch)
-    project.ran("-m", *TYPED[:-1], "+tags.other_token=axis-s3cret,axis-s3cret2")
+    axis = "{a: 'x, y', token: 3},{b: {api_key: yaml-s3cret}}"
+    project.write(
+        "train", f'{(project.conf / "train.yaml").read_text()}\nhydra: {{sweeper: {{params: {{options: "{axis}"}}}}}}'
+    )
+    typed_axes = "+tags.other_token=choice(axis-s3cret)", "more=choice( {api_key: axis-s3cret})"
+    configs = start("-m", *TYPED, *typed_axes, config_type=NestedConfig)
+    assert [config.options for config in configs] == [{"a": "x, y", "token": 3}, {"b": {"api_key": "yaml-s3cret"}}]
+    assert [config.more for config in configs] == [{"api_key": "axis-s3cret"}] * 2
     assert len(list((project.directory / "multirun").rglob("overrides.yaml"))) == 2
     assert files_with_secrets(project) == []
 

@@ -1,12 +1,9 @@
 """Hydra runs a checked command line without composing again."""
 
-import sys
-
 import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.schema import BEFORE_1_4
 
@@ -24,25 +21,6 @@ def compositions(monkeypatch):
 
     monkeypatch.setattr(ConfigLoaderImpl, name, counting)
     return calls
-
-
-@pytest.fixture
-def start(project, monkeypatch):
-    """Return a function that runs a program in this process and returns the configs of its task."""
-
-    def started(*arguments: str) -> list[TrieyeConfig]:
-        configs: list[TrieyeConfig] = []
-
-        @trieye.main(config_path=str(project.conf))
-        def train(config: TrieyeConfig) -> float:
-            configs.append(config)
-            return float(config.seed)
-
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        train()
-        return configs
-
-    return started
 
 
 def test_a_plain_start_composes_once(start, compositions):
