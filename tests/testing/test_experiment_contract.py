@@ -25,8 +25,8 @@ class TestEngine(ExperimentContract):
     def make_config(self):
         return TrainConfig(
             agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
-            env={"id": "CartPole-v1", "eval_episodes": 1},
-            loop={"axis": "env_steps", "steps": 80, "evaluate_every_steps": 20},
+            env={"id": "CartPole-v1", "eval_episodes": 1, "max_episode_steps": 20},
+            loop={"axis": "env_steps", "steps": 36, "evaluate_every_steps": 12},
         )
 
 

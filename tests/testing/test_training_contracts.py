@@ -16,12 +16,12 @@ from trieye.training.exploring.collective import CollectiveTransport
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport
 from trieye.training.sampling import BufferSampling
 
-ENV = {"id": "CartPole-v1", "num": 2, "eval_episodes": 2, "max_episode_steps": 40}
+ENV = {"id": "CartPole-v1", "num": 2, "eval_episodes": 2, "max_episode_steps": 20}
 
 
 def dqn_config(**options):
     agent = DQNConfig(rollout_steps=4, batch_size=8, learning_starts=8, device="cpu")
-    return TrainConfig(**{"agent": agent, "env": ENV, "loop": {"axis": "env_steps", "steps": 80}} | options)
+    return TrainConfig(**{"agent": agent, "env": ENV, "loop": {"axis": "env_steps", "steps": 40}} | options)
 
 
 class TestQPolicy(PolicyContract):
@@ -35,7 +35,7 @@ class TestNormalizedActorCritic(PolicyContract):
     policy_class = ActorCritic
 
     def make_config(self):
-        return dqn_config(agent=PPOConfig(engine="tests.training.algorithms:PPO"), env=ENV | {"max_episode_steps": 20})
+        return dqn_config(agent=PPOConfig(engine="tests.training.algorithms:PPO"), env=ENV | {"max_episode_steps": 10})
 
 
 class Remembering(trieye.Policy):
@@ -69,14 +69,14 @@ class TestRemembering(PolicyContract):
 
 
 class TestDQN(TrainEngineContract):
-    NUM_STEPS = 80
+    NUM_STEPS = 40
 
     def make_config(self):
         return dqn_config()
 
 
 class TestPPO(TrainEngineContract):
-    NUM_STEPS = 96
+    NUM_STEPS = 48
 
     def make_config(self):
         agent = PPOConfig(engine="tests.training.algorithms:PPO", rollout_steps=8, batch_size=8, device="cpu")
