@@ -52,6 +52,7 @@ def _option_combinations() -> list[list[Path]]:
 def test_each_option_builds_the_config(options):
     config = compose([word for option in options for word in _override(option)])
     assert isinstance(config, TrieyeConfig)
+    assert (config.persistence.keep_last, config.persistence.auto_resume_latest) == (3, False)
 
 
 @pytest.mark.long
@@ -62,7 +63,7 @@ def test_each_option_of_explorers_builds_a_training_config(option):
 
 
 def test_a_training_has_no_explorers_with_the_option_none():
-    assert compose(["+sync=fixed", "+explorer=none"], config_type=TrainConfig).explorer.num == 0
+    assert compose(["+sync=fixed", "+explorer=none", "metrics=[]"], config_type=TrainConfig).explorer.num == 0
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
@@ -114,25 +115,14 @@ def test_each_metric_of_a_replay_buffer_is_declared():
     assert buffer.metrics().keys() <= declared
 
 
-def test_a_metric_is_added_with_a_template():
-    config = compose(
-        ["+metric@stats.metrics.y=max", "stats.metrics.y.name=Ep/R", "stats.metrics.y.log_frequency_steps=7"]
-    )
-    added = config.stats.metrics[-1]
-    assert (added.name, added.aggregation, added.log_frequency_steps) == ("Ep/R", "max", 7)
-
-
-def test_a_key_that_no_file_sets_can_be_overridden():
-    config = compose(["stats.metrics.step_ms.x_axis=wall_time", "loop.objective=loss/td", "+tags.fold=3"])
+def test_a_metric_is_added_with_a_template_and_keys_that_no_file_sets_can_be_overridden():
+    added = ["+metric@stats.metrics.y=max", "stats.metrics.y.name=Ep/R", "stats.metrics.y.log_frequency_steps=7"]
+    config = compose([*added, "stats.metrics.step_ms.x_axis=wall_time", "loop.objective=loss/td", "+tags.fold=3"])
     assert next(metric for metric in config.stats.metrics if metric.name == "time/step_ms").x_axis == "wall_time"
+    metric = config.stats.metrics[-1]
+    assert (metric.name, metric.aggregation, metric.log_frequency_steps) == ("Ep/R", "max", 7)
     assert config.loop.objective == "loss/td"
     assert config.tags == {"fold": "3"}
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "persistence").glob("*.yaml")))
-def test_a_persistence_option_retains_three_checkpoints_and_resumes_from_no_other_run(name):
-    persistence = compose([f"persistence={name}"]).persistence
-    assert (persistence.keep_last, persistence.auto_resume_latest) == (3, False)
 
 
 @pytest.mark.long

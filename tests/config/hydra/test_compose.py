@@ -65,7 +65,7 @@ def test_a_missing_required_key_says_how_to_set_it(project):
 def test_a_relative_config_path_is_relative_to_the_file_of_the_caller(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     relative = os.path.relpath(Path(trieye.__file__).parent / "conf", Path(__file__).parent)
-    assert compose(config_path=relative, config_name="trieye").app_name == "default_app"
+    assert compose(["metrics=[]"], config_path=relative, config_name="trieye").app_name == "default_app"
 
 
 def test_a_relative_config_path_without_a_file_is_relative_to_the_working_directory(project):
@@ -74,15 +74,15 @@ def test_a_relative_config_path_without_a_file_is_relative_to_the_working_direct
     assert namespace["config"].app_name == "tested"
 
 
-def test_composing_leaves_the_global_state_of_hydra_unchanged():
-    compose()
+def test_composing_leaves_the_global_state_of_hydra_unchanged(project):
+    compose(config_path=project.conf)
     assert not GlobalHydra.instance().is_initialized()
     assert not HydraConfig.initialized()
     assert launch_info() is None
 
 
-def test_configs_without_a_run_name_are_different_runs():
-    configs = [trieye.compose(["runtime=local"]), *(TrieyeConfig() for _ in range(3))]
+def test_configs_without_a_run_name_are_different_runs(project):
+    configs = [trieye.compose(config_path=project.conf), *(TrieyeConfig() for _ in range(3))]
     assert len({config.run_name for config in configs}) == len(configs)
     for config in configs:
         copies = pickle.loads(pickle.dumps(config)), TrieyeConfig.model_validate(config.model_dump())
@@ -126,29 +126,21 @@ def test_only_a_trieye_config_can_be_registered(registered):
         trieye.register(AgentConfig)
 
 
-def test_a_primary_config_can_extend_another_one(project):
+def test_a_project_can_extend_its_primary_config_and_override_files_of_trieye(project):
     project.write("other", "defaults:\n  - train\n  - _self_\nseed: 5\n")
-    config = compose(["sinks=[mlflow]"], config_path=project.conf, config_name="other")
-    assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
-
-
-def test_a_file_of_the_project_overrides_one_of_trieye(project):
     project.write("runtime/ray", "# mine\nnum_cpus: 3\n")
-    assert compose(["runtime=ray"], config_path=project.conf).runtime.num_cpus == 3
+    config = compose(["sinks=[mlflow]", "runtime=ray"], config_path=project.conf, config_name="other")
+    assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
+    assert config.runtime.num_cpus == 3
 
 
-def test_relative_paths_in_the_config_are_relative_to_the_working_directory(project):
-    config = compose(
-        ["persistence.load_checkpoint_path=ckpt", "persistence.root_data_dir=data"], config_path=project.conf
-    )
-    assert config.persistence.load_checkpoint_path == str(project.directory / "ckpt")
-    assert config.persistence.get_app_root_dir() == project.directory / "data" / "tested"
-
-
-def test_values_of_hydra_can_be_interpolated(project):
-    config = compose(["app_name=${hydra:job.name}_${seed}", "+tags.cwd=${hydra:runtime.cwd}"], config_path=project.conf)
-    assert config.app_name == "app_0"
+def test_values_of_hydra_are_interpolated_and_paths_are_relative_to_the_working_directory(project):
+    words = ["app_name=${hydra:job.name}_${seed}", "+tags.cwd=${hydra:runtime.cwd}"]
+    paths = ["persistence.load_checkpoint_path=ckpt", "persistence.root_data_dir=data"]
+    config = compose([*words, *paths], config_path=project.conf)
     assert config.tags["cwd"] == str(project.directory)
+    assert config.persistence.load_checkpoint_path == str(project.directory / "ckpt")
+    assert config.persistence.get_app_root_dir() == project.directory / "data" / "app_0"
 
 
 def test_a_task_is_callable_with_a_config():
@@ -188,7 +180,7 @@ def test_the_config_type_is_read_from_the_annotation():
 
 
 def test_a_config_path_may_be_a_package(monkeypatch):
-    assert compose(config_path="pkg://trieye.conf", config_name="trieye").seed == 0
+    assert compose(["metrics=[]"], config_path="pkg://trieye.conf", config_name="trieye").seed == 0
     with pytest.raises(ConfigurationError, match=r"^config_path=pkg://no\.such: "):
         compose(config_path="pkg://no.such")
 
