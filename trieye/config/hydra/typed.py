@@ -41,12 +41,11 @@ def as_in_a_job(config: DictConfig) -> Iterator[None]:
     with flag_override(config, ["struct", "readonly"], [False, False]):
         for name, node in missing_nodes.items():
             node[name] = placeholders[name]
-    instance.set_config(config)
+    instance.cfg = config  # type: ignore[assignment]  # `set_config` would copy the node `hydra`, which takes 6 ms
     try:
         yield
     finally:
         instance.cfg = old_config
-        OmegaConf.set_readonly(config.hydra, value=False)  # `set_config` made it read-only
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for name, node in missing_nodes.items():
                 node[name] = MISSING
