@@ -62,10 +62,6 @@ def test_each_option_of_explorers_builds_a_training_config(option):
     assert (config.sync.style, config.explorer.num) == (option.stem, 4)
 
 
-def test_a_training_has_no_explorers_with_the_option_none():
-    assert compose(["+sync=fixed", "+explorer=none", "metrics=[]"], config_type=TrainConfig).explorer.num == 0
-
-
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_each_file_starts_with_the_line_that_help_shows(file):
     lines = (CONF / f"{file}.yaml").read_text().splitlines()

@@ -143,14 +143,6 @@ def test_values_of_hydra_are_interpolated_and_paths_are_relative_to_the_working_
     assert config.persistence.get_app_root_dir() == project.directory / "data" / "app_0"
 
 
-def test_a_task_is_callable_with_a_config():
-    @trieye.main()
-    def train(config: TrieyeConfig) -> int:
-        return config.seed
-
-    assert train(TrieyeConfig(seed=3)) == 3
-
-
 def test_the_config_type_is_read_from_the_annotation():
     def annotated(config: TrainConfig) -> None: ...
 

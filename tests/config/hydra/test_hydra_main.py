@@ -123,7 +123,6 @@ def test_an_expected_exit_prints_one_message(failed):
     stopped.add_note("3 points were not sent")
     assert failed(stopped) == (143, "stopped at step 7, saved\n3 points were not sent\n")
     assert failed(KeyboardInterrupt()) == (130, "interrupted\n")
-    assert failed(trieye.ConfigurationError("no such thing")) == (2, "error: no such thing\n")
 
 
 def test_a_bug_in_the_task_prints_hydras_traceback(failed):

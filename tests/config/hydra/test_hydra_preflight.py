@@ -92,9 +92,10 @@ def test_sweeper_params_in_a_file_are_checked_like_typed_axes(project, mistaken,
     ("typed", "parts"),
     [
         ("hydra.launcher.num_cpu=2", "hydra.launcher.num_cpu=2: |'num_cpus'?"),
-        ("hydra.launcher.isolate=proces", "hydra.launcher.isolate=proces: |process, worker, none|'process'?"),
-        pytest.param("hydra.launcher.retries=-1", "hydra.launcher.retries=-1: |>= 0", marks=pytest.mark.long),
-        pytest.param("hydra.launcher.num_gpus=half", "hydra.launcher.num_gpus=half: |a number", marks=pytest.mark.long),
+        (
+            "hydra.launcher.isolate=proces hydra.launcher.retries=-1 hydra.launcher.num_gpus=half",
+            "isolate=proces: |process, worker, none|'process'?|retries=-1: |>= 0|num_gpus=half: |a number",
+        ),
         ("hydra.launcher.num_cpus=${sead}", "hydra.launcher.num_cpus: |sead"),
         ("hydra/launcher=trieyee", "'trieye'?"),
         ("hydra/sweeper=trieye hydra.sweeper.kind=gird", "hydra.sweeper.kind=gird: |'grid'?"),

@@ -391,24 +391,11 @@ def test_a_flag_name_of_another_library_suggests_the_matching_key(learners, mist
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("words", "schedule"),
-    [
-        (["agent.lr=2e-4"], {"start": 2e-4}),
-        (["agent.lr={start: 1, end: 0.5, steps: 9}"], {"start": 1.0, "end": 0.5, "steps": 9}),
-        (
-            ["agent.lr={start: 1, end: 0.5, steps: 9, shape: cosine}", "agent.lr.steps=7"],
-            {"start": 1.0, "end": 0.5, "steps": 7, "shape": "cosine"},
-        ),
-    ],
-    ids=str,
-)
-def test_a_schedule_is_set_as_a_number_or_as_a_mapping(learners, words, schedule):
-    composed_schedule = composed(learners, *words, config_type=OpenConfig).lr
-    assert composed_schedule == trieye.Schedule(**schedule)
-    assert (
-        OpenConfig.model_validate_json(
-            OpenConfig(agent={"kind": "td3", "lr": composed_schedule}).model_dump_json()
-        ).agent.lr
-        == composed_schedule
-    )
+def test_a_schedule_is_set_as_a_number_or_as_a_mapping(learners):
+    cosine = ["agent.critic_lr={start: 1, end: 0.5, steps: 9, shape: cosine}", "agent.critic_lr.steps=7"]
+    words = ["agent.lr=2e-4", "agent.actor_lr={start: 1, end: 0.5, steps: 9}", *cosine]
+    agent = composed(learners, *words, config_type=OpenConfig)
+    assert agent.lr == trieye.Schedule(start=2e-4)
+    assert agent.actor_lr == trieye.Schedule(start=1, end=0.5, steps=9)
+    assert agent.critic_lr == trieye.Schedule(start=1, end=0.5, steps=7, shape="cosine")
+    assert OpenConfig.model_validate_json(OpenConfig(agent=agent).model_dump_json()).agent == agent
