@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
+from trieye.history.arrow import binaries, numbers, strings
 from trieye.history.columns import Columns, grouped
 from trieye.journal.journal import Segment
 from trieye.journal.ranges import Range
@@ -201,19 +202,18 @@ def _to_table(columns: Columns) -> "pa.Table":
 
     blank = np.zeros(len(columns), bool)
     blank[list(columns.operations)] = True
-    kinds = [POINT] * len(columns)
+    kinds, kind_codes = {POINT: 0}, np.zeros(len(columns), np.int32)
     for row, data in columns.operations.items():
-        kinds[row] = _tag_of(data).type
+        kind_codes[row] = kinds.setdefault(_tag_of(data).type, len(kinds))
     # lists of strings would take 40 times as long to read as all other columns together
     targets = [msgspec.json.encode(target).decode() for target in columns.targets]
-    names, name_codes = pa.array(columns.names, pa.string()), pa.array(columns.name_codes, mask=blank)
     arrays = [
-        np.arange(columns.first, columns.end),
-        pa.array(kinds, pa.string()).dictionary_encode(),
-        pa.DictionaryArray.from_arrays(name_codes, names),
-        *(pa.array(column, mask=blank) for column in (columns.values, columns.steps, columns.times, columns.counts)),
-        pa.DictionaryArray.from_arrays(pa.array(columns.target_codes, mask=blank), pa.array(targets, pa.string())),
-        pa.array(list(map(columns.operations.get, range(len(columns)))), pa.binary()),
+        numbers(np.arange(columns.first, columns.end)),
+        pa.DictionaryArray.from_arrays(numbers(kind_codes), strings(list(kinds))),
+        pa.DictionaryArray.from_arrays(numbers(columns.name_codes, blank=blank), strings(columns.names)),
+        *(numbers(column, blank=blank) for column in (columns.values, columns.steps, columns.times, columns.counts)),
+        pa.DictionaryArray.from_arrays(numbers(columns.target_codes, blank=blank), strings(targets)),
+        binaries(columns.operations, len(columns)),
     ]
     return pa.table(arrays, schema=_schema())
 
