@@ -424,11 +424,14 @@ class RunningJob:
 
     def _step(self) -> int | None:
         """Return the last recorded step of the run."""
-        from trieye.hub.status import read_status  # imports NumPy, which readers of records do not need
-
         run_dir = self._directory / RUN
+        if not run_dir.is_dir():
+            return self.record.step
+
+        from trieye.hub.status import read_status  # imports NumPy, which jobs without a run do not need
+
         with suppress(JournalError, OSError):
-            metrics = read_status(run_dir).get("metrics", {}) if run_dir.is_dir() else {}
+            metrics = read_status(run_dir).get("metrics", {})
             steps = [int(metric["step"]) for metric in metrics.values() if metric.get("step") is not None]
             return max(steps, default=self.record.step)
         return self.record.step
