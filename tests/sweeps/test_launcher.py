@@ -23,7 +23,7 @@ from trieye.exceptions import ConfigurationError, RunInterrupted, RunLockedError
 from trieye.files.run_record import RunRecord
 from trieye.sweeps import fork_client, orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
-from trieye.sweeps.record import LOCK, SweepRecord, lock_in
+from trieye.sweeps.record import LOCK, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.sweeper import SweepError
 
 
@@ -76,43 +76,39 @@ def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on, tmp_pa
             raise StubbornError("cannot be", "unpickled")
         if cfg.what == "leave":
             sys.exit(3)
+        if cfg.what == "cancel":
+            raise asyncio.CancelledError("by a timeout")
+        if cfg.what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         sys.path.insert(0, str(tmp_path))
         late = importlib.import_module("late")  # only the job can import it
         if cfg.what == "late error":
             raise late.MeanError("of the job")
         return {"late": late.Return(3), "lock": threading.Lock()}.get(cfg.what, 7)
 
-    whats = ["raise", "fine", "stubborn", "leave", "lock", "late", "late error", "well"]
-    returned_values = values(sweep_on.launch(task, [*(f"what={word}" for word in whats), "whta=x"]))
+    whats = ["raise", "fine", "stubborn", "leave", "lock", "late", "late error", "well", "cancel", "die"]
+    jobs = [*(f"what={word}" for word in whats), "whta=x"]
+    returned_values = values(sweep_on.launch(task, jobs, "hydra.launcher.retries=0"))
     assert "whta" in returned_values.pop()
+    assert "its process died: " in returned_values.pop()
     assert "3" in returned_values.pop(3)
     stubborn, late = "StubbornError: cannot be unpickled", "MeanError: of the job"
-    assert returned_values == ["that is no number", 7, stubborn, None, 3, late, 7]
+    assert returned_values == ["that is no number", 7, stubborn, None, 3, late, 7, "by a timeout"]
     assert f"FAILED: {stubborn}" in capfd.readouterr().err
-    records = [sweep_on.record(index) for index in range(9)]
-    assert [index for index, record in enumerate(records) if record.state == "failed"] == [0, 2, 3, 6, 8]
+    records = [sweep_on.record(index) for index in range(11)]
+    assert [index for index, record in enumerate(records) if record.state == "failed"] == [0, 2, 3, 6, 8, 9, 10]
     assert {record.state for record in records} == {"failed", "completed"}
-    assert [(record.attempt, record.deaths) for record in records] == [(1, 0)] * 9
-    assert (records[0].error, records[6].error) == ("ValueError: that is no number", late)
+    assert [(record.attempt, record.deaths) for record in records] == [*[(1, 0)] * 9, (1, 1), (1, 0)]
+    errors = ["ValueError: that is no number", late, "CancelledError: by a timeout"]
+    assert [records[index].error for index in (0, 6, 8)] == errors
     assert records[7].objective == 7.0
-    logs = [(sweep_on.directory / str(index) / "output.log").read_text() for index in range(9)]
-    assert "whta" in logs[8]
-    for word, log in zip(whats, logs, strict=False):
+    logs = [(sweep_on.directory / str(index) / "output.log").read_text() for index in range(11)]
+    assert "whta" in logs[10]
+    for word, log in list(zip(whats, logs, strict=False))[:9]:
         assert all(text in log for text in (f"printed by {word}", "to stderr", "a child speaks"))
     assert "Traceback" in logs[0]
     assert "ValueError: that is no number" in logs[0]
     assert "cannot be pickled" in logs[4]
-
-
-def test_a_job_that_is_cancelled_by_its_own_code_fails_alone_and_is_not_restarted(sweep):
-    def task(cfg):
-        if cfg.what == "cancel":
-            raise asyncio.CancelledError("by a timeout")
-
-    with pytest.raises(SweepError, match="1 of 2 jobs failed; job 0 raised CancelledError: by a timeout"):
-        sweep.search(task, "what=cancel,fine")
-    assert sweep.states(2) == ["failed", "completed"]
-    assert (sweep.record(0).error, sweep.record(0).attempt) == ("CancelledError: by a timeout", 1)
 
 
 def test_a_sweep_records_the_path_of_its_script_after_a_change_of_directory(sweep, tmp_path, monkeypatch):
@@ -125,14 +121,16 @@ def test_a_sweep_records_the_path_of_its_script_after_a_change_of_directory(swee
     assert SweepRecord.of(sweep.directory).program[1] == str(script)
 
 
-def test_fail_fast_starts_no_other_job(sweep_on):
+def test_fail_fast_starts_no_other_job(sweep):
     def task(cfg):
         raise ValueError(cfg.what)
 
-    sweep_on.launch(task, [f"what={n}" for n in range(4)], "hydra.launcher.fail_fast=true", "hydra.launcher.num_jobs=1")
-    assert sweep_on.states(4) == ["failed", None, None, None]
+    options = ["hydra.launcher.fail_fast=true", "hydra.launcher.num_jobs=1"]
+    sweep.launch(task, [f"what={n}" for n in range(4)], "hydra.launcher.backend=local", *options)
+    assert sweep.states(4) == ["failed", None, None, None]
 
 
+@pytest.mark.parametrize("sweep_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True)
 def test_a_killed_job_restarts_until_its_retries_are_used_up(sweep_on):
     def task(cfg):
         if cfg.what == "always" or not Path("been_here").exists():
@@ -167,6 +165,16 @@ def test_each_job_has_the_cpus_of_its_own_config(sweep_on, monkeypatch):
     for index, error in errors.items():
         assert error in str(sweep_on.record(index).error)
     assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep_on.directory).own
+
+
+def test_a_request_for_more_than_the_machine_has_is_rejected(sweep_on):
+    for option, message in (
+        ("num_gpus=0.25", r"hydra\.launcher\.num_gpus=0.25: this machine has 0"),
+        ("memory=200000000000000", r"memory=200000000000000: this machine has \S+ GiB in total"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            sweep_on.launch(done, ["what=x", "what=y"], f"hydra.launcher.{option}")
+    assert not (sweep_on.directory / SWEEP).exists()
 
 
 def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):
@@ -226,10 +234,7 @@ def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
     assert (sweep.record(1).state, sweep.record(1).attempt) == ("failed", 1)
 
 
-def test_local_jobs_restart_after_their_fork_server_was_killed(sweep, monkeypatch):
-    # importing all that this process has imported takes a server 4 s of CPU
-    monkeypatch.setattr(fork_client, "_installed_modules", list)
-
+def test_local_jobs_restart_after_their_fork_server_was_killed(sweep):
     def task(cfg):
         if not (directory / "killed").exists():
             (directory / "killed").touch()
@@ -242,9 +247,9 @@ def test_local_jobs_restart_after_their_fork_server_was_killed(sweep, monkeypatc
     assert values(sweep.launch(task, ["what=a", "what=b"], *options)) == ["a", "b"]
     assert [(sweep.record(index).attempt, sweep.record(index).deaths) for index in range(2)] == [(2, 1), (1, 0)]
     assert "its fork server died" in (directory / "0" / "output.log").read_text()
-    for client in fork_client._clients.values():
-        client._process.kill()  # between two sweeps, without a job that reports it
-        client._process.wait()
+    server = fork_client.server_for("")._process
+    server.kill()  # between two sweeps, without a job that reports it
+    server.wait()
     sweep.directory = directory.with_name("later")
     assert values(sweep.launch(task, ["what=a"], *options)) == ["a"]
     assert sweep.record(0).deaths == 1
@@ -373,11 +378,13 @@ def test_num_jobs_limits_concurrent_jobs(sweep_on):
     assert max(sum(began <= moment < ended for began, ended in times) for moment, _ in times) == 2
 
 
-@pytest.mark.parametrize(("option", "is_here"), [("num_jobs=1", True), ("num_jobs=2", False), ("timeout_min=5", False)])
-def test_a_part_with_parallel_jobs_or_a_time_limit_starts_processes(sweep, option, is_here):
-    words = ["hydra.launcher.isolate=none", "hydra.launcher.is_part=true", f"hydra.launcher.{option}"]
+def test_a_part_with_parallel_jobs_or_a_time_limit_starts_processes(sweep):
+    words = ["hydra.launcher.isolate=none", "hydra.launcher.is_part=true", "hydra.launcher.timeout_min=5"]
     (pid,) = values(sweep.launch(lambda _: os.getpid(), ["what=a"], *words))
-    assert (pid == os.getpid()) is is_here
+    assert pid != os.getpid()
+    part = {"isolate": "none", "is_part": True}
+    assert not LauncherConfig(**part, num_jobs=2).is_sequential
+    assert LauncherConfig(**part, num_jobs=1).is_sequential
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from hydra.errors import InstantiationException
 
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.record import SWEEP
 
 SEARCH = "hydra.sweeper.kind=optuna"
 RANDOM = "hydra.sweeper.kind=random"
@@ -26,7 +25,6 @@ RANDOM = "hydra.sweeper.kind=random"
         (["+x=1,2", "+hydra/sweeper/sampler=tpe", RANDOM], r"another plugin; set hydra\.sweeper\.sampler=tpe"),
         (["+api_key=sk-1,sk-2", "+x=interval(0,1)", SEARCH], r"\+api_key: a search cannot vary a secret"),
         (["+api_key=interval(0,1)", SEARCH], r"\+api_key: a search cannot vary a secret"),
-        (["+api_key=range(1,4)", SEARCH], r"\+api_key: a search cannot vary a secret"),
     ],
 )
 def test_a_sweep_that_cannot_run_is_rejected(sweep, words, message):
@@ -38,7 +36,6 @@ def test_a_sweep_that_cannot_run_is_rejected(sweep, words, message):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("launcher.numjobs=2", r"hydra\.launcher\.numjobs.*did you mean 'num_jobs'\?"),
         ("launcher.n_jobs=2", r"hydra\.launcher\.n_jobs=2: unknown key 'n_jobs'; did you mean 'num_jobs'\?"),
         ("launcher.slurm.hous=2", r"unknown key 'hous' in slurm; did you mean 'hours'\?"),
         ("launcher.num_gpus=1.5", "num_gpus=1.5: above 1, only whole GPUs"),
@@ -57,11 +54,9 @@ def test_an_invalid_option_is_rejected_with_the_right_option(sweep, word, messag
     ("subdir", "message"),
     [
         ("${cpus}", r"subdir=\$.cpus.: job 0 would write to the directory of job 1; add a prefix, such as run_\$"),
-        ("${cpus}/x", "job 0 would write to the directory of job 1"),
         ("${hydra.job.num}/output", "contains output of trieye; choose another name .*status.json, output.log"),
         ("${hydra.job.num}/run/x", "contains run of trieye"),
         ("same", "jobs 0 and 1 would share the output directory"),
-        ("of_${what}", "jobs 0 and 1 would share the output directory"),
     ],
 )
 def test_an_output_directory_of_several_jobs_or_among_their_files_is_rejected(sweep, subdir, message):
@@ -75,16 +70,6 @@ def test_custom_resources_and_addresses_need_ray(sweep, option):
     sweep.backend = "local"
     with pytest.raises(ConfigurationError, match=r"need.* hydra\.launcher\.backend=ray"):
         sweep.launch(lambda _: 1, ["what=x"], option)
-
-
-def test_a_request_for_more_than_the_machine_has_is_rejected(sweep_on):
-    for option, message in (
-        ("num_gpus=0.25", r"hydra\.launcher\.num_gpus=0.25: this machine has 0"),
-        ("memory=200000000000000", r"memory=200000000000000: this machine has \S+ GiB in total"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            sweep_on.launch(print, ["what=x", "what=y"], f"hydra.launcher.{option}")
-    assert not (sweep_on.directory / SWEEP).exists()
 
 
 def test_a_sampler_with_a_missing_package_is_rejected(sweep, monkeypatch):
