@@ -109,14 +109,14 @@ def test_numbers_without_a_float_and_missing_values_fail_no_job(sweep):
 
 
 def test_a_changed_config_is_reported_when_a_sweep_grows(sweep, capfd):
-    sweep.search(lambda cfg: cfg.cpus, "+x=1,2", "hydra.sweeper.num_trials=3")
+    sweep.search(lambda cfg: cfg.cpus, "+x=1", "hydra.sweeper.num_trials=3")
     err = capfd.readouterr().err
     assert "hydra.sweeper.num_trials=3 has no effect without hydra.sweeper.kind=random" in err
     assert "the config changed" not in err
-    sweep.search(lambda cfg: cfg.cpus, "+x=1,2,3")
+    sweep.search(lambda cfg: cfg.cpus, "+x=1,2")
     assert "the config changed" not in capfd.readouterr().err
     sweep.values = "what: nothing\ncpus: 2\n"
-    sweep.search(lambda cfg: cfg.cpus, "+x=1,2,3,4")
+    sweep.search(lambda cfg: cfg.cpus, "+x=1,2,3")
     assert "the config changed since its last start (cpus: 1 -> 2); completed jobs keep" in capfd.readouterr().err
 
 
@@ -187,15 +187,15 @@ def test_objectives_of_an_earlier_start_with_other_names_are_reported_and_stay_r
 
 
 def test_jobs_without_a_finite_objective_are_ranked_last_and_those_without_any_have_none(sweep, capfd):
-    words = ["+x=1,nan,3,9,inf,-inf,5", "hydra.sweeper.exclude=[{x: 5}]"]
+    words = ["+x=1,nan,3,9,inf,5", "hydra.sweeper.exclude=[{x: 5}]"]
     sweep.search(lambda cfg: None if cfg.x == 9 else float(cfg.x), *words)
     output = capfd.readouterr().out
-    assert "best of 6 jobs (max)" in output
+    assert "best of 5 jobs (max)" in output
     rows = [row.split()[1:] for row in output.splitlines() if row.strip()[:1].isdigit()]
-    assert rows == [["3", "3"], ["1", "1"], ["nan", "nan"], ["9", "-"], ["inf", "inf"], ["-inf", "-inf"]]
+    assert rows == [["3", "3"], ["1", "1"], ["nan", "nan"], ["9", "-"], ["inf", "inf"]]
     assert SweepRecord.of(sweep.directory).summary["best"] == 2
     jobs = status_of(sweep.directory)
-    shown = [(1.0, "1"), (None, "nan"), (3.0, "3"), (None, ""), (None, "inf"), (None, "-inf")]
+    shown = [(1.0, "1"), (None, "nan"), (3.0, "3"), (None, ""), (None, "inf")]
     assert [(job.objective, job.objective_text) for job in jobs] == shown
     results = load(sweep.directory)
     assert "1 completed job (3) returned no number and wrote no metrics" in str(results.problems)

@@ -67,15 +67,15 @@ def test_proposals_are_within_bounds_and_cover_them(kind):
     search = RandomSearch(SearchSpace.of(dimensions), 3)
     if kind == "optuna":
         search = OptunaSearch(SearchSpace.of(dimensions), SweeperConfig(kind="optuna", sampler="random", seed=3), "max")
-    drawn = [values(search.ask(index)) for index in range(400)]
+    drawn = [values(search.ask(index)) for index in range(200)]
     assert all(-1 <= float(values["x"]) <= 1 for values in drawn)
     assert all(1e-5 <= float(values["lr"]) <= 1e-1 for values in drawn)
     assert {values["k"] for values in drawn} == {"2", "3", "4"}
     assert {values["a"] for values in drawn} == {"b", "c"}
     assert {1, 64} <= {int(values["n"]) for values in drawn} <= set(range(1, 65))
     small = sum(float(values["lr"]) < 1e-3 for values in drawn)
-    assert 150 < small < 250  # half of the orders of magnitude
-    assert sum(int(values["n"]) <= 8 for values in drawn) > 150
+    assert 75 < small < 125  # half of the orders of magnitude
+    assert sum(int(values["n"]) <= 8 for values in drawn) > 75
 
 
 def test_a_random_search_proposes_the_same_values_in_any_order():
@@ -348,10 +348,10 @@ def test_a_resumed_search_takes_its_secrets_from_the_command_line_and_needs_them
 
 def test_a_search_resumes_with_numbers_whose_keys_end_like_secrets(sweep):
     words = ["+time_signature=3,4", "+num_token=range(8,64)", "+token=tag(log,interval(1,2))", "+sig=interval(0,1)"]
-    words += ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=2"]
-    drawn = sweep.search(lambda cfg: cfg.sig, *words)
-    assert not any("***" in word for overrides in drawn for word in overrides)
-    assert sweep.search(lambda cfg: cfg.sig, *words, "hydra.sweeper.num_trials=3")[:2] == drawn
+    words += ["hydra.sweeper.kind=random"]
+    drawn = sweep.search(lambda cfg: cfg.sig, *words, "hydra.sweeper.num_trials=1")
+    assert not any("***" in word for word in drawn[0])
+    assert sweep.search(lambda cfg: cfg.sig, *words, "hydra.sweeper.num_trials=2")[:1] == drawn
 
 
 @pytest.mark.parametrize("launcher", ["trieye", "basic", "trieye without its sweeper"])
@@ -362,10 +362,10 @@ def test_files_of_a_sweep_under_plain_hydra_contain_no_secret(sweep, launcher):
     received, names = [], {"config.yaml", "hydra.yaml", "overrides.yaml"}
     if launcher in ("trieye", "basic"):
         names.add("multirun.yaml")
-        sweep.search(task, "+api_key=sk-7a1f", "+x=1,2", f"hydra/launcher={launcher}")
+        sweep.search(task, "+api_key=sk-7a1f", f"hydra/launcher={launcher}")
     else:
-        sweep.launch(task, ["+api_key=sk-7a1f"] * 2, "hydra.launcher.isolate=none")
-    assert received == ["sk-7a1f"] * 2
+        sweep.launch(task, ["+api_key=sk-7a1f"], "hydra.launcher.isolate=none")
+    assert received == ["sk-7a1f"]
     files = [path for path in sweep.directory.rglob("*") if path.is_file()]
     assert names <= {path.name for path in files}
     assert [path for path in files if b"sk-7a1f" in path.read_bytes()] == []
@@ -413,46 +413,44 @@ def test_a_larger_budget_runs_completed_jobs_further(sweep, capfd):
         return cfg.x
 
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=random", "hydra.sweeper.budget=[epochs]"]
-    first = sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=2")
-    sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=2")
-    assert ran == [(0, 1), (1, 1)]
-    assert "2 completed before" in capfd.readouterr().err
-    raised = sweep.search(task, *words, "+epochs=2", "hydra.sweeper.num_trials=3")
-    assert "running 2 completed jobs further with +epochs=2" in capfd.readouterr().err
-    assert ran[2:] == [(0, 2), (1, 2), (2, 2)]
-    assert [job[0] for job in raised[:2]] == [job[0] for job in first]
+    first = sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=1")
+    raised = sweep.search(task, *words, "+epochs=2", "hydra.sweeper.num_trials=2")
+    assert "running 1 completed job further with +epochs=2" in capfd.readouterr().err
+    assert ran == [(0, 1), (0, 2), (1, 2)]
+    assert raised[0][0] == first[0][0]
     with pytest.raises(ConfigurationError, match="epochs=1: the sweep has jobs with epochs=2, and can only raise its"):
-        sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=3")
+        sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=2")
     sweep.search(task, *words, "+epochs=2", "hydra.sweeper.num_trials=1")
-    assert "has 3 trials already; hydra.sweeper.num_trials=1 adds none" in capfd.readouterr().err
-    assert SweepRecord.of(sweep.directory).size == 3, "a smaller number hides no job"
-    assert len(ran) == 5
+    output = capfd.readouterr().err
+    assert "has 2 trials already; hydra.sweeper.num_trials=1 adds none" in output
+    assert "2 completed before" in output
+    assert SweepRecord.of(sweep.directory).size == 2, "a smaller number hides no job"
+    assert len(ran) == 3
 
 
 def test_a_budget_below_the_configured_one_of_earlier_jobs_is_rejected(sweep):
     sweep.values = "base: 10\nepochs: ${base}\nx: 0\n"
-    words = ["x=1,2", "hydra.sweeper.budget=[epochs]"]
+    words = ["x=1", "hydra.sweeper.budget=[epochs]"]
     sweep.search(lambda cfg: cfg.x * cfg.epochs, *words)
     with pytest.raises(ConfigurationError, match="epochs=5: the sweep has jobs with epochs=10, and can only raise its"):
         sweep.search(lambda cfg: cfg.x * cfg.epochs, *words, "epochs=5")
-    assert [sweep.record(index).objective for index in range(2)] == [10, 20]
+    assert sweep.record(0).objective == 10
     sweep.search(lambda cfg: cfg.x * cfg.epochs, *words, "epochs=20")
-    assert [sweep.record(index).objective for index in range(2)] == [20, 40]
+    assert sweep.record(0).objective == 20
 
 
 def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
     task, words = lambda cfg: cfg.x + cfg.seed, ["hydra.sweeper.budget=[epochs]"]
-    sweep.search(task, "+x=1,2", "+seed=0", *words)
-    grown = sweep.search(task, "+epochs=9", "+x=1,2", "+seed=0,1", *words)
-    pairs = [(1, 0), (2, 0), (1, 1), (2, 1)]
-    assert grown == [("+epochs=9", f"+x={x}", f"+seed={seed}") for x, seed in pairs]
-    assert [sweep.record(index).attempt for index in range(4)] == [2, 2, 1, 1]
+    sweep.search(task, "+x=1", "+seed=0", *words)
+    grown = sweep.search(task, "+epochs=9", "+x=1", "+seed=0,1", *words)
+    assert grown == [("+epochs=9", "+x=1", f"+seed={seed}") for seed in (0, 1)]
+    assert [sweep.record(index).attempt for index in range(2)] == [2, 1]
     with pytest.raises(ConfigurationError, match="a sweep can only grow"):
-        sweep.search(task, "+x=1,2", "+seed=0,1")  # epochs is not its budget, so it may not vanish
+        sweep.search(task, "+x=1", "+seed=0,1")  # epochs is not its budget, so it may not vanish
     for options in (words, []):
         with pytest.raises(ConfigurationError, match=r"repeat (it|\+epochs=9)"):
-            sweep.search(task, "+x=1,2", "+seed=0,1,2", *options)
-    assert sweep.states(4) == ["completed"] * 4
+            sweep.search(task, "+x=1", "+seed=0,1,2", *options)
+    assert sweep.states(2) == ["completed"] * 2
 
 
 def test_a_resumed_search_rejects_incompatible_options(sweep):
