@@ -32,18 +32,6 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
-APP = """
-import trieye
-
-@trieye.main(config_path="pkg://trieye.conf", config_name="trieye")
-def train(config: trieye.TrieyeConfig):
-    with trieye.Run(config) as run:
-        print("attempt", run.attempt)
-        run.log("a", 1.0, step=2)
-
-train()
-"""
-
 
 @pytest.fixture
 def config(make_config):
@@ -94,22 +82,15 @@ def test_a_new_driver_finds_an_orphaned_hub_in_any_namespace(config, start_drive
     ray.kill(hub)
 
 
-def test_a_run_takes_over_a_detached_hub_only_after_its_driver_died(config, start_driver, tmp_path):
+def test_a_run_takes_over_a_detached_hub_only_after_its_driver_died(config, start_driver, capfd):
     driver = start_driver("detached")
     with pytest.raises(trieye.RunLockedError, match=f"process {driver.pid} on .* through a detached hub"):
         trieye.Run(config).open()
     kill(driver)
-    (tmp_path / "app.py").write_text(APP)
-    overrides = [
-        f"persistence.root_data_dir={config.persistence.root_data_dir}",
-        "app_name=app",
-        "run_name=run",
-        "sinks=[]",
-    ]
-    command = [sys.executable, "app.py", *overrides, "runtime=cluster", f"runtime.address={config.runtime.address}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "attempt 2\n"
-    assert "no living driver" in done.stderr
+    with trieye.Run(config) as run:
+        assert run.attempt == 2
+        run.log("a", 1.0, step=2)
+    assert "no living driver" in capfd.readouterr().err
     assert record_of(config)["status"] == "FINISHED"
     assert record_of(config)["summary"]["a"] == {"last": 1.0, "min": 1.0, "max": 10.0, "step": 2}
 
