@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.training.algorithms import TrainConfig
 from tests.tune.walks import WalksConfig
 
 
@@ -25,6 +24,8 @@ def walks_config(tmp_path):
 
 @pytest.fixture
 def dqn_config(tmp_path):
+    from tests.training.algorithms import TrainConfig  # imports torch
+
     return TrainConfig(
         run_name="dqn",
         agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},

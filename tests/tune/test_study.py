@@ -4,10 +4,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from tests import warm
+from tests.forked import in_a_child
 from tests.tune.walks import Walk, curve_in
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
@@ -159,27 +161,24 @@ def test_an_interrupted_study_resumes_prunes_trials_and_reruns_its_best_config(p
     assert "has no grid: it is a search or a study" in project.cli("sweep", "show", "1", "-d", "multirun/first", code=2)
 
 
-KILLED = """
-import os, signal, sys
-from tests.tune.walks import Walk, WalksConfig
-from trieye.tune.trial import Trial
-
-Trial(Walk, WalksConfig.model_validate_json(sys.argv[1]), {}, sys.argv[2]).iterate()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def evaluate_and_be_killed(config, group):
+    """Run a trial in a fork up to its first evaluation, and kill it before it delivers its values."""
+    Trial(Walk, config, {}, group).iterate()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_end_of_a_study_delivers_values_of_pruned_trials_whose_processes_were_killed(
-    walks_config, tmp_path, monkeypatch, warm_programs
+    walks_config, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    config = walks_config("study", sinks={"tensorboard": {"enabled": True, "flush_interval_s": 600}})
+    sinks = {"mlflow": {"enabled": False}, "tensorboard": {"enabled": True, "flush_interval_s": 600}}
+    config = walks_config("study", sinks=sinks)
     space = config.tune.model_copy(update={"enabled": True, "search": "grid", "space": {"walk.pace": "1,2,3"}})
     study, run_dirs = Study(Walk, config.model_copy(update={"tune": space})), []
     for index, state in enumerate(("pruned", "interrupted", "pruned")):
         trial = named(config, f"study_{index}")
         group = str(study.directory) if index < 2 else "/another/study/with/a/run/of/this/name"
-        subprocess.run([sys.executable, "-c", KILLED, trial.model_dump_json(), group], check=False)
+        assert in_a_child(partial(evaluate_and_be_killed, trial, group)) == -signal.SIGKILL
         (study.directory / str(index)).mkdir(parents=True)
         JobRecord(index=index, overrides=[], state=state, step=5).write(study.directory / str(index))
         run_dirs.append(trial.persistence.get_run_base_dir())
