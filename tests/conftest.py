@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # otherwise Ray starts a worker per core and collects unused metrics: 1.5 s of CPU per cluster
     os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
+    # argparse searches for translations of its texts: 3 ms of CPU per command
+    os.environ.setdefault("LANGUAGE", "C")
     # idle threads of torch spin, and the test processes already use every core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if warm.TABLES not in os.environ:  # the workers of xdist inherit it

@@ -128,10 +128,15 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.set_defaults(run=None, when_interrupted="interrupted")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=AnyOrder)
     for name, text in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        is_chosen = name == chosen
+        command = commands.add_parser(  # options of the others would take a fifth of the time
+            name,
+            help=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=is_chosen,
         )
-        if name == chosen:
+        if is_chosen:
             module = import_module(f"trieye.cli.{name}")
             _, command.description, command.epilog = (module.__doc__ or "\n\n\n\n").split("\n\n", 2)
             module.add_arguments(command)
