@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trieye.cli import main
 from trieye.config import packages
 from trieye.exceptions import ConfigurationError, MissingPackageError, TrieyeError
 
@@ -27,7 +28,9 @@ for arguments in json.loads(sys.argv[1]):
 """
 RUN = """
 import trieye
-config = trieye.TrieyeConfig(app_name="app", run_name="run", runtime={"kind": "%s"}, sinks={"mlflow": {"enabled": %s}})
+config = trieye.TrieyeConfig(
+    app_name="app", run_name="run", runtime={"kind": "local"}, sinks={"mlflow": {"enabled": False}}
+)
 with trieye.Run(config) as run:
     state = {"loss": 1.0}
     run.restore(state=state)
@@ -35,6 +38,17 @@ with trieye.Run(config) as run:
         state["loss"] *= 0.5
         run.log(state)
     run.save(state=state)
+"""
+MISSING = """
+import traceback
+import trieye
+for kind, uses_mlflow in (("ray", False), ("local", True)):
+    config = trieye.TrieyeConfig(run_name="run", runtime={"kind": kind}, sinks={"mlflow": {"enabled": uses_mlflow}})
+    try:
+        with trieye.Run(config):
+            print("started")
+    except trieye.ConfigurationError as error:
+        print(traceback.format_exception_only(error)[-1].strip())
 """
 WRITER = """
 from trieye.integrations.tensorboard import SummaryWriter
@@ -73,10 +87,10 @@ def python(code, *arguments, is_warm=True):
 
 @pytest.mark.long
 def test_a_run_resumes_and_its_results_are_shown():
-    assert python(RUN % ("local", False), is_warm=False)[0] == 0
+    assert python(RUN, is_warm=False)[0] == 0
     loss = [".trieye_data/app", "--metric", "loss", "--mode", "min"]
     commands = [["results", "table", *loss], ["results", "curve", *loss], ["verify", "run"]]
-    code, output, errors = python(RUN % ("local", False) + CLI, json.dumps(commands))
+    code, output, errors = python(RUN + CLI, json.dumps(commands))
     assert code == 0, errors
     table, curve, verified, _ = output.split("exit code 0\n")
     assert "run" in table
@@ -93,19 +107,20 @@ def test_a_summary_writer_reports_that_mlflow_is_not_installed():
     assert list(Path().rglob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize(
-    ("runtime", "mlflow", "parts"),
-    [
-        ("ray", False, ("runtime.kind=ray needs Ray", "set runtime.kind=local")),
-        ("local", True, ("sinks.mlflow.enabled=true needs MLflow", "set sinks.mlflow.enabled=false")),
-    ],
-)
-def test_a_setting_that_needs_a_missing_package_is_an_error(runtime, mlflow, parts):
-    code, _, errors = python(RUN % (runtime, mlflow))
-    message = errors.splitlines()[-1]
-    assert (code, "MissingPackageError" in message) == (1, True)
-    for part in (*parts, "not installed: pip install trieye, or"):
-        assert part in message
+def test_a_setting_that_needs_a_missing_package_is_an_error():
+    code, output, errors = python(MISSING)
+    assert code == 0, errors
+    messages = output.splitlines()
+    for message, parts in zip(
+        messages,
+        (
+            ("runtime.kind=ray needs Ray", "set runtime.kind=local"),
+            ("sinks.mlflow.enabled=true needs MLflow", "set sinks.mlflow.enabled=false"),
+        ),
+        strict=True,
+    ):
+        for part in ("MissingPackageError: ", *parts, "not installed: pip install trieye, or"):
+            assert part in message
     assert not Path(".trieye_data").exists()
 
 
@@ -114,7 +129,7 @@ def test_a_command_that_needs_a_missing_package_fails_with_one_line():
         ["new", "my_agent", "--no-input"],
         ["results", "curve", "-o", "x.png", ".trieye_data/app", "--metric", "loss"],
     ]
-    code, output, errors = python(RUN % ("local", False) + CLI, json.dumps(commands))
+    code, output, errors = python(RUN + CLI, json.dumps(commands))
     assert (code, output) == (0, "exit code 2\n" * 2)
     errors = errors[errors.index("error: ") :].splitlines()
     assert errors[0].startswith("error: trieye new needs cookiecutter, which is not installed: pip install trieye")
@@ -142,26 +157,25 @@ def test_a_plain_hydra_program_sweeps_without_ray():
     assert output.endswith("exit code 0\n")
 
 
-def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
+def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line(capfd):
     sweep_options = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweep.dir=sweep")
-    code, output, errors = python(HYDRA, *sweep_options, "+lr=0.1,0.5")
+    fail_fast = ("hydra.launcher.num_jobs=1", "hydra.launcher.fail_fast=true")
+    code, output, errors = python(HYDRA, *sweep_options, "+lr=0.5,0.1,0.2", *fail_fast)
     assert code == 1
     assert "1 job did not complete" in output
     assert "ValueError: diverged at once" in output
-    assert re.search(r"^trieye: \[\d/2\] job 1 lr=0.5: FAILED: ValueError: diverged at once \(", errors, re.MULTILINE)
-    assert errors.splitlines()[-1].startswith(
-        "error: 1 of 2 jobs failed; job 1 raised ValueError: diverged at once. Output: "
-    )
-    assert "Traceback" not in errors
-    assert "Traceback" in Path("sweep/1/output.log").read_text()
-    assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
-    fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.isolate=none", "hydra.launcher.fail_fast=true")
-    code, _, errors = python(HYDRA, *sweep_options, "+lr=0.5,0.1,0.2", *fail_fast)
+    assert re.search(r"^trieye: \[\d/3\] job 0 lr=0.5: FAILED: ValueError: diverged at once \(", errors, re.MULTILINE)
     error = errors.splitlines()[-1]
-    assert error.startswith("error: 1 of 1 job failed; 2 did not start; job 0 raised ValueError: diverged at once.")
-    assert error.endswith(f"trieye sweep relaunch {Path('fast').resolve()} hydra.launcher.fail_fast=false")
-    _, output, _ = python(CLI, '[["sweep", "status", "fast"]]')
-    assert "trieye sweep relaunch fast hydra.launcher.fail_fast=false" in output
+    assert error.startswith(
+        "error: 1 of 1 job failed; 2 did not start; job 0 raised ValueError: diverged at once. Output: "
+    )
+    assert error.endswith(f"trieye sweep relaunch {Path('sweep').resolve()} hydra.launcher.fail_fast=false")
+    assert "Traceback" not in errors
+    log = Path("sweep/0/output.log").read_text()
+    assert log.startswith("rate 0.5\n")
+    assert "Traceback" in log
+    assert main(["sweep", "status", "sweep"]) == 1
+    assert "trieye sweep relaunch sweep hydra.launcher.fail_fast=false" in capfd.readouterr().out
     code, _, errors = python(HYDRA, *sweep_options, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
     assert (code, errors.count("\n")) == (2, 1)
     assert "did you mean 'local'?" in errors

@@ -11,6 +11,7 @@ import sys
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import trieye
 from tests import warm
 from tests.cli.conftest import Command
 from tests.damage import contents
@@ -139,7 +140,7 @@ def test_a_plan_extends_a_grid_with_its_options_and_direction_and_replaces_no_se
     record = SweepRecord.of(tmp_path / "first")
     assert (record.mode, record.summary["best"], record.size, record.is_signed) == ("min", 0, 3, True)
     assert {HERE, "hydra.sweeper.mode=min"} <= set(record.own)
-    assert "best of 3 jobs (min)" in sweep.output("relaunch", "first")
+    assert " hydra.sweeper.mode=min " in sweep.output("relaunch", "first", "--dry-run")
     for program in ("other.py", "train.py"):
         (tmp_path / program).write_text(PROGRAM)
         search = SweepRecord(program=[sys.executable, "train.py"], spec=["seed=0,1"], search={"kind": "random"})
@@ -203,18 +204,6 @@ def test_a_pyexputils_description_is_planned(sweep, tmp_path):
     assert not (tmp_path / "other/save_paths.jsonl").exists()
 
 
-def test_jobs_run_one_after_another_in_one_child_process(planned, tmp_path):
-    code, _, err = planned("run", "-d", "first", "-i", "1", "--stride", "2")
-    assert code == 0
-    assert "3 done" in err
-    assert [line[:2] for line in started_jobs(tmp_path)] == [["0", "0.5"], ["1", "0.5"], ["2", "0.5"]]
-    assert {tuple(line[2:]) for line in started_jobs(tmp_path)} == {(started_jobs(tmp_path)[0][2], str(os.getpid()))}
-    assert states(planned) == ["missing", "completed"] * 3
-    record = json.loads((tmp_path / "first" / SWEEP).read_text())
-    assert (record["program"][1:], record["spec"]) == (["train.py"], ["lr=0.1,0.5", "agent=dqn"])
-    assert record["own"].count(HERE) == 1
-
-
 def test_run_accepts_options_of_the_launcher(planned, tmp_path):
     (tmp_path / "train.py").write_text("")
     words = ["hydra.launcher.num_gpus=1", "hydra.launcher.timeout_min=5"]
@@ -236,34 +225,39 @@ def test_tasks_of_a_scheduler_run_in_parallel(planned, tmp_path):
     assert states(planned) == ["completed", *["missing"] * 4, "completed"]
 
 
-def test_a_relaunch_runs_only_missing_jobs(planned, tmp_path):
-    (tmp_path / "broken").touch()
+def test_jobs_run_one_after_another_in_one_child_process_and_a_relaunch_runs_only_the_others(planned, tmp_path):
+    record = json.loads((tmp_path / "first" / SWEEP).read_text())
+    assert (record["program"][1:], record["spec"]) == (["train.py"], ["lr=0.1,0.5", "agent=dqn"])
+    assert record["own"].count(HERE) == 1
+    (tmp_path / "broken").touch()  # jobs with lr=0.5 fail
     assert planned("run", "-d", "first", "-i", "0", "--stride", "3")[0] == 1
     assert states(planned) == ["completed", "missing", "missing", "failed", "missing", "missing"]
+    assert [line[:2] for line in started_jobs(tmp_path)] == [["0", "0.1"], ["1", "0.5"]]
+    processes = {tuple(line[2:]) for line in started_jobs(tmp_path)}
+    assert processes == {(started_jobs(tmp_path)[0][2], str(os.getpid()))}
     code, out, _ = planned("status", "first")
     assert code == 1
     assert "6 jobs: 1 completed, 1 failed, 4 missing" in out
     assert "ValueError: no luck with password=***" in out
     assert "trieye sweep relaunch first" in out
 
-    out = planned.output("relaunch", "first", "--only", "failed", "--dry-run")
-    command = shlex.split(out.partition("the command: ")[2])
-    assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", "hydra.launcher.only='3'"]
+    for only, indices in (("failed", "3"), ("missing,incomplete", "1-2,4-5")):
+        out = planned.output("relaunch", "first", "--only", only, "--dry-run")
+        command = shlex.split(out.partition("the command: ")[2])
+        assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", f"hydra.launcher.only='{indices}'"]
     assert len(started_jobs(tmp_path)) == 2
 
     modification_times = {
         path: path.stat().st_mtime_ns for path in (tmp_path / "first" / "0").rglob("*") if path.name != "sweep.lock"
     }
-    assert planned("relaunch", "first", "--only", "missing,incomplete")[0] == 1  # those with lr=0.5 fail
-    assert states(planned) == ["completed", "failed"] * 3
     (tmp_path / "broken").unlink()
-    assert planned("relaunch", "first")[0] == 0
+    assert "5 done" in planned("relaunch", "first")[2]
     assert states(planned) == ["completed"] * 6
     assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
     assert modification_times
     assert sorted(tuple(line[:2]) for line in started_jobs(tmp_path)).count(("0", "0.1")) == 1
     assert [json.loads((tmp_path / f"first/{index}/{STATUS}").read_text())["attempt"] for index in range(6)] == [
-        1, 2, 1, 2, 1, 2,
+        1, 1, 1, 2, 1, 1,
     ]  # fmt: skip
     code, out, _ = planned("relaunch", "first")
     assert (code, out) == (0, "no jobs to run: no job of first is failed, incomplete or missing\n")
@@ -319,12 +313,17 @@ def test_a_signal_that_kills_a_program_sets_the_exit_code_of_a_shell(planned, tm
     assert planned("relaunch", "first")[0] == 128 + number
 
 
-def test_exit_code_2_is_reserved_for_errors_before_a_run_starts(run_typed_sweep, tmp_path):
-    failing = 'run.log({"loss": 1.0}, step=7)\n        raise trieye.ConfigurationError("late")'
-    (tmp_path / "typed.py").write_text(TYPED.replace('run.log({"loss": 1.0}, step=7)', failing))
+def test_exit_code_2_is_reserved_for_errors_before_a_run_starts(typed_sweep, tmp_path, monkeypatch):
+    @trieye.main(config_path=str(tmp_path / "conf"))
+    def train(config: trieye.TrieyeConfig) -> None:
+        with trieye.Run(config):
+            raise trieye.ConfigurationError("late")
+
     for word, code in (("seed=1", 1), ("sede=1", 2)):
-        done = subprocess.run([sys.executable, "typed.py", word], capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
+        monkeypatch.setattr(sys, "argv", ["typed.py", word])
+        with pytest.raises(SystemExit) as exited:
+            train()
+        assert exited.value.code == code
 
 
 @pytest.mark.long
@@ -334,39 +333,48 @@ def test_a_part_of_a_sweep_skips_jobs_that_another_part_runs(planned, start_orph
     assert (code, states(planned)[:3]) == (0, ["completed"] * 3), err
 
 
-@pytest.fixture
-def run_typed_sweep(sweep, tmp_path):
-    """Return `sweep`, with a program that creates a run for each job."""
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "train.yaml").write_text(
+def write_typed_program(directory):
+    """Write a program that creates a run for each job."""
+    (directory / "conf").mkdir()
+    (directory / "conf" / "train.yaml").write_text(
         "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\n"
         "sinks: {mlflow: {enabled: false}, tensorboard: {enabled: false}}\n"
     )
-    (tmp_path / "typed.py").write_text(TYPED)
+    (directory / "typed.py").write_text(TYPED)
+
+
+@pytest.fixture
+def typed_sweep(sweep, tmp_path):
+    """Return `sweep`, with a program that creates a run for each job."""
+    write_typed_program(tmp_path)
     return sweep
 
 
-def test_a_copied_project_runs_its_own_program_and_leaves_the_original_unchanged(
-    run_typed_sweep, tmp_path, monkeypatch
-):
-    project, copy = tmp_path / "project", tmp_path / "copy"
-    project.mkdir()
-    for name in ("typed.py", "conf"):
-        (tmp_path / name).rename(project / name)
-    monkeypatch.chdir(project)
-    assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", "sweeps/first", HERE)[0] == 0
-    assert run_typed_sweep("run", "-d", "sweeps/first", "-i", "0")[0] == 0
-    shutil.copytree(project, copy, symlinks=True)
+@pytest.fixture(scope="module")
+def typed_project(tmp_path_factory, warm_programs):
+    """A project whose sweep `first` has completed its two jobs, each with a run."""
+    project = tmp_path_factory.mktemp("typed")
+    write_typed_program(project)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        assert main(["sweep", "plan", "typed", "seed=0,1", "-o", "first", HERE]) == 0
+        assert main(["sweep", "relaunch", "first"]) == 0
+    return project
+
+
+def test_a_copied_project_runs_its_own_program_and_leaves_the_original_unchanged(sweep, typed_project, tmp_path):
+    copy = shutil.copytree(typed_project, tmp_path / "copy", symlinks=True)
     (copy / "typed.py").write_text(TYPED.replace("float(config.seed)", "100.0 + config.seed"))
-    before = contents(project)
-    monkeypatch.chdir(tmp_path)
-    code, _, err = run_typed_sweep("relaunch", "copy/sweeps/first", "--yes")
+    shutil.rmtree((copy / "first/1/run").resolve())
+    shutil.rmtree(copy / "first/1")
+    before = contents(typed_project)
+    code, _, err = sweep("relaunch", "copy/first", "--yes")
     assert code == 0, err
     assert f"running its program in {copy}" in err
-    assert contents(project) == before
-    assert [job["objective"] for job in jobs_of(run_typed_sweep, "copy/sweeps/first")] == [0.0, 101.0]
+    assert contents(typed_project) == before
+    assert [job["objective"] for job in jobs_of(sweep, "copy/first")] == [0.0, 101.0]
     for index in (0, 1):
-        assert (copy / f"sweeps/first/{index}/run").resolve().is_relative_to(copy)
+        assert (copy / f"first/{index}/run").resolve().is_relative_to(copy)
 
 
 def test_a_copied_sweep_of_an_external_program_is_rejected_and_status_reports_it(sweep, tmp_path, monkeypatch):
@@ -383,23 +391,22 @@ def test_a_copied_sweep_of_an_external_program_is_rejected_and_status_reports_it
 
 
 @pytest.mark.long
-def test_sweeps_in_directories_of_equal_name_have_separate_runs(run_typed_sweep, tmp_path):
+def test_sweeps_in_directories_of_equal_name_have_separate_runs(typed_sweep, tmp_path):
     for directory in ("a/first", "first"):
-        assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", directory, HERE)[0] == 0
-        run_typed_sweep.output("relaunch", directory)
+        assert typed_sweep("plan", "typed.py", "seed=0,1", "-o", directory, HERE)[0] == 0
+        typed_sweep.output("relaunch", directory)
     runs = {(tmp_path / directory / str(job) / "run").resolve() for directory in ("a/first", "first") for job in (0, 1)}
     assert len(runs) == 4
 
 
-def test_a_job_whose_run_was_deleted_reruns_only_on_request(run_typed_sweep, tmp_path, capfd):
-    sweep = run_typed_sweep
-    assert sweep("plan", "typed", "seed=0,1", "-o", "first", HERE)[0] == 0
-    assert sweep("relaunch", "first")[0] == 0
+def test_a_job_whose_run_was_deleted_reruns_only_on_request(sweep, typed_project, monkeypatch, capfd):
+    monkeypatch.chdir(typed_project)
     assert [(job["state"], job["objective"], job["step"]) for job in jobs_of(sweep, "first")] == [
         ("completed", 0.0, 7), ("completed", 1.0, 7),
     ]  # fmt: skip
-    assert (tmp_path / "first/1/run").is_symlink()
-    run_dir = (tmp_path / "first" / "1" / "run").resolve()
+    link = typed_project / "first/1/run"
+    assert link.is_symlink()
+    run_dir = link.resolve()
     assert main(["rm", str(run_dir), "--yes"]) == 0
     capfd.readouterr()
     assert states(sweep) == ["completed", "removed"]
@@ -451,9 +458,8 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
     assert started_jobs(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_an_invalid_argument_says_what_is_expected(planned):
+    for arguments, message in (
         (["show", "6", "-d", "first"], "job 6 does not exist: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "6: out of range; the sweep has the jobs 0 to 5"),
         (["run", "-i", "0", "lr=1", "-d", "first"], "lr=1: expected overrides of hydra.launcher.*"),
@@ -479,14 +485,11 @@ def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp
         (["plan", "missing.json"], "missing.json cannot be read: No such file or directory"),
         (["relaunch", "first", "hydra.launcher.only=2"], "only=2: not accepted here; `trieye sweep run -i` selects"),
         (["relaunch", "hydra.sweeper.mode=min"], "hydra.sweeper.mode=min: expected one sweep directory"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_invalid_argument_says_what_is_expected(planned, arguments, message):
-    code, out, err = planned(*arguments)
-    assert code == 2
-    assert (message in err, out) == (True, ""), err
-    assert err.startswith(("error: ", "usage: trieye sweep "))
+    ):
+        code, out, err = planned(*arguments)
+        assert code == 2
+        assert (message in err, out) == (True, ""), err
+        assert err.startswith(("error: ", "usage: trieye sweep "))
 
 
 def test_without_a_directory_the_newest_sweep_is_used(sweep, tmp_path):
@@ -520,11 +523,11 @@ def test_a_missing_working_directory_is_named(planned, tmp_path):
     )
 
 
-@pytest.mark.parametrize("action", ["plan", "show", "find", "run", "status", "relaunch"])
-def test_the_help_of_an_action_names_its_options(action, command):
-    out = command.output("sweep", action, "--help")
-    assert out.startswith(f"usage: trieye sweep {action} [-h]")
-    assert "DIR " in out
+def test_the_help_of_an_action_names_its_options(command):
+    for action in ("plan", "show", "find", "run", "status", "relaunch"):
+        out = command.output("sweep", action, "--help")
+        assert out.startswith(f"usage: trieye sweep {action} [-h]")
+        assert "DIR " in out, action
 
 
 @pytest.mark.long
