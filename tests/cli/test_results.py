@@ -57,6 +57,16 @@ def scored_runs(tmp_path_factory):
     return root
 
 
+def write_jobs(directory, scores):
+    """Record a sweep whose jobs have returned these scores, by their overrides."""
+    spec = sorted({word for overrides in scores for word in overrides})
+    SweepRecord(spec=spec, search={"kind": "random"}, size=len(scores)).write(directory)
+    for index, (overrides, score) in enumerate(scores.items()):
+        job = JobRecord(index=index, overrides=list(overrides), state="completed", objective=score)
+        job.write(directory / str(index))
+    return directory
+
+
 class Results(Command):
     """Commands `trieye results`, by default on the runs of this module."""
 
@@ -94,12 +104,12 @@ def assert_estimate(reported, estimate):
     }
 
 
-@pytest.mark.parametrize(("num_points", "is_noted"), [(40, True), (11, False)])
-def test_unequal_budgets_of_groups_are_noted(as_json, tmp_path, num_points, is_noted):
-    for algo, number in (("dqn", 11), ("ppo", num_points)):
-        make_run(tmp_path, algo, [1.0] * number, every=1000, agent={"algo": algo})
+def test_unequal_budgets_of_groups_are_noted(as_json, tmp_path):
+    assert as_json("table", "--by", "algo")["problems"] == []
+    for algo, num_points in (("dqn", 11), ("ppo", 40)):
+        make_run(tmp_path, algo, [1.0] * num_points, every=1000, agent={"algo": algo})
     text = "unequal budgets: groups trained for 10,000 to 39,000 steps, which may explain the better score"
-    assert as_json("table", "--by", "algo", run_source=tmp_path)["problems"] == [text] * is_noted
+    assert as_json("table", "--by", "algo", run_source=tmp_path)["problems"] == [text]
 
 
 def test_a_table_lists_groups_with_intervals_best_first(results, as_json):
@@ -116,21 +126,17 @@ def test_a_table_lists_groups_with_intervals_best_first(results, as_json):
     assert [group["label"] for group in fewer["groups"]] == ["dqn", "ppo"]
 
 
-@pytest.mark.parametrize(
-    ("conditions", "num_runs"),
-    [
+def test_runs_that_match_all_conditions_are_selected(as_json):
+    for conditions, num_runs in (
         (["seed>=1"], 2),
         (["algo=ppo,sac", "seed=1"], 1),
         (["seed!=0", "seed!=1"], 1),
         (["seed!=0,1"], 1),
         (["algo=sac, ppo", "name != ppo0, ppo1"], 1),
-        (["seed>=0", "seed>=2"], 1),
         (["seed=0,1", "seed=1,2"], 1),
-    ],
-)
-def test_runs_that_match_all_conditions_are_selected(as_json, conditions, num_runs):
-    arguments = [word for condition in ("algo=ppo", *conditions) for word in ("--where", condition)]
-    assert as_json("table", *arguments)["groups"][0]["iqm"]["n"] == num_runs
+    ):
+        arguments = [word for condition in ("algo=ppo", *conditions) for word in ("--where", condition)]
+        assert as_json("table", *arguments)["groups"][0]["iqm"]["n"] == num_runs, conditions
 
 
 @pytest.mark.long
@@ -145,13 +151,6 @@ def test_a_curve_is_drawn_in_the_terminal_or_as_an_image(results, tmp_path):
     picture = (tmp_path / "c.svg").read_text()
     assert all(f">{text}</text>" in picture for text in ("dqn (n=3)", "ppo (n=3)", "step"))
     assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_marks_are_vertical_lines_with_labels_in_the_legend(results, tmp_path):
-    code, _, err = results("curve", "--mark", "2_500:killed at 2,500", "-o", "c.svg")
-    assert code == 0, err
-    assert "killed at 2,500" in (tmp_path / "c.svg").read_text()
-    assert "--mark" in results.error("curve", "--mark", "soon", "-o", "c.svg")
 
 
 def test_curves_in_json_have_null_for_missing_values(as_json):
@@ -200,28 +199,29 @@ def test_a_report_of_few_agreeing_runs_has_a_caveat(results, tmp_path):
 
 
 def test_a_comparison_names_the_groups_that_where_excludes(results, tmp_path):
-    for lr, clip in ((0.1, {"clip": 0.1}), (0.2, {"clip": 0.1}), (0.3, None)):
-        make_run(tmp_path / "root", f"{lr}", [1.0], seed=0, agent={"lr": lr}, ppo=clip)
-    arguments = ("compare", "--by", "lr", "--last", "1", "--where")
-    code, _, err = results(*arguments, "lr!=0.3", run_source=tmp_path / "root")
+    lrs = (("lr=0.1", "clip=0.1"), ("lr=0.2", "clip=0.1"), ("lr=0.3",))
+    jobs = write_jobs(tmp_path / "jobs", dict.fromkeys(lrs, 1.0))
+    arguments = ("compare", "--by", "lr", "--where")
+    code, _, err = results(*arguments, "lr!=0.3", run_source=jobs)
     assert (code, "--where lr!=0.3 excludes all runs of lr=0.3" in err) == (0, True), err
-    code, _, err = results(*arguments, "clip=0.1", "--strict", "--where", "lr<0.2", run_source=tmp_path / "root")
+    code, _, err = results(*arguments, "clip=0.1", "--strict", "--where", "lr<0.2", run_source=jobs)
     text = "only one group to compare (lr=0.1); --where clip=0.1 --where lr<0.2 excludes all runs of lr=0.2, lr=0.3"
     assert (code, text in err) == (2, True), err
 
 
 def test_a_comparison_writes_all_pairs_as_csv_markdown_and_latex(results, tmp_path):
-    for number in range(7):  # 21 pairs; the terminal shows 15
-        for seed in range(5 if number < 2 else 1):
-            make_run(
-                tmp_path / "root", f"{number}-{seed}", [100.0 * number + seed], seed=seed, tags={"name": f"g_{number}"}
-            )
-    arguments = ("compare", "--by", "tags.name", "--last", "1", "-o")
-    code, out, err = results(*arguments, "pairs.csv", run_source=tmp_path / "root")
+    scores = {  # 21 pairs; the terminal shows 15
+        (f"name=g_{number}", f"seed={seed}"): 100.0 * number + seed
+        for number in range(7)
+        for seed in range(5 if number < 2 else 1)
+    }
+    jobs = write_jobs(tmp_path / "jobs", scores)
+    arguments = ("compare", "--by", "name", "-o")
+    code, out, err = results(*arguments, "pairs.csv", run_source=jobs)
     assert (code, "written to pairs.csv" in out, "6 more pairs" in out) == (0, True, True), err
     assert " 0 [0, 0]* " in out
     for name in ("pairs.md", "pairs.tex"):
-        assert results(*arguments, name, "--where", "tags.name=g_0,g_1", run_source=tmp_path / "root")[0] == 0
+        assert results(*arguments, name, "--where", "name=g_0,g_1", run_source=jobs)[0] == 0
     with (tmp_path / "pairs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 21
@@ -234,14 +234,14 @@ def test_a_comparison_writes_all_pairs_as_csv_markdown_and_latex(results, tmp_pa
     lines = (tmp_path / "pairs.md").read_text().splitlines()
     assert lines[0] == "| X | Y | runs | P(X > Y) | 95% CI | iqm, X - Y | 95% CI | verdict |"
     assert lines[2] == f"| g_0 | g_1 | 5 + 5 | 0* | [0, 0] | -100 | {ends} | lower |"
-    assert lines[4] == "eval/return; higher is better"
+    assert lines[4] == "objective; higher is better"
     assert lines[6] == f"\\* {SEPARATE}"
     text = (tmp_path / "pairs.tex").read_text()
     assert "X & Y & runs & P(X \\textgreater{} Y) & 95\\% CI & iqm, X - Y & 95\\% CI & verdict \\\\\n" in text
     ends = ends.replace("-", "$-$")  # LaTeX prints "-" as a hyphen
     assert f"g\\_0 & g\\_1 & 5 + 5 & 0* & [0, 0] & $-$100 & {ends} & lower \\\\\n" in text
     assert text.startswith(f"% {lines[4]}\n% * {SEPARATE}\n% requires")
-    err = results.error(*arguments, "pairs.tx", run_source=tmp_path / "root")
+    err = results.error(*arguments, "pairs.tx", run_source=jobs)
     assert "unknown format 'tx'; did you mean 'tex'?" in err
 
 
@@ -273,11 +273,14 @@ def test_sensitivity_compares_the_values_of_a_parameter(results, as_json, tmp_pa
 
 
 def test_sensitivity_names_the_best_config_of_each_group(results, tmp_path):
-    for number, (algo, lr, clip, score) in enumerate(
-        (("ppo", 0.1, 0.1, 2.0), ("ppo", 0.1, 0.3, 4.0), ("ppo", 0.2, 0.1, 3.0), ("dqn", 0.1, 0.1, 1.0))
-    ):
-        make_run(tmp_path / "root", f"r{number}", [score], agent={"algo": algo, "lr": lr}, ppo={"clip": clip})
-    out = results.output("sensitivity", "--param", "lr", "--by", "algo", run_source=tmp_path / "root")
+    scores = {
+        ("algo=ppo", "lr=0.1", "clip=0.1"): 2.0,
+        ("algo=ppo", "lr=0.1", "clip=0.3"): 4.0,
+        ("algo=ppo", "lr=0.2", "clip=0.1"): 3.0,
+        ("algo=dqn", "lr=0.1", "clip=0.1"): 1.0,
+    }
+    jobs = write_jobs(tmp_path / "jobs", scores)
+    out = results.output("sensitivity", "--param", "lr", "--by", "algo", run_source=jobs)
     best = {tuple(line.split()[:2]): line.split()[-2:] for line in out.splitlines() if line.strip()[:3] in SCORES}
     assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
 
@@ -291,16 +294,15 @@ def test_sensitivity_to_a_tag_separates_its_values(as_json, tmp_path):
 
 
 def test_the_importance_of_parameters_is_printed_and_plotted(results, tmp_path):
-    for number in range(8):
-        agent, clip = {"lr": number % 4}, number // 4
-        make_run(tmp_path / "root", f"r{number}", [10.0 * agent["lr"] + clip], agent=agent, ppo={"clip": clip})
-    arguments = ("importance", "--last", "1", "-o", "parallel.png")
-    out = results.output(*arguments, run_source=tmp_path / "root")
+    scores = {(f"lr={lr}", f"clip={clip}"): 10.0 * lr + clip for lr in range(4) for clip in (0, 1)}
+    jobs = write_jobs(tmp_path / "jobs", scores)
+    arguments = ("importance", "-o", "parallel.png")
+    out = results.output(*arguments, run_source=jobs)
     rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["lr"], ["clip"])]
     assert [row[:2] for row in rows] == [["lr", "8"], ["clip", "8"]]
     with Image.open(tmp_path / "parallel.png") as picture:
         assert picture.width > 500
-    err = results.error(*arguments, "--where", "ppo.clip=0", run_source=tmp_path / "root")
+    err = results.error(*arguments, "--where", "clip=0", run_source=jobs)
     assert "needs two or more varying keys and 8 configs" in err
 
 
@@ -313,25 +315,29 @@ def test_select_reports_the_best_config_and_those_not_clearly_worse(results, as_
 
 
 def test_the_lowest_optimality_gap_ranks_first_and_requires_higher_scores_to_be_better(results, as_json, tmp_path):
-    for algo, score in (("dqn", 0.1), ("ppo", 0.8)):
-        make_run(tmp_path, algo, [score], agent={"algo": algo})
-    table = ("table", "--stat", "optimality_gap")
-    assert [group["label"] for group in as_json(*table, run_source=tmp_path)["groups"]] == ["ppo", "dqn"]
-    err = results.error(*table, "--mode", "min", run_source=tmp_path)
+    jobs = write_jobs(tmp_path / "jobs", {("algo=dqn",): 0.1, ("algo=ppo",): 0.8})
+    table = ("table", "--stat", "optimality_gap", "--by", "algo")
+    assert [group["label"] for group in as_json(*table, run_source=jobs)["groups"]] == ["ppo", "dqn"]
+    err = results.error(*table, "--mode", "min", run_source=jobs)
     assert "optimality_gap" in err
     assert "--mode max" in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [("table", "-o", "scores.svg"), ("curve", "-o", "curves.svg"), ("compare", "-o", "profiles.svg")]
-)
-def test_with_json_the_same_file_is_written_and_only_the_document_is_printed(arguments, results, as_json, tmp_path):
-    assert f"written to {arguments[-1]}" in results.output(*arguments, "--by", "algo")
-    path = tmp_path / arguments[-1]
-    written = path.read_bytes()
-    path.unlink()
-    assert as_json(*arguments, "--by", "algo")["schema"] == f"trieye.results.{arguments[0]}/1"
-    assert path.read_bytes() == written
+def test_with_json_figures_are_written_and_only_the_document_is_printed(as_json, tmp_path):
+    for action in ("table", "compare"):
+        assert as_json(action, "-o", f"{action}.svg", "--by", "algo")["schema"] == f"trieye.results.{action}/1"
+        assert (tmp_path / f"{action}.svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_marks_are_lines_with_labels_in_the_legend_and_json_writes_an_equal_image(results, as_json, tmp_path):
+    arguments = ("curve", "--by", "algo", "--mark", "2_500:killed at 2,500", "-o", "curves.svg")
+    assert "written to curves.svg" in results.output(*arguments)
+    image = tmp_path / "curves.svg"
+    written = image.read_text()
+    assert "killed at 2,500" in written
+    image.unlink()
+    assert as_json(*arguments)["schema"] == "trieye.results.curve/1"
+    assert image.read_text() == written
 
 
 def test_points_are_exported_as_a_table(results, tmp_path):
@@ -346,9 +352,8 @@ def test_points_are_exported_as_a_table(results, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"points.parquet", "points.csv", "points.feather"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_an_invalid_argument_prints_one_message_and_writes_nothing(results, tmp_path):
+    for arguments, message in (
         (["table", "--metric", "eval/retur"], "did you mean 'eval/return'?"),
         (["table", "--by", "alg"], "did you mean 'algo'?"),
         (["table", "--by", "algo,seed"], "seed: runs that differ only in their seed are replicates"),
@@ -362,28 +367,16 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["curve", "-o", "c.csv"], "unknown image format 'csv'; `trieye results export` writes points"),
         (["curve", "-o", "c.pgn"], "unknown image format 'pgn'; did you mean 'png'?"),
         (["curve", "--grid", "0"], "grid=0"),
+        (["curve", "--mark", "soon", "-o", "c.svg"], "--mark"),
         (["compare", "--where", "algo=ppo"], "only one group to compare"),
         (["sensitivity", "--param", "agent.algos"], "did you mean 'agent.algo'?"),
         (["select", "--rerun", "0"], "--rerun 0: must be at least 1"),
         (["select", "--rerun", "1"], "belong to no sweep; --rerun needs runs of one sweep"),
         (["export", "-o", "x.parqet"], "unknown table format '.parqet'; did you mean '.parquet'?"),
         (["export", "--metric", "los", "-o", "x.csv"], "--metric los: no run logged it; did you mean 'loss'?"),
-    ],
-)
-def test_an_invalid_argument_prints_one_message_and_writes_nothing(arguments, message, results, tmp_path):
-    assert message in results.error(*arguments)
+    ):
+        assert message in results.error(*arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_damaged_foreign_and_empty_directories_are_named_and_the_rest_is_analyzed(scored_runs, as_json, tmp_path):
-    root = shutil.copytree(scored_runs, tmp_path / "copy")
-    runs = root / "app/runs"
-    (runs / "dqn0/run.json").write_text("{")
-    (runs / "dqn1/configs.json").unlink()
-    (runs / "stray").mkdir()
-    table = as_json("table", "--by", "algo", run_source=root)
-    assert {group["label"]: group["iqm"]["n"] for group in table["groups"]} == {"ppo": 3, "dqn": 1}
-    assert [sum(name in text for text in table["problems"]) for name in ("dqn0", "dqn1", "stray")] == [1, 1, 1]
 
 
 @pytest.mark.long
@@ -525,13 +518,13 @@ def test_a_diverged_run_wins_only_if_its_finite_points_are_included(diverged, as
     assert [setting["best"]["value"] for setting in line["settings"]] == [5.25]
 
 
-@pytest.mark.parametrize("action", ["table", "curve", "select", "compare"])
-def test_a_diverged_run_is_marked_in_each_view_of_its_group(action, diverged, results):
-    code, out, err = results(action, "--mode", "min", run_source=diverged)
-    assert code == 0, err
-    assert "lr=0.9 (1 of 2 diverged)" in out
-    assert "lr=0.1 (" not in out
-    assert "bad0: diverged: eval/return is NaN or infinite from step" in err
+def test_a_diverged_run_is_marked_in_each_view_of_its_group(diverged, results):
+    for action in ("table", "curve", "select", "compare"):
+        code, out, err = results(action, "--mode", "min", run_source=diverged)
+        assert code == 0, err
+        assert "lr=0.9 (1 of 2 diverged)" in out, action
+        assert "lr=0.1 (" not in out, action
+        assert "bad0: diverged: eval/return is NaN or infinite from step" in err, action
 
 
 @pytest.mark.long
@@ -561,27 +554,16 @@ def test_a_diverged_foreign_run_wins_neither_before_nor_after_its_import(as_json
 # which runs count
 
 
-def test_apps_with_equal_parameters_are_separate_rows_and_dropped_runs_are_counted(results, as_json, tmp_path):
+def test_runs_that_are_not_counted_are_named_and_equal_runs_of_two_apps_are_exported(results, tmp_path):
     root = tmp_path / "root"
-    for app, value in (("strong", 96.6), ("weak", 29.7)):
-        make_run(root, "first", [value], app=app)
-    make_run(root, "second", [50.0], app="weak")
-    table = as_json("table", run_source=root)
-    assert [(group["label"], group["iqm"]["value"]) for group in table["groups"]] == [("strong", 96.6), ("weak", 50.0)]
+    for app, name, value in (("strong", "first", 96.6), ("weak", "first", 29.7), ("weak", "second", 50.0)):
+        make_run(root, name, [value], app=app)
     _, out, err = results("table", run_source=root)
-    assert ("strong" in out, "weak" in out) == (True, True)
+    assert [value in out for value in ("96.6", "50", "29.7")] == [True, True, False]
     assert "1 of 3 runs are not counted" in err
     assert "weak/runs/first: not counted" in err
-    assert main(["results", "export", str(root), "-o", str(tmp_path / "points.parquet")]) == 0
+    results.output("export", "-o", "points.parquet", run_source=root)
     assert set(pq.read_table(tmp_path / "points.parquet")["app"].to_pylist()) == {"strong", "weak"}
-
-
-def test_a_run_and_its_selected_repetition_are_separate_rows(as_json, tmp_path):
-    first, second = (make_run(tmp_path / "root", name, [value]) for name, value in (("first", 1.0), ("second", 2.0)))
-    table = as_json("table", second, run_source=first)
-    assert [(group["label"], group["iqm"]["value"]) for group in table["groups"]] == [("second", 2.0), ("first", 1.0)]
-    (chosen,) = as_json("select", second, run_source=first)["groups"]
-    assert chosen["best"] == "second"
 
 
 @pytest.mark.long
@@ -613,14 +595,13 @@ def test_the_median_of_one_task_is_its_run_median_with_unique_column_names(resul
 
 
 def test_ranges_for_only_some_tasks_are_rejected_naming_the_others(results, tmp_path):
-    for number, rate in enumerate((0.1, 0.2, 0.3)):
-        make_run(tmp_path / "root", f"r{number}", [1.0 + number], agent={"lr": rate})
+    jobs = write_jobs(tmp_path / "jobs", {("lr=0.1",): 1.0, ("lr=0.2",): 2.0, ("lr=0.3",): 3.0})
     arguments = ("table", "--task", "lr", "--range", "0.1=0:10")
-    assert "0.2, 0.3 have no range" in results.error(*arguments, run_source=tmp_path / "root")
-    code, _, err = results(*arguments, "--range", "0.2=0:10", "--range", "0.3=0:10", run_source=tmp_path / "root")
+    assert "0.2, 0.3 have no range" in results.error(*arguments, run_source=jobs)
+    code, _, err = results(*arguments, "--range", "0.2=0:10", "--range", "0.3=0:10", run_source=jobs)
     assert code == 0, err
     assert "raw scores" not in err
-    _, _, err = results("table", "--task", "lr", run_source=tmp_path / "root")
+    _, _, err = results("table", "--task", "lr", run_source=jobs)
     assert "--task lr: raw scores of 3 tasks are combined" in " ".join(err.split())
 
 
