@@ -2,30 +2,38 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 
 import pytest
 
 import trieye
-from tests.cli.conftest import Screen
+from tests.cli.conftest import Screen, config_in
 from tests.curves import curves_in_tensorboard
 from tests.forked import in_a_child
 from tests.json_schemas import validated
+from tests.moved import moved
 from trieye import runs
 from trieye.cli import main
 from trieye.history.history import read_history
 
 
-@pytest.fixture
-def run_dir(make_config):
-    """A run whose second attempt continued at step 5, and whose third one logged something else."""
-    config = make_config(stats={"undeclared": "each"}, sinks={"tensorboard": {"enabled": True}})
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory):
+    root, sinks = tmp_path_factory.mktemp("made") / "root", {"tensorboard": {"enabled": True}}
+    config = config_in(root, "run", app_name="app", sinks=sinks, persistence={"auto_resume_latest": False})
     for value, metric, steps in ((1.0, "loss", range(10)), (2.0, "loss", range(5, 13)), (3.0, "[b]other", range(2))):
         with trieye.Run(config) as run:
             for step in steps:
                 run.log(metric, value, step=step)
-    return run.dir
+    return root
+
+
+@pytest.fixture
+def run_dir(_made, tmp_path):
+    """A run whose second attempt continued at step 5, and whose third one logged something else."""
+    return moved(shutil.copytree(_made, tmp_path / "root") / "app/runs/run")
 
 
 def curve(run_dir, metric="loss"):
@@ -133,8 +141,8 @@ def test_attempts_are_listed_with_the_steps_of_their_shown_and_superseded_points
     assert {name: [attempt[name] for attempt in attempts] for name in columns} == columns
 
 
-@pytest.mark.parametrize("metrics", [["loss"], ["rollout/episode_return_mean", "train/policy_gradient_loss", "x", "y"]])
-def test_the_table_fits_a_terminal_of_100_columns(metrics, make_config, monkeypatch):
+def test_the_table_fits_a_terminal_of_100_columns(make_config, monkeypatch):
+    metrics = ["rollout/episode_return_mean", "train/policy_gradient_loss", "x", "y"]
     for first, last in ((900_000, 1_200_000), (1_000_000, 1_300_000)):
         with trieye.Run(make_config(stats={"undeclared": "each"})) as run:
             for step in range(first, last + 1, 100_000):
@@ -146,8 +154,7 @@ def test_the_table_fits_a_terminal_of_100_columns(metrics, make_config, monkeypa
     lines = screen.text().splitlines()
     assert max(map(len, lines)) <= 100, lines
     text = " ".join(" ".join(lines).split())
-    num = 3 * len(metrics)
-    assert f"900,000 900,000 {len(metrics)} {num}" in text
+    assert "900,000 900,000 4 12" in text
     assert "(1,000,000-1,200,000)" in text
 
 

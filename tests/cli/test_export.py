@@ -103,23 +103,20 @@ def test_a_run_without_a_policy_prints_one_line(make_config, command):
     assert not (result.run_dir / "export").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["second"], "run 'second': no such directory, and no such run in "),
+def test_a_missing_run_or_checkpoint_prints_one_line(trained, command):
+    for arguments, sentence, code in (
+        (["second"], "run 'second': no such directory, and no such run in ", 2),
         (
             ["first", "--checkpoint", "bets"],
             "--checkpoint: 'bets' is not a checkpoint; did you mean 'best'? (choose from: best, latest",
+            2,
         ),
-        (["first", "--checkpoint", "second:best"], "--checkpoint: 'second:best' is not a checkpoint"),
-        (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
-    ],
-)
-def test_a_missing_run_or_checkpoint_prints_one_line(trained, capfd, arguments, sentence):
-    assert main(["export", *arguments, "--root", str(trained.parents[2])]) in {1, 2}
-    stderr = capfd.readouterr().err
-    assert sentence in stderr
-    assert stderr.count("\n") == 1
+        (["first", "--checkpoint", "second:best"], "--checkpoint: 'second:best' is not a checkpoint", 2),
+        (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)", 1),
+    ):
+        err = command.error("export", *arguments, "--root", trained.parents[2], code=code)
+        assert sentence in err
+        assert err.count("\n") == 1, err
 
 
 def test_a_file_of_the_user_is_not_overwritten(trained, tmp_path, command):

@@ -41,12 +41,12 @@ def test_help_imports_no_slow_packages(commands, heavy):
     assert done.stdout.rstrip().endswith("loaded []")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_describes_it_and_shows_examples(name, command):
-    usage, description, *_, examples = command.output(name, "--help").split("\n\n")
-    assert usage.startswith(f"usage: trieye {name} [-h] ")
-    assert description.endswith(".")
-    assert re.search(rf"Examples:\n  trieye {name}( |$)", examples, re.MULTILINE)
+def test_the_help_of_a_command_describes_it_and_shows_examples(command):
+    for name in COMMANDS:
+        usage, description, *_, examples = command.output(name, "--help").split("\n\n")
+        assert usage.startswith(f"usage: trieye {name} [-h] ")
+        assert description.endswith("."), name
+        assert re.search(rf"Examples:\n  trieye {name}( |$)", examples, re.MULTILINE), name
 
 
 def test_a_deleted_working_directory_is_reported(command, tmp_path, monkeypatch):
@@ -61,17 +61,14 @@ def test_version_and_the_bare_command_print_to_stdout(command):
     assert all(f"\n    {name}" in shown for name in COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_an_unknown_command_action_or_option_exits_with_2_and_names_the_closest_one(command):
+    for words, message in (
         ("nwe", r"'nwe'; did you mean 'new'\? \(choose from: new, runs, "),
         ("sweep stats", r"invalid choice: 'stats' \(choose from .*\); did you mean 'status'\?"),
         ("runs --statsu lost", r"unrecognized arguments: --statsu.*; did you mean '--status'\?"),
         ("sweep plan a=1,2 --sedes=3", r"unrecognized arguments: --sedes.*; did you mean '--seeds'\?"),
-    ],
-)
-def test_an_unknown_command_action_or_option_exits_with_2_and_names_the_closest_one(words, message, command):
-    assert re.search(message, command.error(*words.split()))
+    ):
+        assert re.search(message, command.error(*words.split()))
 
 
 def test_a_name_outside_the_encoding_of_the_output_is_escaped(make_config, monkeypatch):
@@ -91,30 +88,33 @@ def test_output_to_a_full_disk_is_an_error_in_one_line(tmp_path, monkeypatch, ca
     assert capfd.readouterr().err == "error: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["a table", "lines"])
-def test_a_closed_pipe_causes_no_traceback(make_config, tmp_path, options):
+def test_a_closed_pipe_causes_no_traceback(make_config, tmp_path, monkeypatch, capfd):
     with trieye.Run(make_config()):
         pass
     reader, writer = os.pipe()
     os.close(reader)
-    code = "from trieye.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", code, "runs", "--root", tmp_path / "root", *options]
+    words = ["runs", "--root", str(tmp_path / "root")]
+    command = [sys.executable, "-c", "from trieye.cli import main; raise SystemExit(main())", *words]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+    capfd.readouterr()
+    with os.fdopen(writer, "w") as pipe:  # closing it flushes the lines again, as an interpreter does at exit
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert main([*words, "--json"]) == 1
+    assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("rename", [*RENAMED.values(), *OPTIONS.values()], ids=lambda rename: rename.old)
-def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(rename, command):
+def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(command):
     def arguments_of(text):
         program, *arguments = text.split()
         assert program == "trieye"
         return [*arguments[:1], "table", *arguments[1:]] if arguments[0] == "results" else arguments
 
-    err = command.error(*arguments_of(rename.old))
-    old, now = (name.replace("trieye results", "trieye results table") for name in (rename.old, rename.new))
-    assert err.endswith(f"error: {old} was renamed to {now}\n")
-    new = arguments_of(rename.new)
-    shown = command.output(*(word for word in new if word[0] != "-" and word != "min"), "--help")
-    assert all(word in shown for word in new if word[0] == "-")
-    assert rename.old.split()[-1] + " " not in shown
+    for rename in [*RENAMED.values(), *OPTIONS.values()]:
+        err = command.error(*arguments_of(rename.old))
+        old, now = (name.replace("trieye results", "trieye results table") for name in (rename.old, rename.new))
+        assert err.endswith(f"error: {old} was renamed to {now}\n")
+        new = arguments_of(rename.new)
+        shown = command.output(*(word for word in new if word[0] != "-" and word != "min"), "--help")
+        assert all(word in shown for word in new if word[0] == "-"), rename
+        assert rename.old.split()[-1] + " " not in shown

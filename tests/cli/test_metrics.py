@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import trieye
+from tests.cli.conftest import config_in
 from tests.forked import lines_until_killed
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
@@ -16,18 +17,21 @@ from trieye.hub.status import read_status
 from trieye.runs import metric_points, points
 
 
-@pytest.fixture
-def logged(run):
+def log_points(run):
     for step in range(30):
         run.log({"loss/td": 1 / (step + 1), "loss/kl": 0.5, "eval/return": float(step)}, step=step)
-    run.flush()
-    wait_until(lambda: read_status(run.dir).get("processed", 0) == 90)
-    return run
 
 
-def test_points_match_what_was_logged(logged):
-    logged.close()
-    selected = points(logged.dir, ["loss/*"], since=28)
+@pytest.fixture(scope="module")
+def logged_dir(tmp_path_factory):
+    """The directory of a finished run."""
+    with trieye.Run(config_in(tmp_path_factory.mktemp("root"))) as run:
+        log_points(run)
+    return run.dir
+
+
+def test_points_match_what_was_logged(logged_dir):
+    selected = points(logged_dir, ["loss/*"], since=28)
     assert list(selected) == ["loss/td", "loss/kl"]
     assert selected["loss/td"].steps.tolist() == [28, 29]
     assert selected["loss/td"].values.tolist() == [1 / 29, 1 / 30]
@@ -60,33 +64,33 @@ def test_reading_thousands_of_metrics_takes_seconds(run, monkeypatch):
     assert selected["layer/7"].steps.tolist() == list(range(7, len(names), 4000))
 
 
-def test_csv_has_every_point_and_full_precision(logged, command):
-    logged.close()
-    rows = list(csv.DictReader(command.output("metrics", logged.dir, "--csv").splitlines()))
+def test_csv_has_every_point_and_full_precision(logged_dir, command):
+    rows = list(csv.DictReader(command.output("metrics", logged_dir, "--csv").splitlines()))
     assert {row["metric"] for row in rows} >= {"loss/td", "loss/kl", "eval/return"}
     values = [float(row["value"]) for row in rows if row["metric"] == "loss/td"]
     assert values == [1 / (step + 1) for step in range(30)]
 
 
-def test_the_table_shows_the_last_points_and_counts_the_others(logged, command):
-    logged.close()
-    text = command.output("metrics", logged.dir, "-m", "eval/return")
+def test_the_table_shows_the_last_points_and_counts_the_others(logged_dir, command):
+    text = command.output("metrics", logged_dir, "-m", "eval/return")
     lines = text.splitlines()
     assert lines[0] == "eval/return"
     assert lines[2].split()[:2] == ["10", "10"]
     assert "10 earlier points" in lines[-1]
-    assert command.output("metrics", logged.dir).splitlines()[0] == f"{logged.dir.parents[1].name}/{logged.dir.name}"
+    assert command.output("metrics", logged_dir).splitlines()[0] == "agents/first"
 
 
-def test_an_unknown_metric_is_an_error_with_the_closest_name(logged, command):
-    logged.close()
+def test_an_unknown_metric_is_an_error_with_the_closest_name(logged_dir, command):
     with pytest.raises(ConfigurationError, match=r"no metric 'loss/tt'; did you mean 'loss/td'"):
-        points(logged.dir, ["loss/tt"])
-    assert "no metric 'accuracy'" in command.error("metrics", logged.dir, "-m", "accuracy")
+        points(logged_dir, ["loss/tt"])
+    assert "no metric 'accuracy'" in command.error("metrics", logged_dir, "-m", "accuracy")
 
 
-def test_a_running_run_is_readable(logged):
-    assert set(points(logged.dir, ["loss/*", "eval/return"])) == {"loss/td", "loss/kl", "eval/return"}
+def test_a_running_run_is_readable(run):
+    log_points(run)
+    run.flush()
+    wait_until(lambda: read_status(run.dir).get("processed", 0) == 90)
+    assert set(points(run.dir, ["loss/*", "eval/return"])) == {"loss/td", "loss/kl", "eval/return"}
 
 
 def test_a_killed_run_says_how_to_store_its_newest_points(make_config, command):

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from trieye.cli.new import TEMPLATE, answers_of, complaint_about, questions
 from trieye.version import VERSION
 
-pytestmark = pytest.mark.usefixtures("git_repositories")
+pytestmark = pytest.mark.usefixtures("git_repositories", "warm_programs")
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +69,9 @@ def test_new_creates_a_project_and_prints_the_first_command_and_the_line_to_chan
     assert "Jane Doe" not in metadata
 
 
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [("My Agent!", "my_agent"), ("Ünïcode Ägent", "unicode_agent"), ("a.b/c-d", "a_b_c_d"), ("my_agent", "my_agent")],
-)
-def test_the_default_package_name_is_valid_for_any_project_name(name, slug):
-    assert answers_of({"project_name": name})["slug"] == slug
+def test_the_default_package_name_is_valid_for_any_project_name():
+    slugs = {"My Agent!": "my_agent", "Ünïcode Ägent": "unicode_agent", "a.b/c-d": "a_b_c_d", "my_agent": "my_agent"}
+    assert {name: answers_of({"project_name": name})["slug"] for name in slugs} == slugs
 
 
 @pytest.mark.long
@@ -127,9 +124,8 @@ def test_files_of_the_user_are_neither_deleted_nor_committed(new):
     assert len(log.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_an_invalid_answer_is_named_and_nothing_is_written(rejection):
+    for arguments, message in (
         (["x", "--algorithm", "dqm"], "algorithm: unknown value 'dqm'; did you mean 'dqn'?"),
         (["x", "--license", "mit"], "license: unknown value 'mit'; did you mean 'MIT'?"),
         (["x", "--python-version", "3.9"], "python_version: unknown value '3.9'"),
@@ -147,10 +143,8 @@ def test_files_of_the_user_are_neither_deleted_nor_committed(new):
         (["x", "--description", " \n"], "description is empty"),
         (["x", "--author", "a\x1b[31mb"], r"unprintable characters: '\x1b'"),
         (["x", "--description", "y" * 301], "has 301 characters; at most 300"),
-    ],
-)
-def test_an_invalid_answer_is_named_and_nothing_is_written(rejection, arguments, message):
-    assert message in rejection(*arguments)
+    ):
+        assert message in rejection(*arguments)
 
 
 def test_an_existing_folder_is_kept_unless_overwrite_is_passed(new, rejection):

@@ -81,10 +81,10 @@ def test_a_root_named_in_a_config_of_the_project_or_by_the_environment_is_search
     assert names(runs) == ["near", "adopted", "far"]
 
 
-@pytest.mark.parametrize("where", ["agents", ".trieye_data", ".", ".trieye_data/agents", ".trieye_data/agents/runs/a"])
-def test_an_app_a_root_a_project_and_a_run_can_be_listed(where, runs, make_run):
+def test_an_app_a_root_a_project_and_a_run_can_be_listed(runs, make_run):
     make_run("a")
-    assert names(runs, where) == ["a"]
+    for where in ("agents", ".trieye_data", ".", ".trieye_data/agents", ".trieye_data/agents/runs/a"):
+        assert names(runs, where) == ["a"], where
 
 
 def test_runs_of_a_sweep_are_listed_and_jobs_without_a_run_are_named(runs, make_run, tmp_path):
@@ -139,14 +139,17 @@ def test_a_run_is_running_while_a_process_holds_its_lock_and_lost_afterwards(mak
     assert names(runs, "--status", "lost") == ["a"]
 
 
-@pytest.mark.parametrize("record", [b"", b'{"run_id": 3}', b"\xff\xfe", b"[" * 100_000])
-def test_a_truncated_or_foreign_run_json_is_named_and_skipped(record, runs, make_run):
-    make_run("whole")
-    (make_run("broken") / "run.json").write_bytes(record)
+def test_truncated_and_foreign_run_json_files_are_named_and_skipped(runs, make_run):
+    whole = make_run("whole")
+    for number, record in enumerate((b"", b'{"run_id": 3}', b"\xff\xfe", b"[" * 100_000)):
+        broken = whole.with_name(f"broken{number}")
+        shutil.copytree(whole, broken)
+        (broken / "run.json").write_bytes(record)
     code, out, err = runs()
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["run", "whole"])
-    assert "skipped: broken in " in err
-    assert ": its run.json is damaged or incomplete" in err
+    notes = sorted(err.splitlines())
+    assert [note.partition(" in ")[0] for note in notes] == [f"skipped: broken{number}" for number in range(4)]
+    assert all(": its run.json is damaged or incomplete" in note for note in notes)
 
 
 def test_directories_without_a_record_share_one_line_with_the_rm_command(runs, make_run):
@@ -199,12 +202,11 @@ def test_a_starting_run_is_distinguished_from_an_interrupted_start(runs, startin
     assert "it is starting" in runs("lr")[2]
 
 
-@pytest.mark.parametrize("action", ["runs", "why"])
-@pytest.mark.parametrize("name", ["first", "agents/first"])
-def test_the_name_of_a_starting_run_says_so(action, name, runs, starting, command):
-    assert f"{starting}, and has no run.json yet" in command.error(action, name)
-    err = command.error(action, name.replace("first", "left"))
-    assert f"(`trieye rm {name.replace('first', 'left')}` deletes it)" in err
+def test_the_name_of_a_starting_run_says_so(runs, starting, command):
+    for action in ("runs", "why"):
+        for app in ("", "agents/"):
+            assert f"{starting}, and has no run.json yet" in command.error(action, f"{app}first")
+            assert f"(`trieye rm {app}left` deletes it)" in command.error(action, f"{app}left")
 
 
 def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
@@ -214,9 +216,9 @@ def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
     assert json.loads(runs("--json", "--metric", "loss", "--mode", "min")[1])["runs"][0]["objective"]["best"] == -1.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
+def test_an_invalid_argument_lists_the_valid_ones(runs, make_run):
+    make_run("first")
+    for arguments, parts in (
         (["agent"], ("agent: no such run, app", "did you mean 'agents'?", "agents")),
         (["a" * 300], ("a: File name too long",)),
         (["nowhere/else"], ("nowhere/else", "no such run, app, sweep or directory")),
@@ -225,12 +227,9 @@ def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
         (["--where", "seed"], ("seed: expected KEY=VALUE",)),
         (["-n", "0"], ("argument -n", ">= 1")),
         (["--root", "nowhere"], ("--root nowhere", "no such directory")),
-    ],
-)
-def test_an_invalid_argument_lists_the_valid_ones(arguments, parts, runs, make_run):
-    make_run("first")
-    err = runs.error(*arguments)
-    assert all(part in err for part in parts), err
+    ):
+        err = runs.error(*arguments)
+        assert all(part in err for part in parts), err
 
 
 def test_an_empty_project_or_directory_is_reported(runs, tmp_path):

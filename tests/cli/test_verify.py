@@ -1,4 +1,5 @@
 import contextlib
+import shutil
 from itertools import count
 
 import pytest
@@ -8,6 +9,7 @@ from tests.cli.conftest import change_config
 from tests.damage import contents, cut, flip
 from tests.forked import forked
 from tests.json_schemas import validated
+from tests.moved import moved
 from tests.permissions import restricted_access
 from trieye.cli import main
 from trieye.history.history import History
@@ -21,14 +23,20 @@ def flip_often(path):
         flip(path, position)
 
 
-@pytest.fixture
-def damaged_run(killed_run):
-    """A closed run with a history, a journal and a checkpoint."""
-    run = killed_run("saves")
+@pytest.fixture(scope="module")
+def _closed(_killed, tmp_path_factory):
+    root = shutil.copytree(_killed("saves"), tmp_path_factory.mktemp("closed") / "root")
+    run = moved(root / "agents/runs/first")
     assert main(["close", str(run)]) == 0
     with contextlib.closing(Journal(run / "journal.db")) as journal:
         History(journal, run / "history").roll(force=True)
-    return run
+    return root
+
+
+@pytest.fixture
+def damaged_run(_closed, tmp_path):
+    """A closed run with a history, a journal and a checkpoint, for a test to damage."""
+    return moved(shutil.copytree(_closed, tmp_path / "root") / "agents/runs/first")
 
 
 def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, command):

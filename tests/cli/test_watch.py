@@ -11,8 +11,12 @@ import time
 
 import pytest
 
+from tests import warm
 from tests.waiting import wait_until
 from trieye.hub.status import read_status
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
 
 
 def log(run, count):
@@ -135,12 +139,12 @@ def test_wait_prints_the_first_status_of_the_run_or_its_end(has_ended, run, comm
     assert document["status"] == ("FINISHED" if has_ended else "RUNNING")
 
 
-@pytest.mark.parametrize("has_runs", [False, True])
-def test_the_error_for_a_missing_run_offers_wait(has_runs, tmp_path, command):
-    if has_runs:
-        (tmp_path / "root" / "app" / "runs" / "first").mkdir(parents=True)
-        (tmp_path / "root" / "app" / "runs" / "first" / "run.json").write_text("{}")
-    assert "; to wait for its start, add --wait\n" in command.error("watch", "early", "--root", tmp_path / "root")
+def test_the_error_for_a_missing_run_offers_wait(tmp_path, command):
+    arguments, hint = ("watch", "early", "--root", tmp_path / "root"), "; to wait for its start, add --wait\n"
+    assert hint in command.error(*arguments)
+    (tmp_path / "root" / "app" / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "root" / "app" / "runs" / "first" / "run.json").write_text("{}")
+    assert hint in command.error(*arguments)
 
 
 def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, command):
@@ -150,8 +154,8 @@ def test_waiting_for_a_run_does_not_hide_an_ambiguous_name(tmp_path, command):
     assert "one/first" in command.error("watch", "first", "--wait", "--once", "--root", tmp_path)
 
 
-@pytest.mark.parametrize("words", [["watch", "first", "--interval"], ["close", "first", "--timeout"]])
-@pytest.mark.parametrize("duration", ["nan", "inf", "-1", "1e10", "2s"])
-def test_a_duration_that_no_wait_can_take_is_refused(words, duration, command):
-    err = command.error(*words[:-1], f"{words[-1]}={duration}")
-    assert f"argument {words[-1]}: invalid value '{duration}'; expected a number of seconds" in err
+def test_a_duration_that_no_wait_can_take_is_refused(command):
+    for name, option in (("watch", "--interval"), ("close", "--timeout")):
+        for duration in ("nan", "inf", "-1", "1e10", "2s"):
+            err = command.error(name, "first", f"{option}={duration}")
+            assert f"argument {option}: invalid value '{duration}'; expected a number of seconds" in err
