@@ -193,3 +193,21 @@ def test_the_repository_of_the_working_directory_is_the_fallback(monkeypatch, re
     commit = commit_of_program()
     assert isinstance(commit, Commit)
     assert (commit.sha, Path(commit.directory)) == (git(repository, "rev-parse", "HEAD"), repository)
+    (tmp_path / "link").write_text(f"gitdir: {repository}/.git\n")
+    for git_dir in (".git", repository / ".git", tmp_path / "link"):
+        monkeypatch.setenv("GIT_DIR", str(git_dir))
+        assert commit_of_program().sha == commit.sha, git_dir
+
+
+def test_git_is_not_started_outside_a_repository(monkeypatch, tmp_path):
+    git_program = tmp_path / "git"
+    git_program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    git_program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trieye.run.provenance._program", lambda: None)
+    assert commit_of_program() is None
+    assert not (tmp_path / "started").exists()
+    (tmp_path / ".git").mkdir()
+    assert commit_of_program() is None
+    assert (tmp_path / "started").exists()

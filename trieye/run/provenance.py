@@ -182,6 +182,8 @@ def commit_of_program() -> Commit | None:
 
 
 def _commit_at(directory: Path) -> Commit | None:
+    if not _may_be_in_repository(directory):
+        return None
     lines = _git(directory, "status", "--porcelain=v2", "--branch", "--no-renames", "-z").split("\0")
     headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
     if headers.get("branch.oid", "(initial)") == "(initial)":  # no git, no repository, or no commit yet
@@ -194,6 +196,15 @@ def _commit_at(directory: Path) -> Commit | None:
         is_dirty=any(line[:2] in {"1 ", "2 ", "u "} for line in lines),
         untracked=[line[2:] for line in lines if line.startswith("? ")][:MAX_UNTRACKED],
     )
+
+
+def _may_be_in_repository(directory: Path) -> bool:
+    """Return whether git may find a repository; else each run would start git twice for nothing, which takes 10 ms."""
+    git_dir = os.environ.get("GIT_DIR")
+    if git_dir is not None:
+        return os.path.isdir(directory / git_dir) or os.path.isfile(directory / git_dir)  # noqa: PTH112, PTH113
+    path = Path(os.path.realpath(directory))
+    return any(os.path.exists(parent / ".git") for parent in (path, *path.parents))  # noqa: PTH110 - no errors
 
 
 def _git(directory: Path, *words: str) -> str:
