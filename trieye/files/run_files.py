@@ -171,7 +171,9 @@ class RunFiles:
         directories = (self.checkpoint_dir, self.buffer_dir, self.log_dir, self.tb_log_dir, self.profile_dir)
         files = (self.journal_path, self.run_record_path, self.config_path, self.lock_path, self.hub_lock_path)
         root = self.root_data_dir.resolve()
-        for path in (self.run_base_dir, *directories, self.history_dir, *files, *self._links_among(files)):
+        parts = (*directories, self.history_dir, *files)
+        links = (path for path in parts if path.is_symlink())  # to resolve each part would take a tenth of the start
+        for path in (self.run_base_dir, *links, *self._links_among(files)):
             if not path.resolve().is_relative_to(root):
                 raise ConfigurationError(
                     f"{path} is a link to {path.resolve()}, which is outside root_data_dir={root}, so nothing was "
