@@ -15,7 +15,7 @@ from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, read_man
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import leaves, parameters
 from trieye.config.names import printable
-from trieye.config.redaction import redacted, redacted_text
+from trieye.config.redaction import redacted, redactor
 from trieye.exceptions import JournalError, JournalFullError, SerializationError
 from trieye.files.atomic import link_or_copy, new_directory, remove
 from trieye.files.run_record import RunStatus
@@ -212,10 +212,9 @@ def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        printable(str(name)): printable(redacted_text(str(redacted(value, str(name)))))
-        for name, value in values.items()
-    }
+    redact = redactor()
+    redacted_values = redacted({str(name): value for name, value in values.items()})
+    return {printable(name): printable(redact(str(value))) for name, value in redacted_values.items()}
 
 
 class Artifacts:
