@@ -40,12 +40,18 @@ TrainConfig.model_rebuild()
 
 
 def small_config(root_data_dir: Path, **overrides: Any) -> TrainConfig:
-    """Return a config: DQN on CartPole, in this process, without external sinks.
+    """Return a config: DQN on CartPole, in this process, without external sinks, with an update per four steps.
 
     Overrides are merged key by key; another `agent.kind` drops the default agent.
     """
     parts: dict[str, Any] = {
-        "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
+        "agent": {
+            "kind": "dqn",
+            "rollout_steps": 4,
+            "batch_size": 8,
+            "learning_starts": 8,
+            "updates_per_env_step": 0.25,
+        },
         "env": {"id": "CartPole-v1", "eval_episodes": 2},
         "run_name": "run",
         "runtime": {"kind": "local"},
@@ -69,7 +75,7 @@ def mlp(sizes):
 class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
-        self.q = mlp([spaces.observation.shape[0], 64, 64, spaces.action.n])
+        self.q = mlp([spaces.observation.shape[0], 32, spaces.action.n])
 
     def act(self, obs, state, ctx):
         action = self.q(self.normalizer(obs)).argmax(1)
@@ -116,7 +122,7 @@ class ActorCritic(trieye.Policy):
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
         size = spaces.observation.shape[0]
-        self.pi, self.v = mlp([size, 64, 64, spaces.action.n]), mlp([size, 64, 64, 1])
+        self.pi, self.v = mlp([size, 32, spaces.action.n]), mlp([size, 32, 1])
 
     def act(self, obs, state, ctx):
         chances = torch.log_softmax(self.pi(obs), 1)

@@ -44,7 +44,7 @@ def trained(train_config):
 
 
 def test_a_bench_evaluates_the_selected_checkpoints_and_the_best_follows_the_mode_of_its_run(trained):
-    bench = trained(60, loop={"mode": "min"})
+    bench = trained(60, loop={"mode": "min"}, agent={"updates_per_env_step": 1.0, "lr": 0.02})
     best, reports = bench("each", episodes=3)
     steps = [report["step"] for report in reports]
     assert [step // 20 for step in steps] == [1, 2, 3]

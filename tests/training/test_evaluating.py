@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.history.table import read_history
 from trieye.training.evaluating import Evaluator
 
-EVERY = {"steps": 300, "evaluate_every_steps": 100}
+EVERY = {"steps": 150, "evaluate_every_steps": 50}
 
 
 def rated(run_dir):
@@ -35,8 +35,7 @@ def evaluations(run_dir):
 def trained(train_config):
     def make(engine=DQN, **overrides):
         loop = EVERY | overrides.pop("loop", {})
-        defaults = {"persistence": {"keep_last": 0}, "agent": {"updates_per_env_step": 0.25}}
-        config = train_config(**defaults | overrides, loop=loop)
+        config = train_config(**{"persistence": {"keep_last": 0}} | overrides, loop=loop)
         result = trieye.run_experiment(engine, config)
         return result, config.persistence.get_run_base_dir()
 
@@ -55,7 +54,7 @@ class SlowPolicy(QPolicy):
 
 
 class WaitingDQN(Noisy, policy=SlowPolicy):
-    """An evaluation of step 100 ends after step 150, and each one before the next is due, however busy the machine."""
+    """An evaluation of step 50 ends after step 75, and each one before the next is due, however busy the machine."""
 
     outcome = None
 
@@ -64,9 +63,9 @@ class WaitingDQN(Noisy, policy=SlowPolicy):
         return self.outcome
 
     def step(self):
-        if self.env_steps >= 150:
+        if self.env_steps >= 75:
             SlowPolicy.trains.set()
-        if self.outcome is not None and self.env_steps % 100 > 80:
+        if self.outcome is not None and self.env_steps % 50 > 40:
             self.outcome.result(30)
         return super().step()
 
@@ -93,16 +92,16 @@ def test_background_and_foreground_evaluations_agree(trained):
 def test_a_long_evaluation_skips_the_next_ones_and_retains_its_checkpoint(trained, capfd):
     class Late(DQN, policy=SlowPolicy):
         def step(self):
-            if self.env_steps >= 280:
+            if self.env_steps >= 140:
                 SlowPolicy.trains.set()
             return super().step()
 
     SlowPolicy.trains.clear()
     saves = {"keep_last": 1, "checkpoint_save_freq_steps": 20}
-    _, run_dir = trained(Late, loop={"background_evaluation": True, "evaluate_every_steps": 50}, persistence=saves)
+    _, run_dir = trained(Late, loop={"background_evaluation": True, "evaluate_every_steps": 30}, persistence=saves)
     first, *others = evaluations(run_dir)
-    assert 50 <= first < 60
-    assert all(step > 250 for step in others)
+    assert 30 <= first < 40
+    assert all(step > 120 for step in others)
     assert capfd.readouterr().err.count("is still running at step") == 1
     newest = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[-1]
     assert newest.objective is not None
@@ -110,8 +109,7 @@ def test_a_long_evaluation_skips_the_next_ones_and_retains_its_checkpoint(traine
 
 @pytest.mark.long
 def test_an_evaluation_whose_process_is_killed_is_repeated(trained, ray_cluster, capfd):
-    loop = {"background_evaluation": True, "steps": 250}
-
+    loop = {"background_evaluation": True, "steps": 250, "evaluate_every_steps": 100}
     _, run_dir = trained(Killing, loop=loop, runtime={"kind": "ray"})
     assert not (run_dir / "flag").exists()
     assert "is repeated: its process died" in capfd.readouterr().err
@@ -140,19 +138,19 @@ class Interrupted(WaitingDQN):
     """Gets a stop signal during an evaluation."""
 
     def step(self):
-        if self.env_steps >= 120 and not self.run.resumed:
+        if self.env_steps >= 60 and not self.run.resumed:
             signal.raise_signal(signal.SIGTERM)
         return Noisy.step(self)
 
 
 def test_a_run_stopped_during_an_evaluation_repeats_it(trained):
     SlowPolicy.trains.clear()
-    loop = {"background_evaluation": True, "steps": 200}
+    loop = {"background_evaluation": True, "steps": 100}
     with pytest.raises(trieye.RunInterrupted):
         trained(Interrupted, loop=loop)
     SlowPolicy.trains.set()
     _, run_dir = trained(Interrupted, loop=loop)
-    _, whole = trained(Noisy, run_name="whole", loop={"steps": 200})
+    _, whole = trained(Noisy, run_name="whole", loop={"steps": 100})
     assert evaluations(run_dir) == evaluations(whole)
     assert rated(run_dir).items() >= evaluations(run_dir).items()
 

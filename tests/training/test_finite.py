@@ -20,7 +20,13 @@ from trieye.training.batches import Experience
 from trieye.training.exploring.experience import RemoteExperience
 from trieye.training.finite import OnNonfinite, _Plan
 
-DQN_OF_FEW_STEPS = {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8}
+DQN_OF_FEW_STEPS = {
+    "kind": "dqn",
+    "rollout_steps": 4,
+    "batch_size": 8,
+    "learning_starts": 8,
+    "updates_per_env_step": 0.5,
+}
 PPO_OF_FEW_STEPS = {"kind": "ppo", "rollout_steps": 16, "batch_size": 8}
 VALUES = (math.nan, math.inf, -math.inf)
 
@@ -240,7 +246,8 @@ def test_subnormal_moments_are_flushed_in_optimizer_steps_only(spoiled, fused, u
 
 
 def test_a_training_ends_when_every_update_or_row_is_skipped(spoiled):
-    config = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
+    often = DQN_OF_FEW_STEPS | {"updates_per_env_step": 2.0}
+    config = spoiled(often, loop={"on_nonfinite": "skip"}, steps=100_000)
     with pytest.raises(trieye.TrieyeError, match="the last of 100 consecutive refused updates"):
         run_alone(of_kind(SpoiledDQN, at=range(10, 10_000)), config)
     always = spoiled(loop={"on_nonfinite": "skip"}, env={"at": 40, "every": 1}, run_name="always")
@@ -321,13 +328,13 @@ def test_a_buffer_that_was_infinite_from_the_start_is_accepted(spoiled):
     class Masked(DQN, policy=Masks):
         pass
 
-    assert run_alone(Masked, spoiled()).step >= 120
+    assert run_alone(Masked, spoiled(steps=40)).step >= 40
 
 
 def test_a_nonfinite_loss_with_a_finite_gradient_stops_the_run(spoiled):
     class Odd(DQN, policy=DQN.policy_class):
         def step(self):
-            return super().step() | {"loss/odd": math.inf if self.updates > 20 else 0.0}
+            return super().step() | {"loss/odd": math.inf if self.updates > 5 else 0.0}
 
     with pytest.raises(trieye.TrieyeError, match="metric loss/odd is inf at environment step"):
         run_alone(Odd, spoiled())
@@ -450,7 +457,7 @@ def test_a_cut_episode_reports_no_return_and_ends_the_discounted_return_that_sca
 
 
 def test_an_explorer_names_itself_and_its_environment(spoiled, capsys):
-    options = {"env": {"at": 30, "every": 30}, "explorer": {"num": 2}, "steps": 300}
+    options = {"env": {"at": 20, "every": 20}, "explorer": {"num": 2}, "steps": 200}
     with pytest.raises(trieye.TrieyeError, match=r"the reward nan of environment [01] of explorer [01] at environment"):
         run_alone(PPO, spoiled(PPO_OF_FEW_STEPS, **options))
     skipping = spoiled(loop={"on_nonfinite": "skip"}, run_name="skipping", **options)

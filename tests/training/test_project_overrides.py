@@ -18,12 +18,15 @@ from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 
 AGENTS = {
-    "dqn": ["env=cartpole", "agent.learning_starts=20", "agent.rollout_steps=2"],
-    "ppo": ["env=cartpole", "agent.rollout_steps=20"],
-    "recurrent_ppo": ["env=cartpole_positions", "env.num=2", "agent.rollout_steps=20"],
-    "sac": ["env=pendulum", "agent.learning_starts=40"],
-    "td3": ["env=pendulum", "agent.learning_starts=40"],
+    "dqn": {"env": {"id": "CartPole-v1"}, "agent": {"learning_starts": 20, "rollout_steps": 2}},
+    "ppo": {"env": {"id": "CartPole-v1"}, "agent": {"rollout_steps": 20}},
+    "recurrent_ppo": {"env": {"id": "CartPole-v1", "num": 2}, "agent": {"rollout_steps": 20}},
+    "sac": {"env": {"id": "Pendulum-v1"}, "agent": {"learning_starts": 20}},
+    "td3": {"env": {"id": "Pendulum-v1"}, "agent": {"learning_starts": 20}},
 }
+SMALL = ["debug=limit", "env.max_episode_steps=20", "agent.hidden_sizes=[8]", "agent.batch_size=16"]
+"""Overrides of a minimal command line."""
+DOUBLES = {"id": "tests.training.worlds:Doubles-v0"}
 TRAIN = {
     "replay=uniform": {"kind": "uniform"},
     "replay=prioritized": {"kind": "prioritized"},
@@ -72,22 +75,41 @@ def project(tmp_path_factory):
 
 
 @pytest.fixture
-def compose(project, tmp_path, monkeypatch):
-    """Return a function that composes and checks a minimal command line of the project."""
+def config_type(project, tmp_path, monkeypatch):
+    """Return the config class of the project, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    config_module = importlib.import_module(f"{project.name}.config")
+    return importlib.import_module(f"{project.name}.config").TrainConfig
 
-    def composed(agent, *overrides):
-        small = [
-            "debug=limit",
-            "sinks=[]",
-            "loop.steps=60",
-            "env.max_episode_steps=20",
-            "agent.hidden_sizes=[8]",
-            "agent.batch_size=16",
-        ]
-        command_line = [f"agent={agent}", *AGENTS[agent], *small, f"persistence.root_data_dir={tmp_path}", *overrides]
-        config = trieye.compose(command_line, config_path=project / "conf", config_type=config_module.TrainConfig)
+
+@pytest.fixture
+def make_config(config_type, tmp_path):
+    """Return a function that creates and checks a small config of an agent; a composition would take 0.2 s."""
+
+    def make(kind, **overrides):
+        parts = {
+            "agent": {"kind": kind, "hidden_sizes": [8], "batch_size": 16, **AGENTS[kind]["agent"]},
+            "env": {"max_episode_steps": 20, "eval_episodes": 1, **AGENTS[kind]["env"]},
+            "persistence": {"root_data_dir": str(tmp_path)},
+            "runtime": {"kind": "local"},
+            "sinks": {},
+        }
+        merged = {
+            key: parts.get(key, {}) | value if isinstance(value, dict) else value for key, value in overrides.items()
+        }
+        config = config_type.model_validate(parts | merged)
+        config.check()
+        return config
+
+    return make
+
+
+@pytest.fixture
+def compose(project, config_type, tmp_path):
+    """Return a function that composes and checks a minimal command line of the project."""
+
+    def composed(*overrides):
+        command_line = [*SMALL, f"persistence.root_data_dir={tmp_path}", *overrides]
+        config = trieye.compose(command_line, config_path=project / "conf", config_type=config_type)
         config.check()
         return config
 
@@ -114,17 +136,10 @@ def one_line_message(error):
     return mistake["msg"] if "\n" not in mistake["msg"] else ""
 
 
-def test_an_override_of_the_command_line_trains(compose):
-    config = compose("dqn", "replay=prioritized")
-    trieye.train(config)
-    run_dir = config.persistence.get_run_base_dir()
-    assert trieye.load_checkpoint(run_dir, "latest").objects["loop"]["updates"] >= 1
-
-
 def test_an_override_of_the_command_line_is_rejected_in_one_line_before_the_start(compose, tmp_path: Path):
     override = "replay.frame_stack={obs:2}"
     with pytest.raises(trieye.ConfigurationError) as caught:
-        compose("dqn", override)
+        compose("agent=dqn", "env=cartpole", override)
     assert REFUSED[override][1] in one_line_message(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -138,8 +153,8 @@ def pairs_of_overrides():
 
 
 @pytest.mark.parametrize("agent", ["dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "sac"))])
-def test_combinations_train_unless_one_of_their_overrides_is_rejected(compose, agent):
-    plain, num_trained = compose(agent, *([] if agent == "ppo" else ["agent.learning_starts=20"])), 0
+def test_combinations_train_unless_one_of_their_overrides_is_rejected(make_config, agent):
+    plain, num_trained = make_config(agent), 0
     values = plain.model_dump(exclude={"replay"})
     for one, other in pairs_of_overrides():
         values["env"]["num"] = 2 if "replay.capacity=1 env.num=2" in (one, other) else 1
@@ -162,13 +177,14 @@ def test_combinations_train_unless_one_of_their_overrides_is_rejected(compose, a
     assert num_trained == (3 if agent == "ppo" else 46)
 
 
-def test_schedules_follow_the_updates_in_offline_training(compose, tmp_path):
+def test_schedules_follow_the_updates_in_offline_training(make_config, tmp_path):
     buffer, ends = trieye.ReplayBuffer(100), {"terminated": np.zeros(50, bool), "truncated": np.zeros(50, bool)}
     obs = np.zeros((50, 4), np.float32)
     buffer.extend({"obs": obs, "action": np.zeros(50, int), "reward": np.ones(50), "next_obs": obs, **ends})
     export_npz(buffer, tmp_path / "rows.npz")
-    falling = "agent.lr={start: 1.0, end: 0.0, steps: 40}"
-    engine = make_engine(compose("dqn", "mode=train", f"data={tmp_path}/rows.npz", "loop.axis=updates", falling))
+    falling = {"lr": {"start": 1.0, "end": 0.0, "steps": 40}}
+    options = {"mode": "train", "data": f"{tmp_path}/rows.npz", "loop": {"axis": "updates"}}
+    engine = make_engine(make_config("dqn", agent=falling, **options))
     while engine.updates < 20:
         engine.advance()
     (group,) = engine.optimizer.param_groups
@@ -177,9 +193,9 @@ def test_schedules_follow_the_updates_in_offline_training(compose, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("overrides", [["agent.rollout_steps=1"], ["agent.rollout_steps=8", "agent.batch_size=1"]])
-def test_ppo_learns_from_single_rows(compose, overrides):
-    engine = make_engine(compose("ppo", *overrides))
+@pytest.mark.parametrize("agent", [{"rollout_steps": 1}, {"rollout_steps": 8, "batch_size": 1}])
+def test_ppo_learns_from_single_rows(make_config, agent):
+    engine = make_engine(make_config("ppo", agent=agent))
     while engine.updates < 20:
         engine.advance()
     assert all(weights.isfinite().all() for weights in engine.policy.parameters())
@@ -189,8 +205,8 @@ def test_ppo_learns_from_single_rows(compose, overrides):
 @pytest.mark.parametrize(
     "agent", ["dqn", "recurrent_ppo", "sac", *(pytest.param(e, marks=pytest.mark.long) for e in ("ppo", "td3"))]
 )
-def test_an_algorithm_trains_in_bfloat16_with_float32_weights(compose, agent):
-    engine = make_engine(compose(agent, "agent.precision=bfloat16"))
+def test_an_algorithm_trains_in_bfloat16_with_float32_weights(make_config, agent):
+    engine = make_engine(make_config(agent, agent={"precision": "bfloat16"}))
     before = [weights.clone() for weights in engine.policy.parameters()]
     while engine.updates < 2:
         engine.advance()
@@ -205,28 +221,34 @@ def test_float16_is_rejected_because_gradients_would_vanish_unscaled(train_confi
         train_config(agent={"precision": "float16"})
 
 
-@pytest.mark.parametrize("agent", ["sac", pytest.param("ppo", marks=pytest.mark.long)])
-def test_an_agent_trains_and_evaluates_with_float64_actions(compose, agent):
-    config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
+@pytest.mark.parametrize(
+    ("agent", "overrides"),
+    [
+        ("sac", ["replay=prioritized", "agent.learning_starts=20"]),
+        pytest.param("ppo", ["agent.rollout_steps=20"], marks=pytest.mark.long),
+    ],
+)
+def test_an_agent_trains_and_evaluates_with_overrides_and_float64_actions(compose, agent, overrides):
+    config = compose(f"agent={agent}", f"env.id={DOUBLES['id']}", *overrides)
     trieye.train(config)
-    policy = trieye.load_policy(config.persistence.get_run_base_dir(), "latest")
-    assert policy.spaces.action.dtype == "float32"
+    run_dir = config.persistence.get_run_base_dir()
+    assert trieye.load_checkpoint(run_dir, "latest").objects["loop"]["updates"] >= 1
+    assert trieye.load_policy(run_dir, "latest").spaces.action.dtype == "float32"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
-def test_an_agent_trains_with_scalar_actions(compose, agent):
-    engine = make_engine(compose(agent, "env.id=tests.training.worlds:Scalar-v0"))
+def test_an_agent_trains_with_scalar_actions(make_config, agent):
+    engine = make_engine(make_config(agent, env={"id": "tests.training.worlds:Scalar-v0"}))
     while engine.updates < 2:
         engine.advance()
     engine.cleanup()
 
 
 @pytest.mark.parametrize("agent", ["ppo", "sac", "td3"])
-def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
-    config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
-    wider = config.model_copy(update={"env": config.env.model_copy(update={"kwargs": {"scale": 10.0}})})
-    engine, fork = make_engine(config), make_engine(wider)
+def test_a_fork_uses_the_action_bounds_of_its_environment(make_config, agent):
+    engine = make_engine(make_config(agent, env=DOUBLES))
+    fork = make_engine(make_config(agent, env=DOUBLES | {"kwargs": {"scale": 10.0}}))
     saved = decode(encode(engine.save_checkpoint(None)))
     assert not {"low", "high"} & saved["policy"].keys()
     fork.load_checkpoint(saved)
@@ -239,14 +261,14 @@ def test_a_fork_uses_the_action_bounds_of_its_environment(compose, agent):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("before", "after"), [("0.2", "0.01"), ("null", "null")])
-def test_a_resumed_sac_has_a_learned_temperature_or_the_one_of_the_config(compose, before, after):
-    engine, other = (make_engine(compose("sac", f"agent.ent_coef={value}")) for value in (before, after))
+@pytest.mark.parametrize(("before", "after"), [(0.2, 0.01), (None, None)])
+def test_a_resumed_sac_has_a_learned_temperature_or_the_one_of_the_config(make_config, before, after):
+    engine, other = (make_engine(make_config("sac", agent={"ent_coef": value})) for value in (before, after))
     while engine.updates < 3:
         engine.advance()
     other.load_checkpoint(decode(encode(engine.save_checkpoint(None))))
     first, second = (each.train_step(each.replay.minibatch(4, each.device))["ent_coef"] for each in (engine, other))
-    assert torch.equal(first, second) if after == "null" else second == pytest.approx(0.01)
+    assert torch.equal(first, second) if after is None else second == pytest.approx(0.01)
     assert first < 1
     for each in (engine, other):
         each.cleanup()

@@ -15,7 +15,10 @@ from trieye.snapshot import generators
 from trieye.snapshot.nodes import KIND
 
 AGENTS = {
-    "dqn": (DQN, {"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}),
+    "dqn": (
+        DQN,
+        {"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20, "updates_per_env_step": 0.5},
+    ),
     "ppo": (PPO, {"kind": "ppo", "rollout_steps": 7, "batch_size": 8}),
 }
 
@@ -61,15 +64,15 @@ def assert_same(one, other):
 )
 def test_weights_moments_generators_and_environments_resume_bit_exactly(config, name, env):
     kind, _ = AGENTS[name]
-    whole = run_alone(kind, config(name, 120, run_name="whole", **env))
+    whole = run_alone(kind, config(name, 80, run_name="whole", **env))
     with pytest.raises(trieye.RunInterrupted):  # a lower limit would shorten the last rollout
-        run_alone(interrupted(kind, 70), config(name, 120, run_name="parts", **env))
-    parts = run_alone(kind, config(name, 120, run_name="parts", **env))
+        run_alone(interrupted(kind, 50), config(name, 80, run_name="parts", **env))
+    parts = run_alone(kind, config(name, 80, run_name="parts", **env))
     one, other = state_of(whole), state_of(parts)
     for state in (one, other):
         state.pop("replay", None)  # stored in parts; the newest contains only new rows
     assert_same(one, other)
-    assert one["collector"]["env_steps"] >= 120
+    assert one["collector"]["env_steps"] >= 80
 
 
 def learn_until(engine, env_steps):
@@ -101,21 +104,22 @@ def test_without_a_saved_replay_learning_restarts_after_learning_starts_steps(tr
     engine.cleanup()
 
 
-@pytest.mark.parametrize("new_agent", [{"updates_per_env_step": 2.0}, {"updates_per_env_step": 0.25}])
-def test_a_new_update_ratio_counts_from_the_resume(train_config, new_agent):
-    engine = DQN(train_config())
-    learn_until(engine, 100)
-    env_steps, updates = engine.env_steps, engine.updates
-    engine = resumed(engine, train_config(agent=new_agent))
-    learn_until(engine, env_steps + 4)
-    assert engine.updates == updates + int((engine.env_steps - env_steps) * new_agent["updates_per_env_step"])
+def test_a_new_update_ratio_counts_from_the_resume(train_config):
+    engine = DQN(train_config(agent={"updates_per_env_step": 1.0}))
+    learn_until(engine, 40)
+    for ratio in (2.0, 0.25):
+        env_steps, updates = engine.env_steps, engine.updates
+        engine = resumed(engine, train_config(agent={"updates_per_env_step": ratio}))
+        learn_until(engine, env_steps + 4)
+        assert engine.updates == updates + int((engine.env_steps - env_steps) * ratio)
     engine.cleanup()
 
 
 def test_learning_that_has_not_started_waits_for_the_new_learning_starts(train_config):
-    engine = DQN(train_config(agent={"learning_starts": 100}))
+    agent = {"updates_per_env_step": 1.0}
+    engine = DQN(train_config(agent=agent | {"learning_starts": 100}))
     learn_until(engine, 20)
-    engine = resumed(engine, train_config(agent={"learning_starts": 30}))
+    engine = resumed(engine, train_config(agent=agent | {"learning_starts": 30}))
     learn_until(engine, 50)
     assert engine.updates == engine.env_steps - 30
     engine.cleanup()
@@ -194,12 +198,12 @@ def test_a_resume_starts_new_episodes_when_explorers_are_added_or_removed(train_
         return train_config(agent=agent, env=env, replay=replay, explorer={"num": explorers})
 
     engine = kind(config(before))
-    learn_until(engine, 60)
+    learn_until(engine, 40)
     env_steps, num_rows = engine.env_steps, 0 if engine.replay is None else engine.replay.metrics()["replay/size"]
     engine = resumed(engine, config(after))
     assert f"explorer.num was {before} and is {after}" in capfd.readouterr().err
     assert engine.env_steps == env_steps
     assert engine.replay is None or engine.replay.metrics()["replay/size"] >= num_rows
     assert np.max(engine.advance()["episode/interrupted"]) >= 1
-    learn_until(engine, env_steps + 60)
+    learn_until(engine, env_steps + 40)
     engine.cleanup()

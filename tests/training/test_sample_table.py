@@ -30,11 +30,11 @@ def tables(run_dir):
 def test_rows_of_the_newest_batch_are_logged_at_the_configured_interval(
     train_config, engine, agent, extra_column, explorers
 ):
-    settings = {"agent": agent, "sample": {"table_every_steps": 25}, "explorer": {"num": explorers}}
-    config = train_config(**settings, loop={"steps": 90})
+    settings = {"agent": agent, "sample": {"table_every_steps": 16}, "explorer": {"num": explorers}}
+    config = train_config(**settings, loop={"steps": 50})
     trieye.run_experiment(engine, config)
     logged_tables = tables(config.persistence.get_run_base_dir())
-    assert [step // 25 for step in logged_tables] == [1, 2, 3]
+    assert [step // 16 for step in logged_tables] == [1, 2, 3]
     for names, rows in logged_tables.values():
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         assert len(rows) == 8

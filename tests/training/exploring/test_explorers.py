@@ -15,7 +15,7 @@ from trieye.training.exploring.explorer import Assignment, Explorer, Published, 
 from trieye.training.exploring.transports import LocalTransport
 from trieye.training.policy import Moments
 
-DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 64}}
+DQN_PARTS = {"agent": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 32}}
 PPO_PARTS = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}}
 
 
@@ -41,9 +41,9 @@ def test_one_explorer_in_step_trains_exactly_as_the_engine_alone(train_config, e
 @pytest.mark.parametrize(("style", "staleness"), [("trainer_driven", 2), ("explorer_driven", 2), ("fully_async", 0)])
 def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, staleness):
     sync, explorer = {"style": style, "max_staleness": staleness}, {"num": 3, "fragment_steps": 4}
-    engine = PPO(train_config(**PPO_PARTS, loop={"steps": 20}, explorer=explorer, sync=sync))
+    engine = PPO(train_config(**PPO_PARTS, loop={"steps": 10}, explorer=explorer, sync=sync))
     versions = []
-    for _ in range(20):
+    for _ in range(10):
         rows = engine.collect()
         learned_fragments = engine._row_source._learned  # its private list
         assert len(learned_fragments) == 3
@@ -54,7 +54,7 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
     metrics = engine._row_source.metrics()
     engine.cleanup()
     assert versions == sorted(versions)
-    assert versions[-1] >= (19 if style != "explorer_driven" else 1)
+    assert versions[-1] >= (9 if style != "explorer_driven" else 1)
     assert not any(value for name, value in metrics.items() if name.startswith("replay/dropped"))
     assert metrics["replay/staleness_max"] <= staleness
     assert metrics["explorer/lost_fragments"] == 0
@@ -140,7 +140,7 @@ def test_a_hanging_explorer_is_restarted_while_the_others_continue(train_config)
 )
 def test_resume_continues_version_and_step(train_config, style):
     versions = []
-    for env_steps in (120, 240):
+    for env_steps in (50, 100):
         config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": env_steps})
         result = trieye.run_experiment(DQN, config)
         assert result.env_steps >= env_steps
@@ -151,9 +151,9 @@ def test_resume_continues_version_and_step(train_config, style):
 
 def test_a_resumed_run_with_one_explorer_in_step_equals_an_uninterrupted_one(train_config):
     settings = PPO_PARTS | {"explorer": {"num": 1}, "env": {"num": 2, "normalize_observations": True}}
-    whole = trained(train_config, PPO, **settings, loop={"env_steps": 250}, run_name="whole")
-    trained(train_config, PPO, **settings, loop={"env_steps": 120}, run_name="halves")
-    halves = trained(train_config, PPO, **settings, loop={"env_steps": 250}, run_name="halves")
+    whole = trained(train_config, PPO, **settings, loop={"env_steps": 130}, run_name="whole")
+    trained(train_config, PPO, **settings, loop={"env_steps": 60}, run_name="halves")
+    halves = trained(train_config, PPO, **settings, loop={"env_steps": 130}, run_name="halves")
     assert same(whole, halves)
 
 

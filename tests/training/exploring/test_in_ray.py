@@ -110,7 +110,7 @@ def test_explorers_with_whole_gpus_get_other_gpus_than_the_learner(num_gpus, lea
 
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_long_fragments_continue_with_newer_weights(started, runtime):
-    parts = PPO_PARTS | {"explorer": {"num": 2}, "runtime": {"kind": runtime}}
+    parts = PPO_PARTS | {"explorer": {"num": 1}, "runtime": {"kind": runtime}}
     sync = {"style": "fully_async", "max_staleness": 5}
     engine = started(PPO, **parts, sync=sync, env={"id": "tests.training.worlds:Slow-v0"})
     reports = []
