@@ -31,6 +31,18 @@ def media():
     return [item for item in items if isinstance(item, Medium)]
 
 
+@pytest.fixture
+def mlflow():
+    """Requested by tests that read the store of MLflow: only their runs are logged to it."""
+
+
+@pytest.fixture(autouse=True)
+def _mlflow_on_request(request, monkeypatch):
+    """Open runs as without MLflow, which would take most of the CPU time, unless a test requests it."""
+    if "mlflow" not in request.fixturenames:
+        monkeypatch.setattr(opening, "is_installed", lambda library: library != "mlflow")
+
+
 @pytest.fixture(autouse=True)
 def _own_program(monkeypatch):
     for name in [name for name in os.environ if name.startswith("WANDB_") or name in {"TRIEYE_ROOT", opening.APP}]:

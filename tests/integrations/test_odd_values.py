@@ -117,6 +117,7 @@ def test_the_writer_rejects_nested_scalars_and_flattens_nested_parameters(ours):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("mlflow")
 def test_the_writer_accepts_texts_above_one_megabyte_and_lone_surrogates(ours):
     with SummaryWriter(f"runs/{ours}") as writer:
         writer.add_text("surrogate", "half of a pair: \ud83d", 2)  # the original raises an error
@@ -204,6 +205,7 @@ def test_masked_values_are_nan(ours):
     assert [row for row in points("masked") if row[0] == "a"] == [("a", 2, 2.0)]
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_wandb_logs_other_values_as_text(ours, rows_of_theirs):
     assert rows_of_theirs["texts"].keys() == {"t", *OTHER}
     assert rows_of_theirs["texts"]["t"] == LONG
@@ -224,6 +226,7 @@ def test_wandb_rejects_noninteger_steps(ours):
     assert [row[:2] for row in points(ours)] == [("a", 4), ("a", 5)]
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_wandb_copies_values_when_they_are_logged(ours):
     from matplotlib import pyplot as plt
 

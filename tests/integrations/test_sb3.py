@@ -48,12 +48,12 @@ def small():
 
 
 def dqn(**options):
-    options = {"learning_starts": 100, "buffer_size": 700, "train_freq": 4, **small(), **options}
+    options = {"learning_starts": 100, "buffer_size": 300, "train_freq": 4, **small(), **options}
     return DQN("MlpPolicy", "CartPole-v1", **options)
 
 
 def sac():
-    return SAC("MlpPolicy", "Pendulum-v1", learning_starts=100, buffer_size=700, batch_size=32, train_freq=8, **small())
+    return SAC("MlpPolicy", "Pendulum-v1", learning_starts=100, buffer_size=300, batch_size=32, train_freq=8, **small())
 
 
 def ppo():
@@ -133,17 +133,17 @@ class RemembersCheckpoint(BaseCallback):
 def test_a_training_resumes_with_its_complete_state(config, make):
     with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
         remembered = RemembersCheckpoint(run)
-        make().learn(2000, callback=[RunCallback(run), remembered, FailsAtStep(950)])
+        make().learn(1000, callback=[RunCallback(run), remembered, FailsAtStep(500)])
     with trieye.Run(config()) as run:
         model = restore_or_new(make, run)
-        assert run.step == model.num_timesteps >= 640
+        assert run.step == model.num_timesteps >= 256
         np.testing.assert_equal(state_of(model), remembered.state)
-        model.learn(2000, callback=RunCallback(run))
-        assert 2000 <= model.num_timesteps < 2000 + 128
+        model.learn(1000, callback=RunCallback(run))
+        assert 1000 <= model.num_timesteps < 1000 + 128
         assert run.step == run.saved_step == model.num_timesteps
     counts = Counter((name, step) for name, step, _ in points(run.dir))
     assert max(counts.values()) == 1
-    assert max(step for _, step in counts) > 1500
+    assert max(step for _, step in counts) > 750
 
 
 def test_a_model_has_the_attributes_that_a_resume_sets():
@@ -157,7 +157,7 @@ def test_the_values_of_a_shared_sb3_logger_are_logged_once_in_the_run_of_each_tr
     model, later = ppo(), {"reset_num_timesteps": False}
     model.set_logger(configure(str(tmp_path / "own"), ["json"]))
     with trieye.Run(config()) as run, trieye.Run(config(run_name="other")) as other:
-        for total, current in ((300, run), (300, run), (100, other)):
+        for total, current in ((200, run), (200, run), (100, other)):
             model.learn(total, callback=RunCallback(current), **later)
         model.learn(100, **later)
         model.logger.close()
@@ -165,12 +165,12 @@ def test_the_values_of_a_shared_sb3_logger_are_logged_once_in_the_run_of_each_tr
     csv_points = {(name, line["time/total_timesteps"]): value for line in lines for name, value in line.items()}
     all_points = points(run.dir) + points(other.dir)
     logged = {(name, step): value for name, step, value in all_points}
-    csv_points = {key: value for key, value in csv_points.items() if key[1] <= 896}
+    csv_points = {key: value for key, value in csv_points.items() if key[1] <= 640}
     missing = [key for key, value in csv_points.items() if value is not None and key not in logged]
     assert len(csv_points) > 50
     assert len(logged) == len(all_points)
-    assert {step for _, step, _ in points(run.dir)} == {128, 256, 384, 512, 640, 768}
-    assert {step for _, step, _ in points(other.dir)} == {896}
+    assert {step for _, step, _ in points(run.dir)} == {128, 256, 384, 512}
+    assert {step for _, step, _ in points(other.dir)} == {640}
     assert not missing
     assert all(logged[key] == pytest.approx(value) for key, value in csv_points.items() if value is not None)
 
@@ -293,7 +293,7 @@ def test_a_training_from_zero_in_an_advanced_run_is_rejected(config):
 def test_an_incompatible_model_is_rejected_and_unchanged(config):
     with trieye.Run(config()) as run:
         dqn().learn(250, callback=RunCallback(run))
-    for options in ({"buffer_size": 300}, {"policy_kwargs": {"net_arch": [8]}}):
+    for options in ({"buffer_size": 200}, {"policy_kwargs": {"net_arch": [8]}}):
         with trieye.Run(config()) as run:
             model = dqn(**options)
             before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}

@@ -66,6 +66,7 @@ def call_both(calls):
     return read("theirs"), read("runs/first")
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_scalars_equal_those_of_torch(tmp_path):
     def calls(writer):
         for step in range(20):
@@ -167,6 +168,7 @@ def test_a_video_is_logged():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("mlflow")
 def test_texts_equal_those_of_torch_and_a_parameter_table_becomes_parameters():
     def calls(writer):
         writer.add_text("hyperparameters", CLEANRL)
@@ -181,6 +183,7 @@ def test_texts_equal_those_of_torch_and_a_parameter_table_becomes_parameters():
     assert params == {"learning_rate": "0.00025", "seed": "1"}
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_hyperparameters_become_parameters_of_the_run():
     with SummaryWriter("runs/first") as writer:
         writer.add_hparams({"lr": 0.1, "on": True}, {"hparam/accuracy": 0.9})
@@ -307,6 +310,7 @@ def test_a_writer_reopened_in_one_program_shows_each_step_once():
     assert [(step, value) for _, step, value in points()] == [(5, 2.0), (6, 3.0)]
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
     for first, value in ((0, 1.0), (6, 2.0)):
         with SummaryWriter("runs/first") as writer:

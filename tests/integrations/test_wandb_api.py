@@ -79,6 +79,7 @@ def test_each_documented_call_is_available_or_announced_by_init(capsys):
         ), (kind, missing_parameters)
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_artifacts_keep_their_complete_content_by_version():
     Path("src").mkdir()
     Path("src/train.py").write_text("1")
@@ -112,6 +113,7 @@ def test_artifacts_keep_their_complete_content_by_version():
         pass
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_files_keep_their_names_in_artifacts_and_their_paths_in_save():
     for name in ("a/model.pt", "b/model.pt"):
         Path(name).parent.mkdir()
@@ -133,6 +135,7 @@ def test_files_keep_their_names_in_artifacts_and_their_paths_in_save():
     assert not [name for name in stored_files() if "/v1/" in name]
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_calls_without_effect_succeed_and_print_a_note(capsys):
     assert wandb.login(key="x", relogin=True) is True
     run = wandb.init(project="p", settings=wandb.Settings(run_id="one", console="off"), entity="me", monitor_gym=True)
@@ -171,6 +174,7 @@ def test_tables_are_built_from_columns_or_rows_of_equal_lengths():
         wandb.Table(["a", "b"], [[1, 2], [3]])
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_masks_boxes_and_images_in_tables_are_stored():
     box = {"position": {"minX": 0.1, "maxX": 0.2, "minY": 0.3, "maxY": 0.4}, "class_id": 1}
     image = wandb.Image(
@@ -267,6 +271,7 @@ def test_logging_from_a_forked_process_raises_an_error_that_names_the_owner():
     writer.close()
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_versions_of_an_artifact_continue_when_a_run_starts_again():
     for start in range(2):
         Path(f"{start}.pt").write_text("weights")

@@ -59,9 +59,10 @@ def test_a_program_that_ends_without_finish_keeps_its_last_row_and_has_the_statu
     assert json.loads((run_dir("one") / "wandb-summary.json").read_text()) == {"a": 9.0}
 
 
-def test_a_resume_continues_at_the_next_row_with_step_metrics():
-    for _ in range(2):
+def test_a_killed_run_resumes_at_its_next_row_with_step_metrics():
+    for attempt in (1, 2):
         run = wandb.init(project="p", id="one", resume="allow")
+        assert run.resumed == (attempt == 2)
         run.define_metric("env_step")
         run.define_metric("*", step_metric="env_step")
         for row in range(run.step, run.step + 10):
@@ -71,6 +72,7 @@ def test_a_resume_continues_at_the_next_row_with_step_metrics():
         kill_run()
     assert [row for row in points() if row[0] == "loss"] == [("loss", 1000 * n + 1, float(n)) for n in range(18)]
     assert [row for row in points() if row[0] == "env_step"] == [("env_step", n, 1000.0 * n + 1) for n in range(18)]
+    assert RunRecord.read(run_dir("one") / "run.json").attempt == 2
 
 
 def test_fractional_step_metrics_keep_each_point(capsys):
@@ -183,6 +185,7 @@ def test_media_are_logged_by_type():
     assert logged["table"].rows() == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
 
 
+@pytest.mark.usefixtures("mlflow")
 def test_the_config_is_recorded_and_cannot_be_changed():
     run = wandb.init(project="p", id="one", config={"lr": 0.1, "net": {"size": 3}})
     run.config.batch = 32
@@ -226,32 +229,15 @@ def test_watched_gradients_are_logged():
     assert logged == {(name, step) for name in names for step in (0, 2)}
 
 
-def log_some(first=0, count=5):
-    for number in range(first, first + count):
+def log_some():
+    for number in range(5):
         wandb.log({"a": float(number)})
 
 
-def test_a_killed_run_resumes():
-    wandb.init(project="p", id="one", resume="allow")
-    log_some()
-    wandb.run._adopted.run.flush()
-    kill_run()
-    with wandb.init(project="p", id="one", resume="allow") as run:
-        assert (run.resumed, run.step) == (True, 5)
-        log_some(5)
-    assert points() == [("a", step, float(step)) for step in range(10)]
-    assert RunRecord.read(run_dir("one") / "run.json").attempt == 2
-
-
-def test_a_run_prints_its_directory(capsys):
-    with wandb.init(project="p", id="one"):
-        pass
-    assert f"run 'one' of project 'p' begins in {run_dir('one').absolute()}" in capsys.readouterr().err
-
-
-def test_a_restart_without_resume_replaces_earlier_points():
+def test_a_restart_without_resume_prints_its_directory_and_replaces_earlier_points(capsys):
     for _ in range(2):
         wandb.init(project="p", id="one")
+        assert f"run 'one' of project 'p' begins in {run_dir('one').absolute()}" in capsys.readouterr().err
         log_some()
         wandb.finish()
     assert points() == [("a", step, float(step)) for step in range(5)]

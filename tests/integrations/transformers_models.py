@@ -35,7 +35,7 @@ def trainer(name, *callbacks, **options):
     data = [{"x": value, "labels": value.sum()} for value in values]
     args = transformers.TrainingArguments(
         "out",
-        **{"max_steps": 12, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 4, **options},
+        **{"max_steps": 8, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 4, **options},
         eval_strategy="steps",
         eval_steps=2,
         metric_for_best_model="loss",
