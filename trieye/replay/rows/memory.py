@@ -25,6 +25,8 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no constant for it
 _NO_SPACE = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG, errno.EINVAL}
 _GIB = 2**30
 _UNLIMITED = 1 << 62
+_SMALL_BYTES = 1 << 20
+"""Arrays up to this size are allocated without reading the free memory, which takes longer than the allocation."""
 _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -110,7 +112,7 @@ class RamMemory(Memory):
             ConfigurationError: There is not enough memory.
         """
         size_bytes, fill = _size(shape, dtype), prefault and self._prefault
-        if fill and size_bytes > (available := available_bytes()):
+        if fill and size_bytes > _SMALL_BYTES and size_bytes > (available := available_bytes()):
             raise ConfigurationError(
                 _too_large(name, size_bytes, f"only {available / _GIB:.1f} GiB of memory are free")
             )
@@ -185,7 +187,7 @@ class FileMemory(Memory):
         os.ftruncate(descriptor, size_bytes)
         if not is_whole:
             return
-        if self._directory is None and size_bytes > available_bytes():
+        if self._directory is None and size_bytes > _SMALL_BYTES and size_bytes > available_bytes():
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         if hasattr(os, "posix_fallocate"):  # if the disk filled up later, writing a row would kill the process
             os.posix_fallocate(descriptor, 0, size_bytes)
