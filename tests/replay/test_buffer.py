@@ -291,7 +291,7 @@ def walked(count, buffer=None, **options):
 
 def row_values(buffer):
     """Return {id: values} of all rows in drawn form."""
-    batch = buffer.sample(3000)
+    batch = buffer.sample(600)
     return {
         row: {name: batch[name][index].tolist() for name in batch.data} for index, row in enumerate(batch.ids.tolist())
     }
@@ -347,7 +347,7 @@ def test_truncated_and_corrupted_files_are_rejected(tmp_path):
     filled(50).save(tmp_path / "replay")
     for path in (path for path in (tmp_path / "replay").rglob("*") if path.is_file()):
         whole = path.read_bytes()
-        for position in range(0, len(whole), 199):
+        for position in range(0, len(whole), 499):
             flipped = whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
             for damaged in (whole[:position], flipped):
                 path.write_bytes(damaged)

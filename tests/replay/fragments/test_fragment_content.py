@@ -127,5 +127,5 @@ def ids(lease):
     return [chunk.id for chunk in lease.chunks]
 
 
-AgainstTheReference.TestCase.settings = settings(stateful_step_count=40, deadline=None)
+AgainstTheReference.TestCase.settings = settings(stateful_step_count=30, deadline=None)
 test_the_buffer_matches_the_slow_reference = AgainstTheReference.TestCase

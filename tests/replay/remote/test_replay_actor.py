@@ -103,7 +103,7 @@ class Victim:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_named_actor_is_reused_and_unattached_readers_receive_copies(ray, start, tmp_path):
+def test_a_named_actor_is_reused_until_it_is_closed_and_unattached_readers_receive_copies(ray, start, tmp_path):
     replay = start(name=f"replay_{os.getpid()}")
     again = RemoteReplay.start({"capacity": 1}, name=f"replay_{os.getpid()}")
     with replay.writer() as writer:
@@ -118,6 +118,12 @@ def test_a_named_actor_is_reused_and_unattached_readers_receive_copies(ray, star
         assert_fit_for_torch(batch)
         assert reader.sample(4, device="cpu")["x"].tolist() == [0] * 4
         reader.update_priorities(batch.ids, np.ones(4))
+    writer, reader = again.writer(timeout_s=30), again.reader(timeout_s=30)
+    replay.close()
+    writer.add(x=1)
+    for call in (writer.flush, lambda: reader.sample(1), writer.close):
+        with pytest.raises(TrieyeError, match="permanently gone"):
+            call()
 
 
 @pytest.mark.long
@@ -126,13 +132,3 @@ def test_an_actor_that_cannot_start_reports_the_cause(start, tmp_path):
     (tmp_path / "snapshot" / "something").touch()
     with pytest.raises(TrieyeError, match=r"permanently gone: .*CheckpointError.*snapshot"):
         start(directory=tmp_path / "snapshot").stats()
-
-
-def test_calls_to_a_closed_actor_raise_instead_of_waiting(start):
-    replay = start()
-    writer, reader = replay.writer(timeout_s=30), replay.reader(timeout_s=30)
-    replay.close()
-    writer.add(x=1)
-    for call in (writer.flush, lambda: reader.sample(1), writer.close):
-        with pytest.raises(TrieyeError, match="permanently gone"):
-            call()

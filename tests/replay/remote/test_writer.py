@@ -145,7 +145,7 @@ def fill(replay, number, count, writers, together):
         writers.append(writer)
         for value in range(count):
             writer.add(**row(10_000 * number + value))
-            if value % 100 == 0:
+            if value % 50 == 0:
                 writer.flush()
                 together.wait(60)  # no writer finishes before the last death: its rows could not be resent
 
@@ -154,18 +154,18 @@ def test_every_row_arrives_exactly_once_despite_lost_calls_and_server_crashes(ma
     options = {"directory": tmp_path / "snapshot", "snapshot_every_s": 0.05}
     (replay, channel), writers = make_flaky(10_000, loss=0.1, seed=3, options=options), []
     together = threading.Barrier(3)
-    fillings = [(replay, number, 400, writers, together) for number in range(3)]
+    fillings = [(replay, number, 200, writers, together) for number in range(3)]
     threads = [threading.Thread(target=fill, args=filling, daemon=True) for filling in fillings]
     for thread in threads:
         thread.start()
-    for num_rows in (200, 400, 600):
+    for num_rows in (100, 200, 300):
         wait_until(lambda num_rows=num_rows: channel.server.stats()["added"] >= num_rows)
         channel.die()
     for thread in threads:
         thread.join()
     values = content(replay)
     for number in range(3):
-        assert [value - 10_000 * number for value in values if value // 10_000 == number] == list(range(400))
+        assert [value - 10_000 * number for value in values if value // 10_000 == number] == list(range(200))
     assert sum(writer.stats()["lost_rows"] for writer in writers) == 0
 
 

@@ -8,7 +8,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay import ReplayBuffer
 
 ACTIONS = st.lists(
-    st.sampled_from(["row", "row", "rows", "rows", "many", "clear", "reload", "resize"]), min_size=4, max_size=12
+    st.sampled_from(["row", "row", "rows", "rows", "many", "clear", "reload", "resize"]), min_size=4, max_size=9
 )
 OPTIONS = st.fixed_dictionaries(
     {
@@ -67,11 +67,11 @@ class Pair:
             with pytest.raises(ConfigurationError, match=r"is empty|has all frames"):
                 self.ours.sample(4)
             return
-        batch = self.ours.sample(16)
+        batch = self.ours.sample(8)
         self.compare(batch)
         if self.options["storage"] == "shm":
             view = ReplayBuffer.attach(self.ours.handle)
-            again = view.rows(self.ours.draw(16))
+            again = view.rows(self.ours.draw(8))
             self.compare(again)
             assert len(view) == len(self.ours)
 
@@ -98,7 +98,7 @@ class Pair:
             assert np.allclose(batch[key], np.stack([row[key] for row in expected]), rtol=1e-6, atol=0), key
 
 
-@given(ACTIONS, st.lists(st.integers(1, 9), min_size=12, max_size=12), st.integers(1, 14), st.integers(0, 999), OPTIONS)
+@given(ACTIONS, st.lists(st.integers(1, 9), min_size=9, max_size=9), st.integers(1, 14), st.integers(0, 999), OPTIONS)
 def test_drawn_rows_equal_the_added_rows(actions, sizes, capacity, seed, options):
     pair = Pair(capacity, seed, options, WIDE if seed % 2 else NARROW)
     for action, size in zip(actions, sizes, strict=False):
