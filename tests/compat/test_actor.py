@@ -18,6 +18,7 @@ from tests.drop_in import training_state
 from tests.hub.conftest import event
 from tests.waiting import wait_until
 from trieye.compat.actor import get_or_create
+from trieye.compat.actor_logic import ActorLogic
 from trieye.config import DEFAULT_METRICS
 from trieye.files.run_record import RunRecord
 
@@ -106,8 +107,10 @@ def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
     assert {item.path for item in client.list_artifacts(run_id, "config")} == {"config/configs.json"}
     assert client.get_run(run_id).data.params["checkpoints_dir"] == f"runs/{config.run_name}/checkpoints"
 
-    second, _ = start(stats=stats, sinks={})
-    state = ray.get(second.load_initial_state.remote())
+    later_run = {"app_name": "my_app", "run_name": "later", "persistence": {"ROOT_DATA_DIR": str(tmp_path)}}
+    logic = ActorLogic(trieye.TrieyeConfig(**later_run, stats=stats, sinks={})).open()
+    state = logic.load_initial_state()
+    logic.shutdown()
     assert state.checkpoint_data.global_step == 100
     assert state.checkpoint_data.model_state_dict == {"param": 100}
     assert len(state.buffer_data.buffer_list) == 100

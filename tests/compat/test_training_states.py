@@ -9,15 +9,21 @@ from statistics import LinearRegression  # a named tuple that the actor can impo
 import numpy as np
 import pytest
 import ray
+import torch
 
 import trieye
 from tests.drop_in import training_state
 from trieye.checkpoints.directory import load_state
 from trieye.compat.actor import get_or_create
+from trieye.compat.actor_arguments import LIGHT_BYTES
 from trieye.compat.actor_logic import ActorLogic
 from trieye.compat.serializer import Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
+from trieye.snapshot.decode import decode
 from trieye.snapshot.signing import Trust
+
+LARGE = LIGHT_BYTES // 4 + 1
+"""Numbers in a tensor that is too large for the actor to unpickle."""
 
 
 def arguments(step=3, **changes):
@@ -133,6 +139,35 @@ def actor(ray_cluster, tmp_path_factory):
     ray.kill(actor)
 
 
+@pytest.mark.canary
+@pytest.mark.slow
+def test_tensors_and_references_arrive_without_being_unpickled_by_the_actor(actor):
+    """It comes before tests that load tensors in the actor."""
+    weights = torch.arange(float(LARGE))
+    model, optimizer = torch.nn.BatchNorm1d(3), {"state": {0: {"exp_avg": weights, "step": torch.tensor(3.0)}}}
+    by_position = save_and_load_here(actor, 1, {"w": weights, "tied": weights}, optimizer, [])
+    assert torch.equal(by_position["model_state_dict"]["w"], weights)
+    assert by_position["model_state_dict"]["tied"].data_ptr() == by_position["model_state_dict"]["w"].data_ptr()
+    assert by_position["optimizer_state_dict"]["state"][0]["step"].item() == 3.0
+    references = {"nn_state_dict": ray.put({"w": weights}), "optimizer_state_dict": {"now": ray.put({"w": weights})}}
+    by_name = save_and_load_here(actor, 2, **references, buffer_content=[])
+    assert torch.equal(by_name["model_state_dict"]["w"], weights)
+    assert torch.equal(by_name["optimizer_state_dict"]["now"]["w"], weights)
+    stored = save_and_load_here(actor, 3, model, {}, [], user_data={"model": model.state_dict()})
+    assert torch.equal(stored["model_state_dict"]["running_var"], torch.ones(3))
+    assert stored["user_data"]["model"]._metadata == model.state_dict()._metadata
+    pid = ray.get(actor.health.remote())["pid"]
+    assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def save_and_load_here(actor, step, *states, **more):
+    """Save by position or by name, and return the content of the checkpoint; the actor itself loads nothing."""
+    numbers = {"global_step": step, "episodes_played": 0, "total_simulations_run": 0}
+    ray.get(actor.save_training_state.remote(*states, **numbers, **more), timeout=120)
+    run_dir = Path(ray.get(actor.get_run_base_dir_str.remote()))
+    return decode(load_state(run_dir / "checkpoints" / f"checkpoint_step_{step}", allow_pickle=True))
+
+
 def save(actor, step, **changes):
     ray.get(actor.save_training_state.remote(**arguments(step, **changes)), timeout=60)
 
@@ -162,8 +197,6 @@ def test_nested_references_are_resolved(actor):
 
 @pytest.mark.long
 def test_objects_with_a_state_dict_are_saved_by_it(actor):
-    import torch
-
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())
