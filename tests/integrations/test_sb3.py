@@ -48,7 +48,7 @@ def small():
 
 
 def dqn(**options):
-    options = {"learning_starts": 100, "buffer_size": 300, "train_freq": 4, **small(), **options}
+    options = {"learning_starts": 100, "buffer_size": 300, "train_freq": 8, **small(), **options}
     return DQN("MlpPolicy", "CartPole-v1", **options)
 
 
@@ -58,7 +58,7 @@ def sac():
 
 def ppo():
     env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2))
-    return PPO("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=2, **small())
+    return PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, **small())
 
 
 class FailsAtStep(BaseCallback):
@@ -157,20 +157,20 @@ def test_the_values_of_a_shared_sb3_logger_are_logged_once_in_the_run_of_each_tr
     model, later = ppo(), {"reset_num_timesteps": False}
     model.set_logger(configure(str(tmp_path / "own"), ["json"]))
     with trieye.Run(config()) as run, trieye.Run(config(run_name="other")) as other:
-        for total, current in ((200, run), (200, run), (100, other)):
+        for total, current in ((100, run), (100, run), (50, other)):
             model.learn(total, callback=RunCallback(current), **later)
-        model.learn(100, **later)
+        model.learn(50, **later)
         model.logger.close()
     lines = [json.loads(line) for line in (tmp_path / "own/progress.json").read_text().splitlines()]
     csv_points = {(name, line["time/total_timesteps"]): value for line in lines for name, value in line.items()}
     all_points = points(run.dir) + points(other.dir)
     logged = {(name, step): value for name, step, value in all_points}
-    csv_points = {key: value for key, value in csv_points.items() if key[1] <= 640}
+    csv_points = {key: value for key, value in csv_points.items() if key[1] <= 320}
     missing = [key for key, value in csv_points.items() if value is not None and key not in logged]
     assert len(csv_points) > 50
     assert len(logged) == len(all_points)
-    assert {step for _, step, _ in points(run.dir)} == {128, 256, 384, 512}
-    assert {step for _, step, _ in points(other.dir)} == {640}
+    assert {step for _, step, _ in points(run.dir)} == {64, 128, 192, 256}
+    assert {step for _, step, _ in points(other.dir)} == {320}
     assert not missing
     assert all(logged[key] == pytest.approx(value) for key, value in csv_points.items() if value is not None)
 
@@ -212,16 +212,16 @@ def test_the_best_evaluated_model_is_the_best_of_the_run(config):
 def test_each_run_of_a_model_is_restored_once(config):
     def stages(*others):
         model, steps = ppo(), []
-        for number, total in enumerate((128, 256, 128)):
-            options = {"run_name": f"stage{number % 2}", "persistence": {"checkpoint_save_freq_steps": 128}}
+        for number, total in enumerate((64, 128, 64)):
+            options = {"run_name": f"stage{number % 2}", "persistence": {"checkpoint_save_freq_steps": 64}}
             with trieye.Run(config(**options)) as run:
                 model.learn(total, callback=[RunCallback(run), *others], reset_num_timesteps=number < 2)
                 steps.append((run.resumed, model.num_timesteps))
         return steps
 
     with pytest.raises(ZeroDivisionError):
-        stages(FailsAtStep(200))
-    assert stages() == [(True, 128), (True, 256), (False, 384)]
+        stages(FailsAtStep(100))
+    assert stages() == [(True, 64), (True, 128), (False, 192)]
 
 
 def test_a_finished_training_is_neither_evaluated_nor_logged_again(config):
@@ -230,7 +230,7 @@ def test_a_finished_training_is_neither_evaluated_nor_logged_again(config):
             dqn().learn(total, callback=RunCallback(run, evaluation=evaluation()))
     evaluated = [step for name, step, _ in points(run.dir) if name == "eval/mean_reward"]
     assert len(evaluated) == 2
-    assert max(evaluated) == 300
+    assert max(evaluated) == 304  # the end of a rollout
 
 
 def test_a_video_of_the_best_model_is_logged(config):
@@ -373,7 +373,7 @@ def test_ctrl_c_stops_learn_only_while_it_is_running(config, monkeypatch):
         def learn(num_signals, *others):
             callbacks.append(RunCallback(run))
             callback = [callbacks[-1], RaisesSignals(num_signals), *others]
-            model.learn(256, callback=callback, reset_num_timesteps=False)
+            model.learn(128, callback=callback, reset_num_timesteps=False)
 
         for num_signals in (0, 1):
             with pytest.raises(ZeroDivisionError):
