@@ -85,17 +85,13 @@ def test_scalars_equal_those_of_torch(tmp_path):
         assert [(tag, step, float(np.float32(value))) for tag, step, value in actual] == expected
 
 
-def test_wall_times_are_preserved():
+def test_add_scalars_logs_one_metric_per_name_and_wall_times_are_preserved():
     with SummaryWriter("runs/first") as writer:
         writer.add_scalar("a", 1.0, 1, walltime=1_700_000_000.5)
-    assert read("runs/first").Scalars("a")[0].wall_time == 1_700_000_000.5
-    assert read_history(run_dir())["wall_time"].to_pylist() == [1_700_000_000.5]
-
-
-def test_add_scalars_logs_one_metric_per_name():
-    with SummaryWriter("runs/first") as writer:
         writer.add_scalars("returns", {"train": 1.0, "eval": torch.tensor(2.0)}, 5)
-    assert scalars("runs/first") == {"returns/eval": [(5, 2.0)], "returns/train": [(5, 1.0)]}
+    assert scalars("runs/first") == {"a": [(1, 1.0)], "returns/eval": [(5, 2.0)], "returns/train": [(5, 1.0)]}
+    assert read("runs/first").Scalars("a")[0].wall_time == 1_700_000_000.5
+    assert read_history(run_dir(), ["a"])["wall_time"].to_pylist() == [1_700_000_000.5]
 
 
 def test_histograms_contain_the_counts_of_torch():
@@ -210,11 +206,6 @@ def test_calls_that_only_tensorboard_shows_print_a_note(capsys):
         assert output.count(f"{name} is shown by TensorBoard only") == 1
 
 
-def test_an_unknown_method_suggests_the_closest_one():
-    with SummaryWriter("runs/first") as writer, pytest.raises(AttributeError, match="did you mean 'add_scalar'"):
-        writer.add_scaler("a", 1.0, 1)
-
-
 @pytest.mark.long
 def test_a_value_that_is_not_a_number_is_rejected():
     with SummaryWriter("runs/first") as writer:
@@ -223,21 +214,14 @@ def test_a_value_that_is_not_a_number_is_rejected():
                 writer.add_scalar("a", value, 1)
 
 
-def test_the_log_directory_is_a_link_to_the_run():
-    with SummaryWriter("runs/first") as writer:
+def test_the_log_directory_is_a_link_to_the_run_unless_it_exists(capsys):
+    Path("runs/second").mkdir(parents=True)
+    with SummaryWriter("runs/first") as writer, SummaryWriter("runs/second"):
         assert writer.log_dir == writer.get_logdir() == "runs/first"
-        writer.add_scalar("a", 1.0, 1)
         Path("runs/first/model.pt").write_bytes(b"x")  # as CleanRL saves its models
-    assert Path("runs/first").is_symlink()
     assert (run_dir() / "model.pt").exists()
-
-
-def test_an_existing_log_directory_is_not_replaced(capsys):
-    Path("runs/first").mkdir(parents=True)
-    with SummaryWriter("runs/first") as writer:
-        writer.add_scalar("a", 1.0, 1)
-    assert not Path("runs/first").is_symlink()
-    assert "runs/first already exists and is not replaced by a link" in capsys.readouterr().err
+    assert [Path("runs", name).is_symlink() for name in ("first", "second")] == [True, False]
+    assert "runs/second already exists and is not replaced by a link" in capsys.readouterr().err
 
 
 def test_run_names_never_leave_the_root():
@@ -330,6 +314,11 @@ def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
     assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 2, "texts supersede nothing"
     record = RunRecord.read(run_dir() / "run.json")
     assert (record.attempt, record.status) == (2, "FINISHED")
+
+
+def test_an_unknown_method_suggests_the_closest_one():
+    with SummaryWriter("runs/first") as writer, pytest.raises(AttributeError, match="did you mean 'add_scalar'"):
+        writer.add_scaler("a", 1.0, 1)
 
 
 def test_an_empty_log_directory_selects_the_default():

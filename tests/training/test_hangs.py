@@ -59,7 +59,7 @@ def test_a_hanging_explorer_is_named_while_the_others_continue(train_config, mon
     trainer.start()
     assert Hangs.hanging.wait(20)
     before = engine.env_steps
-    wait_until(lambda: engine.env_steps > before + 400, within_s=15)
+    wait_until(lambda: engine.env_steps > before + 100, within_s=15)
     began = time.monotonic()
     state = engine._row_source.state_dict()
     assert time.monotonic() - began < 5

@@ -32,7 +32,7 @@ def same(one, other):
 @pytest.mark.parametrize(("engine", "parts"), [(Noisy, DQN_PARTS), (PPO, PPO_PARTS)])
 def test_one_explorer_in_step_trains_exactly_as_the_engine_alone(train_config, engine, parts):
     env = {"num": 2, "normalize_observations": True, "normalize_rewards": True}
-    loop = {"axis": "step", "steps": 8}  # a limit of environment steps shortens only the engine's last rollout
+    loop = {"axis": "step", "steps": 4}  # a limit of environment steps shortens only the engine's last rollout
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
