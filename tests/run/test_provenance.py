@@ -193,6 +193,13 @@ def test_the_repository_of_the_working_directory_is_the_fallback(monkeypatch, re
     commit = commit_of_program()
     assert isinstance(commit, Commit)
     assert (commit.sha, Path(commit.directory)) == (git(repository, "rev-parse", "HEAD"), repository)
+    git(repository, "worktree", "add", "-q", str(tmp_path / "tree"))  # its `.git` is a file
+    (repository / "src").mkdir()
+    (tmp_path / "linked_src").symlink_to(repository / "src")
+    for directory in (repository / "src", tmp_path / "tree", tmp_path / "linked_src"):
+        monkeypatch.chdir(directory)
+        assert commit_of_program().sha == commit.sha, directory
+    monkeypatch.chdir(repository)
     (tmp_path / "link").write_text(f"gitdir: {repository}/.git\n")
     for git_dir in (".git", repository / ".git", tmp_path / "link"):
         monkeypatch.setenv("GIT_DIR", str(git_dir))
