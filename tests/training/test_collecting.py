@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trieye
-from tests.training.worlds import Coin, Masked, Remembers, Scripted, collected, collector_of, generator
+from tests.training.worlds import Coin, Masked, Mixed, Remembers, Scripted, collected, collector_of, generator
 from trieye.config.env import EnvConfig
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
@@ -146,6 +146,25 @@ def test_a_recurrent_policy_resets_with_each_episode_and_its_last_metrics_are_re
         assert torch.equal(rows.state["age"][:, 0][rows.valid[0]], rows["age"][0][rows.valid[0]])
     for rows, following in itertools.pairwise(fragments):
         assert torch.equal(rows.last_state["age"], following.state["age"])
+
+
+@pytest.mark.parametrize(("vector", "num"), [("sync", 3), ("async", 1)])
+def test_on_episode_gets_the_info_that_the_member_returned(vector, num, closing):
+    infos = []
+
+    class Recording(Coin):
+        def on_episode(self, info):
+            infos.append(info)
+            return {"fraction": info["fraction"]}
+
+    wrappers = {"mixed": {"name": "tests.training.worlds:Mixed"}}
+    collector = closing(collector_of(Recording, num=num, vector=vector, wrappers=wrappers))
+    collector.collect(40)
+    metrics = collector.metrics()
+    lengths = [info["length"] for info in infos]
+    assert repr(infos) == repr([Mixed.info_of(length) for length in lengths])
+    assert metrics["episode/fraction"] == [0.75 if length % 2 else 1 for length in lengths]
+    assert {length % 2 for length in lengths} == {0, 1}
 
 
 def test_rows_carry_the_recurrent_states_at_both_ends_for_gradients():

@@ -81,6 +81,23 @@ class Scalar(Doubles):
         self.action_space = gym.spaces.Box(-1.0, 1.0, ())
 
 
+class Mixed(gym.Wrapper):
+    """Reports values whose type or shape depends on the episode."""
+
+    metadata = gym.Env.metadata
+
+    def step(self, action):
+        *transition, info = self.env.step(action)
+        return *transition, self.info_of(info["scores"]["last"]) if info else {"path": np.zeros(9)}
+
+    @staticmethod
+    def info_of(length):
+        """Return the `info` at the end of an episode."""
+        is_even = length % 2 == 0
+        parts = {"path": np.arange(length), "goal": {"distance": None if is_even else 3}, "_private": length}
+        return {"length": length, "fraction": 1 if is_even else 0.75, **parts}
+
+
 class Pickled(gym.Wrapper, gym.utils.EzPickle):
     """An environment that cannot be saved in the middle of an episode."""
 

@@ -330,9 +330,10 @@ class Collector:
         last = ends == steps
         self._returns, self._lengths = np.where(has_ended, 0.0, returns)[last], np.where(has_ended, 0, lengths)[last]
 
-    def _record_custom_metrics(self, info: Mapping[str, Any]) -> None:
+    def _record_custom_metrics(self, info: Mapping[Any, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
-            for name, value in episode_metrics(self._policy, member_of(info, n), "episode").items():
+            member_info = info[n] if n in info else member_of(info, n)
+            for name, value in episode_metrics(self._policy, member_info, "episode").items():
                 self._episode_values[f"episode/{name}"].append(value)
 
     def metrics(self) -> dict[str, list[float]]:
@@ -453,7 +454,7 @@ class Collector:
 
 
 def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """Return the `info` of one member from the `info` of a vector environment."""
+    """Return the `info` of one member from the merged `info` of a vector environment."""
     return {
         key: member_of(values, n) if isinstance(values, Mapping) else values[n]
         for key, values in info.items()

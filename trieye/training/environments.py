@@ -203,8 +203,25 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
     seeds: Any = [None] * config.num if seed is None else range(seed, seed + config.num)
     thunks = [functools.partial(make_env, config, seed=member_seed) for member_seed in seeds]
     if config.vector == "async":  # fork would copy this process in the middle of its threads' work
-        return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
-    return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        return _AsyncVector(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
+    return _SyncVector(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _with_separate_infos(base: type[Any]) -> Callable[..., VectorEnv[Any, Any, Any]]:
+    """Return a vector class whose infos contain the `info` of each member under its number.
+
+    Gymnasium would convert their values to arrays. The class has the name of its base, which saved states contain.
+    """
+
+    def add_info(self: Any, infos: dict[int, Any], info: dict[str, Any], number: int) -> dict[int, Any]:
+        del self
+        infos[number] = info
+        return infos
+
+    return type(base.__name__, (base,), {"_add_info": add_info, "__module__": base.__module__})
+
+
+_SyncVector, _AsyncVector = map(_with_separate_infos, (SyncVectorEnv, AsyncVectorEnv))
 
 
 class naming_lost_members:  # noqa: N801 - a class: a generator-based context manager takes ten times as long
