@@ -2,7 +2,7 @@
 
 import difflib
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -192,11 +192,10 @@ class Variants(StrictModel):
     @classmethod
     def kinds(cls) -> tuple[type[StrictModel], ...]:
         """Return the subclasses that define a `kind`; none if this class defines one itself."""
-        if get_origin(cls.__annotations__.get("kind")) is Literal:
+        if _defines_kind(cls):
             return ()
-        descendants = [(model, *model.kinds()) for model in cls.__subclasses__()]
-        by_kind = {model.__annotations__.get("kind"): model for each in descendants for model in each}
-        return tuple(model for annotation, model in by_kind.items() if get_origin(annotation) is Literal)
+        by_kind = {model.__annotations__["kind"]: model for model in _descendants(cls) if _defines_kind(model)}
+        return tuple(by_kind.values())
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -205,3 +204,13 @@ class Variants(StrictModel):
             return handler(source)
         union: Any = Union[kinds]  # noqa: UP007 - of a tuple
         return handler.generate_schema(Annotated[union, Field(discriminator="kind")] if len(kinds) > 1 else union)
+
+
+def _defines_kind(model: type[StrictModel]) -> bool:
+    return get_origin(model.__annotations__.get("kind")) is Literal
+
+
+def _descendants(model: type[StrictModel]) -> Iterator[type[StrictModel]]:
+    for subclass in model.__subclasses__():
+        yield subclass
+        yield from _descendants(subclass)

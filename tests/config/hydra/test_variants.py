@@ -320,6 +320,28 @@ def test_a_field_of_an_open_class_accepts_each_kind_and_its_newest_definition(le
     assert Learner.kinds() == (TD3, SAC)
 
 
+def test_a_subclass_of_a_kind_with_its_own_kind_is_another_choice():
+    class Optimizer(Variants):
+        lr: float = 0.1
+
+    class Adam(Optimizer):
+        kind: Literal["adam"] = "adam"
+
+    class SGD(Optimizer):
+        kind: Literal["sgd"] = "sgd"
+
+    class AdamW(Adam):
+        kind: Literal["adamw"] = "adamw"
+        decay: float = 0.01
+
+    class Config(StrictModel):
+        optimizer: Optimizer
+
+    assert Config(optimizer={"kind": "adamw", "lr": 0.2}).optimizer == AdamW(lr=0.2)
+    assert Config(optimizer={"kind": "adam"}).optimizer == Adam()
+    assert (Optimizer.kinds(), Adam.kinds()) == ((Adam, AdamW, SGD), ())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
