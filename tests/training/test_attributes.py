@@ -1,6 +1,6 @@
 """The state in an engine's attributes is saved and restored automatically."""
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.training.attributes import Attributes
+from trieye.training.policy import Moments
 
 
 class Holder:
@@ -28,8 +29,11 @@ class Holder:
         self.count, self.batch_size, self.best = 0, 64 if lr == 0.1 else 128, {"score": None}
         self.recent = deque(maxlen=3)
         self.mean = torch.zeros(2)
+        self.baseline = nn.Parameter(torch.zeros(1), requires_grad=False)
         self._scratch = 1
         self.loss = nn.functional.mse_loss
+        self.losses, self.layers = (self.loss, nn.functional.l1_loss), {"relu": nn.ReLU}
+        self.shape = self.mean.shape
 
     def learn(self):
         self.optimizer.zero_grad()
@@ -41,6 +45,7 @@ class Holder:
         self.recent.append(self.count)
         self.best["score"] = float(self.rng.random())
         self.mean += 1
+        self.baseline += 1
         self._scratch += 1
 
 
@@ -59,7 +64,7 @@ def learned():
 
 def test_attributes_changed_since_setup_are_state_and_configured_ones_are_not(learned):
     _, state = learned
-    changed = {"target", "log_alpha", "optimizer", "rng", "count", "best", "recent", "mean"}
+    changed = {"target", "log_alpha", "optimizer", "rng", "count", "best", "recent", "mean", "baseline"}
     assert state.keys() == changed
 
 
@@ -76,6 +81,7 @@ def test_a_resume_is_bit_exact_with_the_current_hyperparameters(learned):
     assert torch.equal(holder.log_alpha, other.log_alpha)
     assert holder.best == other.best
     assert torch.equal(holder.mean, other.mean)
+    assert torch.equal(holder.baseline, other.baseline)
 
 
 def test_a_learning_rate_changed_by_a_scheduler_is_restored():
@@ -90,21 +96,47 @@ def test_a_learning_rate_changed_by_a_scheduler_is_restored():
     assert torch.equal(holder.target.weight, other.target.weight)
 
 
-def test_a_list_of_weights_is_accepted_only_if_they_are_saved_elsewhere():
+@pytest.mark.parametrize("is_trainable", [True, False])
+def test_a_list_of_weights_is_accepted_only_if_they_are_saved_elsewhere(is_trainable):
     holder = Holder()
+    holder.target.requires_grad_(is_trainable)
     holder.weights = [*holder.target.parameters(), *holder.policy.parameters(), holder.log_alpha]
     assert "weights" not in Attributes(holder, {"policy"}).state_dict()
-    holder.weights = [torch.zeros(2, requires_grad=True)]
+    holder.weights = [nn.Parameter(torch.zeros(2), requires_grad=is_trainable)]
     with pytest.raises(ConfigurationError, match=r"Holder.weights is a list of stateful objects"):
         Attributes(holder, {"policy"})
 
 
-@pytest.mark.parametrize("make", [list, tuple, lambda pair: dict(enumerate(pair))])
+@pytest.mark.parametrize(
+    "make", [list, tuple, lambda pair: dict(enumerate(pair)), lambda pair: {"nets": pair, "num": 2}]
+)
 def test_a_container_of_stateful_objects_is_rejected(make):
     holder = Holder()
     holder.nets = make([nn.Linear(1, 1), nn.Linear(1, 1)])
     with pytest.raises(ConfigurationError, match=r"Holder.nets is a \w+ of stateful objects, .*ModuleDict"):
         Attributes(holder, {"policy"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Counter(),
+        defaultdict(int),
+        Moments(0, torch.zeros(1), torch.ones(1)),
+        {"count": 0, "loss": nn.functional.mse_loss},
+        [nn.functional.mse_loss, {"counts": []}],
+        np.array([None]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_data_in_a_form_that_is_not_saved_is_rejected(value):
+    holder = Holder()
+    holder.stats = value
+    with pytest.raises(ConfigurationError, match=rf"Holder\.stats: .* this {type(value).__name__}, .*use a dict"):
+        Attributes(holder, {"policy"})
+    del holder.stats
+    holder._stats = value
+    assert "_stats" not in Attributes(holder, {"policy"}).state_dict()
 
 
 class DeviceHolder:

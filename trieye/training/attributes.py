@@ -13,6 +13,7 @@ from trieye.snapshot.environment_values import is_data
 from trieye.snapshot.environments import stateful
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_DATA_TYPES = (*_CONTAINERS, np.ndarray, torch.Tensor)
 _OFF_DEVICE = "_elsewhere"  # stored key; no saved attribute begins with _
 
 
@@ -20,8 +21,8 @@ class Attributes:
     """The state in the attributes of an object whose names do not begin with `_`.
 
     Saved are objects with `state_dict`, random generators, parameters, and plain data (numbers, text, arrays, tensors
-    and containers of these) that changed since construction. Unchanged data come from the current config instead.
-    Other objects are ignored.
+    and dicts, lists, tuples, sets and deques of these) that changed since construction. Unchanged data come from the
+    current config instead. Other objects are ignored.
 
     Tensors return to the current device of the holder. An attribute with tensors on other devices only stays on the
     CPU; a tensor that the set-up created returns to the device that the set-up chose.
@@ -31,7 +32,7 @@ class Attributes:
         ignored: Names of attributes to skip.
 
     Raises:
-        ConfigurationError: A container holds stateful objects, which could not be restored.
+        ConfigurationError: A container holds stateful objects, or data in a form that is not saved.
     """
 
     def __init__(self, holder: Any, ignored_names: Collection[str]) -> None:
@@ -39,12 +40,23 @@ class Attributes:
         self._device = torch.device(getattr(holder, "device", "cpu"))
         self._initial_data = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
         for name, value in self._items():
-            if isinstance(value, _CONTAINERS) and any(self._is_unsaved(item) for item in _items_of(value)):
-                kind = type(holder).__name__
-                raise ConfigurationError(
-                    f"{kind}.{name} is a {type(value).__name__} of stateful objects, which checkpoints would omit; "
-                    "assign each to a separate attribute (modules: use a torch.nn.ModuleDict or ModuleList)"
-                )
+            if not is_data(value) and not isinstance(value, torch.Size):  # a shape is not state
+                self._check(name, value)
+
+    def _check(self, name: str, value: Any) -> None:
+        """Raise if checkpoints would omit state in a value that is not plain data."""
+        attribute, kind = f"{type(self._holder).__name__}.{name}", type(value).__name__
+        leaves = list(_leaves(value))
+        if isinstance(value, _CONTAINERS) and any(map(self._is_unsaved, leaves)):
+            raise ConfigurationError(
+                f"{attribute} is a {kind} of stateful objects, which checkpoints would omit; "
+                "assign each to a separate attribute (modules: use a torch.nn.ModuleDict or ModuleList)"
+            )
+        if any(is_data(leaf) or isinstance(leaf, _DATA_TYPES) for leaf in leaves if not _is_parameter(leaf)):
+            raise ConfigurationError(
+                f"{attribute}: checkpoints would omit this {kind}, because it is not plain data; use a dict, list or "
+                "tuple of numbers, text, arrays and tensors, or start the name with _ if it need not be saved"
+            )
 
     def _is_unsaved(self, item: Any) -> bool:
         if not _is_parameter(item):
@@ -72,7 +84,7 @@ class Attributes:
         return {**state, _OFF_DEVICE: off_device} if off_device else state
 
     def _is_off_device(self, value: Any) -> bool:
-        types = {tensor.device.type for tensor in _tensors_of(value)}
+        types = {leaf.device.type for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)}
         return bool(types) and self._device.type not in types
 
     def _is_state(self, name: str, value: Any) -> bool:
@@ -121,24 +133,20 @@ class Attributes:
 
 
 def _is_parameter(value: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, torch.nn.Parameter))
 
 
 def _has_state(value: Any) -> bool:
-    return callable(getattr(stateful(value), "state_dict", None))
+    return not isinstance(value, type) and callable(getattr(stateful(value), "state_dict", None))
 
 
-def _items_of(container: Any) -> Collection[Any]:
-    return container.values() if isinstance(container, dict) else container
-
-
-def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in plain data, in the order of its containers."""
-    if isinstance(value, torch.Tensor):
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the items in nested containers, in their order; empty containers are items, too."""
+    if isinstance(value, _CONTAINERS) and value:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
         yield value
-    elif isinstance(value, _CONTAINERS):
-        for item in _items_of(value):
-            yield from _tensors_of(item)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
