@@ -34,6 +34,19 @@ class Outside(Own):
         return np.array([5.0, 0.0], np.float32), 0.0, False, False, {}
 
 
+class Paying(Own):
+    def __init__(self, shape):
+        self.shape = shape
+
+    def step(self, action):
+        return np.zeros(2, np.float32), np.ones(self.shape, np.float32), False, False, {}
+
+
+class Summed(gym.RewardWrapper):
+    def reward(self, reward):
+        return reward.sum()
+
+
 class Widened(Own):
     def reset(self, *, seed=None, options=None):
         return np.zeros(2), {}
@@ -99,7 +112,7 @@ def broken(num_envs=1):
     raise KeyError("assets/model.xml")
 
 
-for env_class in (Own, Outside, Widened, Unseeded, Several, Boundless, FromOne, Whole, Double):
+for env_class in (Own, Outside, Paying, Widened, Unseeded, Several, Boundless, FromOne, Whole, Double):
     gym.register(f"{env_class.__name__}-v0", env_class)
 gym.register("Pool-v0", Own, vector_entry_point=Pool)
 gym.register("Broken-v0", Own, vector_entry_point=broken)
@@ -155,6 +168,8 @@ def wrapped(name, **options):
         ({"id": "FromOne-v0"}, r"action space Discrete\(2, start=1\); this agent supports a Discrete space"),
         ({"id": "Several-v0"}, "env.id=Several-v0 has the observation space Sequence.*supported are Box, Discrete"),
         ({"id": "Outside-v0"}, "Outside-v0 violates the rules of Gymnasium: .*observation array.*not in Box"),
+        ({"id": "Paying-v0", "kwargs": {"shape": [1]}}, r"the reward array\(\[1.\].*return a float.*reward.item\(\)"),
+        ({"id": "Paying-v0", "kwargs": {"shape": [2]}}, r"the reward array\(\[1., 1.\].*return a float.*env.wrappers"),
         ({"id": "Widened-v0"}, r"reset\(\) returned float64 \[2\] array.*the space is Box\(.*float32\)"),
         ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 violates the rules of Gymnasium: .*seed"),
         ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is not an ale-py game|trieye.atari)"),
@@ -172,8 +187,16 @@ def test_an_unusable_environment_is_rejected_in_one_line(env, sentence):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("env", [{"id": "Own-v0"}, {"id": "CartPole-v1", "eval_video": True}, {"id": "Blackjack-v1"}])
-def test_a_valid_environment_without_a_render_mode_is_accepted(env):
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"id": "Own-v0"},
+        {"id": "CartPole-v1", "eval_video": True},
+        {"id": "Blackjack-v1"},
+        {"id": "Paying-v0", "kwargs": {"shape": [2]}, "wrappers": {"sum": {"name": f"{__name__}:Summed"}}},
+    ],
+)
+def test_a_valid_environment_is_accepted(env):
     check_env(EnvConfig(**env), ("discrete",))
 
 

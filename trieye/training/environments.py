@@ -346,7 +346,7 @@ def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
         is_own = not config.atari and type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         _check_wrappers_of_project(config, env)
-        return spaces_of(env), has_pictures, _rule_violation(env.unwrapped) if is_own else None
+        return spaces_of(env), has_pictures, _rule_violation(env) if is_own else None
 
 
 def _check_wrappers_of_project(config: EnvConfig, env: Any) -> None:
@@ -410,10 +410,10 @@ def _rule_violation(env: Any) -> str | None:
 
     try:
         with warnings.catch_warnings(action="ignore"):  # the checker's warnings are recommendations
-            check_rules(env, skip_render_check=True)
-            return _step_violation(env)
+            check_rules(env.unwrapped, skip_render_check=True)
+            return _step_violation(env.unwrapped) or _reward_violation(env)
     except Exception as error:  # noqa: BLE001 - the border to the user's environment
-        return f"{type(error).__name__}: {_one_line(error)}{_first_observation(env)}"
+        return f"{type(error).__name__}: {_one_line(error)}{_first_observation(env.unwrapped)}"
 
 
 def _first_observation(env: Any) -> str:
@@ -439,6 +439,19 @@ def _step_violation(env: Any) -> str | None:
         if terminated or truncated:
             env.reset()
     return None
+
+
+def _reward_violation(env: Any) -> str | None:
+    """Return a reward that is not one number; wrappers may convert those of the environment."""
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    reward = env.step(env.action_space.sample())[1]
+    if not np.ndim(reward):
+        return None
+    advice = (
+        ", such as reward.item()" if np.size(reward) == 1 else ", or combine the numbers in a wrapper (env.wrappers)"
+    )
+    return f"step() returned the reward {_one_line(repr(reward))}, which is not one number; return a float{advice}"
 
 
 def check_env(config: EnvConfig, supported_kinds: tuple[ActionKind, ...]) -> None:
