@@ -272,6 +272,25 @@ def test_a_metric_that_is_not_one_number_is_named_at_every_source(config, value)
     engine.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [(None, r"returned None; .* a dict of numbers; is a `return` missing"), (1.0, "returned 1.0")],
+)
+def test_a_result_of_on_episode_that_is_no_dict_is_an_error_of_one_line(config, metrics, message):
+    class Forgetful(DQN.policy_class):
+        def on_episode(self, info):
+            return metrics
+
+    class Engine(DQN, policy=Forgetful):
+        pass
+
+    engine = Engine(config())
+    with pytest.raises(ConfigurationError, match=rf"Forgetful\.on_episode\(\) {message}"):
+        for _ in range(30):
+            engine.advance()
+    engine.cleanup()
+
+
 def test_a_metric_of_the_policy_never_replaces_one_of_trieye(config):
     class Shadowing(DQN.policy_class):
         def on_episode(self, info):

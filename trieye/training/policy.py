@@ -149,9 +149,14 @@ def episode_metrics(policy: Policy, info: Mapping[str, Any], group: str) -> dict
     """Return the metrics of `Policy.on_episode` as numbers; `group` names them in errors: `episode` or `eval`.
 
     Raises:
-        ConfigurationError: trieye uses a returned name itself.
+        ConfigurationError: The result is not a dict, or trieye uses a returned name itself.
     """
-    metrics = policy.on_episode(info)
+    metrics: object = policy.on_episode(info)
+    if not isinstance(metrics, Mapping):
+        hint = "; is a `return` missing?" if metrics is None else ""
+        raise ConfigurationError(
+            f"{_name(policy)}.on_episode() returned {metrics!r:.80}; expected a dict of numbers{hint}"
+        )
     if names := ", ".join(sorted(_OWN_NAMES & metrics.keys())):
         raise ConfigurationError(f"{_name(policy)}.on_episode() returns reserved names: {names}; rename them")
     return {name: number_of(f"{group}/{name}", value) for name, value in metrics.items()}
