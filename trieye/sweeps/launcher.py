@@ -435,8 +435,9 @@ class LauncherBody:
         directory, base = Path(str(config.hydra.sweep.dir)).resolve(), shared_base(hydra_context.config_loader, config)
         singletons, working_dir = Singleton.get_state(), Path.cwd()
         context = SweepContext(
-            hydra_context, config, task, singletons, directory, working_dir, tuple(varying), base, objectives
-        )
+            hydra_context, config, task, singletons, directory, working_dir, tuple(varying),
+            {} if base is None else {(): base}, objectives,
+        )  # fmt: skip
         return SweepExecution(self.options, context)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
