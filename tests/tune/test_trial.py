@@ -3,7 +3,6 @@ import os
 import numpy as np
 import pytest
 
-from tests.training.algorithms import DQN
 from tests.tune.walks import Agreeing, Raising, Walk, curve_in
 from trieye.checkpoints.manifest import verify
 from trieye.checkpoints.store import load_checkpoint
@@ -201,6 +200,8 @@ def test_an_incompatible_state_is_rejected(walks_config, tmp_path):
 
 @pytest.mark.long
 def test_a_saved_state_of_a_replaced_branch_can_be_resumed_and_saved(dqn_config, tmp_path):
+    from tests.training.algorithms import DQN  # imports torch
+
     trial = Trial(DQN, dqn_config)
     for number in (1, 2):
         trial.iterate()
