@@ -165,7 +165,17 @@ def test_a_missing_file_is_reported(written, caplog):
 
 
 @pytest.mark.long
-def test_importing_read_history_loads_no_heavy_packages():
-    code = "import sys; from trieye.history.history import read_history; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"pyarrow", "torch", "ray", "mlflow", "pandas", "hydra"} & set(done.stdout.split())
+def test_neither_reading_nor_writing_a_history_loads_packages_that_it_does_not_use(tmp_path):
+    program = """
+import sys, trieye
+from trieye.history.history import read_history
+print(*sys.modules)
+with trieye.Run(trieye.TrieyeConfig(runtime={"kind": "local"}, sinks={"mlflow": {"enabled": False}})) as run:
+    run.log("loss", 1.0, step=1)
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    imported, after_run = (set(line.split()) for line in done.stdout.splitlines()[:2])
+    assert not {"pyarrow", "torch", "ray", "mlflow", "pandas", "hydra"} & imported
+    assert "pyarrow" in after_run
+    assert not {"torch", "ray", "mlflow", "pandas", "hydra"} & after_run
