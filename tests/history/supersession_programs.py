@@ -45,7 +45,7 @@ def with_summary_writer(name: str, root: Path, attempt: Attempt, run_options: di
     from trieye.integrations.tensorboard import SummaryWriter
 
     # opened first, so that its sinks apply
-    adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
+    AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
     with SummaryWriter(Path("runs") / name, purge_step=attempt.restored) as writer:
 
         def log(call: Call) -> None:
@@ -55,14 +55,13 @@ def with_summary_writer(name: str, root: Path, attempt: Attempt, run_options: di
                 writer.add_scalar(call.metric, call.value, call.step)
 
         yield writer.run, log
-    adopted.leave()
 
 
 @contextmanager
 def with_wandb(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Logging:
     from trieye.integrations import wandb
 
-    adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
+    AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
     resume = None if attempt.restored is not None else "allow"
     run = wandb.init(project=APP, id=name, resume=resume)
     run.define_metric("*", step_metric="wandb/x")
@@ -72,14 +71,13 @@ def with_wandb(name: str, root: Path, attempt: Attempt, run_options: dict[str, A
 
     yield run.run, log
     run.finish()
-    adopted.leave()
 
 
 @contextmanager
 def with_lightning(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Logging:
     from trieye.integrations.lightning import RunLogger
 
-    adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
+    AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
     logger = RunLogger(name, app=APP, root=root)
     if attempt.restored is not None:
         logger.adopted.resumes_at(attempt.restored)
@@ -91,8 +89,7 @@ def with_lightning(name: str, root: Path, attempt: Attempt, run_options: dict[st
             logger.log_metrics({call.metric: call.value}, call.step)
 
     yield logger.experiment, log
-    adopted.leave()
-    logger.adopted.leave()
+    logger.adopted.leave(logger)
 
 
 PROGRAMS: dict[str, Any] = {

@@ -48,7 +48,7 @@ def test_every_logger_shows_the_same_curves(tmp_path, logger, number):
 
 
 def test_a_run_opened_twice_in_one_process_shows_each_step_once(tmp_path):
-    adopted = opening.AdoptedRun.join("first", **NO_SINKS)
+    opening.AdoptedRun.join("first", **NO_SINKS)
     writers = []
     for value in (1.0, 2.0):
         writers.append(SummaryWriter("runs/first"))  # the cell of a notebook, executed again
@@ -56,7 +56,6 @@ def test_a_run_opened_twice_in_one_process_shows_each_step_once(tmp_path):
             writers[-1].add_scalar("loss", value, step)
     for writer in writers:
         writer.close()
-    adopted.leave()
     table = read_history(tmp_path / "data/app/runs/first")
     assert table["step"].to_pylist() == list(range(10))
     assert set(table["value"].to_pylist()) == {2.0}

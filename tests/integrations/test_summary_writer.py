@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -344,6 +345,18 @@ def test_two_writers_share_a_run():
     two.close()
     assert [name for name, *_ in points()] == ["a", "b"]
     assert RunRecord.read(run_dir() / "run.json").attempt == 1
+
+
+def test_a_writer_that_replaces_an_interrupted_one_closes_the_run():
+    for error in (KeyboardInterrupt, None):  # the cell of a notebook, executed again
+        writer = SummaryWriter("runs/first")
+        with suppress(KeyboardInterrupt):
+            writer.add_scalar("a", 1.0, 1)
+            if error is not None:
+                raise error
+            writer.close()
+    record = RunRecord.read(run_dir() / "run.json")
+    assert (record.status, record.attempt) == ("FINISHED", 1)
 
 
 @pytest.mark.long

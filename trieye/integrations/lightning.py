@@ -65,6 +65,7 @@ class RunLogger(Logger):
         """Return the run, opened if necessary; rank 0 only."""
         if self._adopted is None or self._adopted.is_closed:
             self._adopted = AdoptedRun.join(self._run_name, app=self._app, root=self._root)
+            self._adopted.users.add(self)
             if self._tags:
                 self._adopted.run.set_tags(self._tags)
         return self._adopted

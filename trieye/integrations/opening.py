@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,7 @@ class AdoptedRun:
 
     Attributes:
         run: The run, open until `close`.
+        users: The loggers that log to the run; a deleted one no longer counts.
         before_close: Called with the status before the run is closed, so that loggers can write pending values.
     """
 
@@ -69,7 +71,7 @@ class AdoptedRun:
         self.run = _ProgramRun(config).open()
         if not is_installed("mlflow"):
             say(f"run {config.run_name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
-        self._users = 0
+        self.users = weakref.WeakSet[Any]()  # a re-executed notebook cell replaces its writer without closing it
         self._status: RunStatus = "FINISHED"
         self.before_close: list[Callable[[RunStatus], Any]] = []
         self._open[self.run.dir] = self
@@ -77,7 +79,7 @@ class AdoptedRun:
 
     @classmethod
     def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **config_items: Any) -> "AdoptedRun":
-        """Open a run, or share this process's open run of that name; each `join` needs a `leave`.
+        """Open a run, or share this process's open run of that name; the caller adds its logger to `users`.
 
         Values logged after joining an open run count as a new attempt, so a re-executed notebook cell shows each step
         once.
@@ -97,14 +99,13 @@ class AdoptedRun:
             adopted_run.run.flush()
             adopted_run.run.supersede(None)
             adopted_run._status = "FINISHED"
-        adopted_run._users += 1
         return adopted_run
 
-    def leave(self, status: RunStatus = "FINISHED") -> None:
+    def leave(self, logger: Any, status: RunStatus = "FINISHED") -> None:
         """Release the run; the last user to leave closes it, as FAILED or KILLED if another user left so."""
         self._note_status(status)
-        self._users -= 1
-        if self._users <= 0:
+        self.users.discard(logger)
+        if not self.users:
             self.close(status)
 
     @property

@@ -103,6 +103,7 @@ class SummaryWriter(AdoptingLogger):
         if self._adopted is None:
             name, tags = _name_and_tags(Path(self.log_dir))
             self._adopted = AdoptedRun.join(**SHARED or {"name": name})
+            self._adopted.users.add(self)
             self.run = self._adopted.run
             if not SHARED:
                 self.run.set_tags(tags)
@@ -266,7 +267,7 @@ class SummaryWriter(AdoptingLogger):
             self._torch_writer = None
             self._torch_methods.clear()
             adopted_run, self._adopted = self._adopted, None
-            adopted_run.leave(status)
+            adopted_run.leave(self, status)
 
     _end = close
 

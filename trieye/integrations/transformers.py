@@ -32,6 +32,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # types are checked w
         name = f"{self._name}-{safe_name(state.trial_name)}" if state.trial_name else self._name
         if self._adopted is None or self._adopted.is_closed or self._adopted.run.name != name:
             self._adopted = AdoptedRun.join(name, app=self._app)
+            self._adopted.users.add(self)
         return self._adopted
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_more: Any) -> None:

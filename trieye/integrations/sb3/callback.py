@@ -112,7 +112,11 @@ class RunCallback(BaseCallback):
             )
         retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
         options: dict[str, Any] = {"persistence": retention, "loop": {"objective": "eval/mean_reward"}}
-        self.run = run if isinstance(run, Run) else AdoptedRun.join(run, **options).run
+        if not isinstance(run, Run):
+            adopted_run = AdoptedRun.join(run, **options)
+            adopted_run.users.add(self)
+            run = adopted_run.run
+        self.run = run
         self._evaluation, self._video = evaluation, video
         self._num_evaluated = self._rollouts = 0
         self._continues = True

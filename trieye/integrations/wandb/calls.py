@@ -94,6 +94,7 @@ class Run(AdoptingLogger):
         self.summary = Summary(self._earlier_summary() if resumed else {}, self._keep_summary)
         self.starting_step, self.start_time = self.step, time.time()
         if adopted is not None:
+            adopted.users.add(self)
             adopted.before_close.append(self._end)
         if not resumed:
             self._keep_config()
@@ -276,7 +277,7 @@ class Run(AdoptingLogger):
                 self._keep_summary()
                 if self._end in adopted_run.before_close:
                     adopted_run.before_close.remove(self._end)
-                adopted_run.leave(status)
+                adopted_run.leave(self, status)
         self._adopted = None
         self.on_finish(self, status)
         self.unwatch()
