@@ -69,6 +69,31 @@ def test_a_run_rewinds_to_its_best_checkpoint_once_per_command(make_config, caps
     assert record_of(run_dir_of(config)).went_back_in == 7
 
 
+class Unloadable:
+    def state_dict(self):
+        return {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (3, r"restore\(x=.*an? int has no load_state_dict"),
+        ({"inner": Unloadable()}, r"restore\(x\.inner=.*a Unloadable has no load_state_dict"),
+        ({"inner": [Unloadable()]}, r"x\.inner is a list with a Unloadable"),
+    ],
+)
+def test_a_fresh_run_refuses_objects_that_a_later_restore_could_not_load(make_config, target, reason):
+    with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match=reason):
+        run.restore(x=target)
+
+
+def test_none_is_restored_as_none(make_config):
+    for is_resumed in (False, True):
+        with trieye.Run(make_config()) as run:
+            assert run.restore(weights=np.zeros(1), scheduler=None) is is_resumed
+            run.save(step=1, weights=np.zeros(1), scheduler=None)
+
+
 def test_a_restore_waits_for_a_save_in_progress(make_config, monkeypatch):
     may_write, save = threading.Event(), SavedStates.save
 

@@ -217,6 +217,14 @@ def test_objects_in_lists_and_without_load_state_dict_are_refused_instead_of_rep
         assert own["item"] is item
 
 
+def test_an_object_that_does_not_exist_fits_a_saved_none():
+    assert not restore_objects(saved_state(scheduler=None), {"scheduler": None}, source="it")
+    state = saved_state(scheduler={"last_epoch": 1})
+    with pytest.raises(CheckpointError, match="scheduler is None and was dict"):
+        restore_objects(state, {"scheduler": None}, source="it")
+    assert restore_objects(state, {"scheduler": None}, source="it", strict=False).other_shape
+
+
 def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
     first = np.zeros(2)  # the best array is still the current one, and was a copy at the save
     own = {"now": first, "alias": first, "best": first, "constant": np.broadcast_to(0.0, (2,))}

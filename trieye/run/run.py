@@ -32,7 +32,7 @@ from trieye.run.steps import is_save_due, key_metrics, steps
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
 from trieye.snapshot.encode import decode, encode
-from trieye.snapshot.fitting import needed_key_map, restore_objects
+from trieye.snapshot.fitting import check_restorable, needed_key_map, restore_objects
 from trieye.snapshot.generators import capture_all, restore_all
 from trieye.snapshot.parts import SavedParts
 
@@ -386,7 +386,7 @@ class Run(Recorder):
                 run, or one of another run, which contributes its state but not its curves. None: by the config.
             **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled
                 in place, under the names passed to `save`. The checkpoint must have all keys of a dict, unless `strict`
-                is False; an empty dict accepts any keys.
+                is False; an empty dict accepts any keys. None fits a saved None, as of an unused scheduler.
 
         Returns:
             Whether a checkpoint was restored.
@@ -397,6 +397,7 @@ class Run(Recorder):
                 object without `state_dict()` may have loaded part of its state.
             ConfigurationError: An object cannot load a state, or `key_map` names a key that does not exist.
         """
+        check_restorable(objects)  # also in a fresh run, before hours of training that could not be resumed
         (attempt := self._current_attempt()).saves.report(wait=True)  # a save in progress may be the one to restore
         checkpoint = attempt.find(from_checkpoint)
         if checkpoint is None or checkpoint.state is None:
@@ -419,11 +420,10 @@ class Run(Recorder):
         attempt = self._begun_attempt()  # the run directory changes from this line on
         attempt.flushed().ask(HubLogic.resume, replace(checkpoint, state=None))
         attempt.saves.restored(origin["parts"])
-        self.restored = saved_objects
+        self.restored, self.resumed, self.resumed_from_another = saved_objects, True, not origin["is_own"]
         if origin["is_own"] or origin["seed"] in {None, self.config.seed}:
             restore_all(state["rng"])  # a fork with another seed must not repeat the random numbers of its parent
         self.step = self.saved_step = state["step"]
-        self.resumed, self.resumed_from_another = True, not origin["is_own"]
         say(f"{origin['reason']}; it continues at step {self.step}")
         return True
 

@@ -72,6 +72,32 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + suffix
 
 
+def check_restorable(objects: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if an object, or an object in a dict, cannot load a state; None is allowed."""
+    for name, target in objects.items():
+        if target is not None:
+            _check_restorable(name, target)
+
+
+def _check_restorable(path: str, target: Any) -> None:
+    if not callable(getattr(adapter_of(target), "load_state_dict", None)):
+        name = path.partition(".")[0]
+        raise ConfigurationError(
+            f"restore({path}=...): a {type(target).__name__} has no load_state_dict(); "
+            f"call restore() without it and read run.restored[{name!r}]"
+        )
+    for key, value in target.items() if type(target) is dict else ():
+        if type(value) in PLAIN_TYPES:
+            continue
+        if type(value) is dict or is_restored_in_place(value):
+            _check_restorable(f"{path}.{key}", value)
+        elif (inner := object_inside(value)) is not None:
+            raise ConfigurationError(
+                f"restore({path}=...): {path}.{key} is a {type(value).__name__} with a {type(inner).__name__}, "
+                "which cannot be restored in place; pass it as an object of its own, or in a dict"
+            )
+
+
 def restore_objects(
     states: Mapping[str, Any],
     objects: Mapping[str, Any],
@@ -97,6 +123,7 @@ def restore_objects(
         CheckpointError: A state does not fit; no object is changed.
         ConfigurationError: An object cannot load a state, or `key_map` names a missing key.
     """
+    check_restorable(objects)
     tree = _StateTree(states, key_map or {})
     names = dict.fromkeys(path.partition(".")[0] for path in tree.nodes)
     planner = _Planner(tree, strict)
@@ -244,14 +271,11 @@ class _Planner:
     def add(self, path: str, target: Any, saved_value: Any) -> None:
         """Plan to load a saved value, or `_MISSING`, into an object."""
         adapter = adapter_of(target)
-        if not callable(getattr(adapter, "load_state_dict", None)):
-            name = path.partition(".")[0]
-            raise ConfigurationError(
-                f"restore({path}=...): a {type(target).__name__} has no load_state_dict(); "
-                f"call restore() without it and read run.restored[{name!r}]"
-            )
         if saved_value is _MISSING:
             self.mismatch.missing.append(path)
+        elif target is None:
+            if saved_value is not None:
+                self.mismatch.other_shape.append(f"{path} is None and was {shape_text(saved_value)}")
         elif isinstance(adapter, ArrayState):
             self._saved_arrays.setdefault(id(target), saved_value)
             if misfit := adapter.misfit(saved_value):
@@ -278,11 +302,6 @@ class _Planner:
             if is_filled or (is_restored_in_place(value) and not is_other and not self._is_alias(value, saved_item)):
                 members[key] = value
                 self.add(item_path, value, saved_item)
-            elif (inner := object_inside(value)) is not None:
-                raise ConfigurationError(
-                    f"restore({path}=...): {item_path} is a {type(value).__name__} with a {type(inner).__name__}, "
-                    "which cannot be restored in place; pass it as an object of its own, or in a dict"
-                )
         if self._is_exact(path) or not (_is_branch(target) or (members and _is_branch(saved_dict))):
             state: Any = self._filled(path, target, saved_dict, members)
         else:
