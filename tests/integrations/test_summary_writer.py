@@ -225,6 +225,17 @@ def test_the_log_directory_is_a_link_to_the_run_unless_it_exists(capsys):
     assert "runs/second already exists and is not replaced by a link" in capsys.readouterr().err
 
 
+def test_a_log_directory_below_the_link_of_a_deleted_run_is_not_linked(capsys):
+    Path("runs").mkdir()
+    Path("runs/first").symlink_to("deleted")
+    with SummaryWriter("runs/first/eval") as writer:
+        writer.add_scalar("a", 1.0, 1)
+    assert points("first-eval") == [("a", 1, 1.0)]
+    error = capsys.readouterr().err
+    assert "runs/first/eval cannot become a link" in error
+    assert f"the run is in {writer.run.dir}" in error
+
+
 def test_run_names_never_leave_the_root():
     for log_dir, name in (("../../etc/x y", "etc-x_y"), ("logs/a/b", "logs-a-b"), ("runs/a:b*c", "a_b_c")):
         with SummaryWriter(log_dir) as writer:

@@ -291,12 +291,18 @@ def _name_and_tags(log_dir: Path) -> tuple[str, dict[str, str]]:
 
 
 def _link(log_dir: Path, run_dir: Path) -> None:
-    """Link `log_dir` to the run directory unless `log_dir` exists."""
-    if not log_dir.exists() and not log_dir.is_symlink():
-        log_dir.parent.mkdir(parents=True, exist_ok=True)
-        log_dir.symlink_to(os.path.relpath(run_dir, log_dir.parent.resolve()), target_is_directory=True)
-    elif log_dir.resolve() != run_dir.resolve():
-        say(f"{log_dir} already exists and is not replaced by a link; the run is in {run_dir}")
+    """Link `log_dir` to the run directory unless `log_dir` exists or cannot be created."""
+    reason = "already exists and is not replaced by a link"
+    try:
+        if log_dir.resolve() == run_dir.resolve():
+            return
+        if not log_dir.exists() and not log_dir.is_symlink():
+            log_dir.parent.mkdir(parents=True, exist_ok=True)
+            log_dir.symlink_to(os.path.relpath(run_dir, log_dir.parent.resolve()), target_is_directory=True)
+            return
+    except OSError as error:  # below the link to a deleted run, or in a read-only directory
+        reason = f"cannot become a link ({error})"
+    say(f"{log_dir} {reason}; the run is in {run_dir}")
 
 
 def _bin_edges(values: NDArray[np.float64], bins: str | int, max_bins: int | None) -> list[float]:
