@@ -111,6 +111,27 @@ def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on, tmp_pa
     assert "cannot be pickled" in logs[4]
 
 
+@pytest.mark.parametrize("isolate", ["process", "none"])
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_that_leaves_the_task_exits_and_does_not_end_the_job(sweep, isolate):
+    def task(cfg):
+        codes = []
+        for leave in (lambda: sys.exit(3), lambda: 1 / 0, lambda: None):
+            if (child := os.fork()) == 0:
+                return leave()
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return codes
+
+    sweep.backend, pid = "local", os.getpid()
+    try:
+        returned = sweep.launch(task, ["what=x"], f"hydra.launcher.isolate={isolate}")
+    finally:
+        if os.getpid() != pid:  # it would run the next tests
+            os._exit(99)
+    assert values(returned) == [[3, 1, 0]]
+    assert sweep.states(1) == ["completed"]
+
+
 def test_a_sweep_records_the_path_of_its_script_after_a_change_of_directory(sweep, tmp_path, monkeypatch):
     main, script = sys.modules["__main__"], tmp_path / "scripts/train.py"
     monkeypatch.setattr(main, "__spec__", None)

@@ -196,6 +196,13 @@ def _replace_locks_in_child() -> None:
 os.register_at_fork(after_in_child=_replace_locks_in_child)
 
 
+def flush_streams() -> None:
+    """Flush `sys.stdout` and `sys.stderr`, unless they are closed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
 _printing_to: list[Path] = []
 
 

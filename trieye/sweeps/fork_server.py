@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from hydra import compose, initialize
 
-from trieye.process.output import printing_to
+from trieye.process.output import flush_streams, printing_to
 from trieye.process.signals import FROM_OUTSIDE
 from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done, ReportedError
 from trieye.sweeps.main_module import loaded
@@ -221,9 +221,7 @@ def _exit() -> NoReturn:
     """Exit like a program whose main module has ended, except that no module is torn down (60 ms of CPU)."""
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads, as `multiprocessing` does
     atexit._run_exitfuncs()  # noqa: SLF001 - wandb and others save in them
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    flush_streams()
     os._exit(0)
 
 

@@ -9,10 +9,11 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -32,7 +33,7 @@ from trieye.config.hydra.messages import without_parser_words
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import relink
-from trieye.process.output import printing_to
+from trieye.process.output import flush_streams, printing_to
 from trieye.process.signals import stop_reason, stop_reason_in
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
@@ -182,10 +183,11 @@ def _result(
 ) -> Done:
     returned: JobReturn | None = None
     try:
-        config = context.composed_here(index, overrides, is_last=is_own_process) if config is None else config
-        _link_output(context.directory / str(index), config)
-        returned = _run(context, overrides, config)
-        return Done(index, value=returned.return_value, returned=returned)
+        with _ending_forks():
+            config = context.composed_here(index, overrides, is_last=is_own_process) if config is None else config
+            _link_output(context.directory / str(index), config)
+            returned = _run(context, overrides, config)
+            return Done(index, value=returned.return_value, returned=returned)
     except SystemExit as exit_:
         if isinstance(exit_, KeyboardInterrupt):  # RunInterrupted: a stop was requested
             raise
@@ -205,6 +207,33 @@ def _result(
     except BaseException as error:  # noqa: BLE001 - of the job, also asyncio.CancelledError, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
+
+
+@contextmanager
+def _ending_forks() -> Iterator[None]:
+    """Exit from a process that was forked in the block when it leaves the block, since only its parent is the job."""
+    pid, error = os.getpid(), None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if os.getpid() != pid:
+            _exit_fork(error)
+
+
+def _exit_fork(error: BaseException | None) -> NoReturn:
+    code = 0
+    try:
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+            code = error.code or 0
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        flush_streams()
+    finally:
+        os._exit(code)
 
 
 def output_dir_of(directory: Path, config: DictConfig) -> Path:
