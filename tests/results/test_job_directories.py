@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from tensorboardX import SummaryWriter
 
 from tests import warm
@@ -200,6 +201,33 @@ def hydra_job(directory):
     (directory / ".hydra").mkdir(parents=True)
     (directory / ".hydra/config.yaml").write_text("lr: 0.5\n")
     return directory
+
+
+def test_objects_in_the_config_of_a_job_are_plain_params_and_none_is_constructed(tmp_path):
+    job = hydra_job(tmp_path / "job")
+    config = OmegaConf.create({"data": Path("/data/x"), "here": Path(), "lr": 0.5}, flags={"allow_objects": True})
+    planted = f"bad: !!python/object/apply:os.mkdir [{tmp_path}/made]\nact: !!python/name:os.mkdir ''\n"
+    nested = "net: !!python/object:net.Net {width: 8, password: hunter2}\n"
+    (job / ".hydra/config.yaml").write_text(OmegaConf.to_yaml(config) + planted + nested)
+    (job / "metrics.csv").write_text("step,loss\n0,0.5\n")
+    results = load(job)
+    params = dict(results.runs[0].params)
+    assert "hunter2" not in params.pop("net.password")
+    assert params == {
+        "data": "/data/x", "here": ".", "lr": 0.5, "bad": [f"{tmp_path}/made"],
+        "act": "tag:yaml.org,2002:python/name:os.mkdir", "net.width": 8,
+    }  # fmt: skip
+    assert not (tmp_path / "made").exists()
+    assert results.problems == []
+
+
+def test_a_damaged_config_of_a_job_is_reported(tmp_path):
+    job = hydra_job(tmp_path / "job")
+    (job / ".hydra/config.yaml").write_text("lr: [0.5\n")
+    (job / "metrics.csv").write_text("step,loss\n0,0.5\n")
+    (problem,) = load(job).problems
+    assert problem.startswith(f"{job}/.hydra/config.yaml: ")
+    assert "line 2" in problem
 
 
 def test_event_directories_prefix_equal_tags_and_attempts_form_one_curve(tmp_path):
