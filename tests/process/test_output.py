@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ import trieye
 from tests import warm
 from tests.forked import in_a_child
 from trieye.process import output
-from trieye.process.output import OutputLog, discard_dead_output
+from trieye.process.output import OutputLog, discard_dead_output, printing_to
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 WARM = warm.RUN
@@ -324,3 +325,22 @@ def test_output_is_discarded_only_where_nothing_can_read_it():
         return os.write(2, b"lost") == 4 and os.write(1, b"read") == 4 and os.read(reading, 9) == b"read"
 
     assert in_a_child(printed) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda: setattr(sys, "stdout", SimpleNamespace(write=sys.stdout.write)),  # a tee without flush
+        lambda: setattr(sys, "stdout", None),
+        lambda: sys.stdout.close(),  # noqa: PLW0108 - of the test
+    ],
+)
+def test_a_stream_that_a_printing_block_replaced_or_closed_is_restored_at_its_end(tmp_path, monkeypatch, spoil):
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115 - for its duration
+    with printing_to(tmp_path / "outer"):
+        with printing_to(tmp_path / "inner"):
+            print("in the block")
+            spoil()
+        print("behind the block")
+    assert (tmp_path / "inner").read_text() == "in the block\n"
+    assert (tmp_path / "outer").read_text() == "behind the block\n"

@@ -132,6 +132,23 @@ def test_a_forked_child_that_leaves_the_task_exits_and_does_not_end_the_job(swee
     assert sweep.states(1) == ["completed"]
 
 
+@pytest.mark.parametrize("sweep_on", [pytest.param("ray", marks=pytest.mark.long), "local"], indirect=True)
+def test_jobs_may_replace_or_close_their_streams_and_later_jobs_of_the_process_get_their_own(sweep_on):
+    def task(cfg):
+        print(f"printed by {cfg.what}")  # noqa: T201
+        if cfg.what == "tee":
+            sys.stdout = type("Tee", (), {"write": lambda _, text: len(text)})()
+        if cfg.what == "close":
+            sys.stdout.close()
+        return os.getpid()
+
+    words = ["tee", "close", "print"]
+    pids = values(sweep_on.launch(task, [f"what={word}" for word in words], "hydra.launcher.num_jobs=1"))
+    assert len({*pids, os.getpid()}) == 2
+    for index, word in enumerate(words):
+        assert (sweep_on.directory / str(index) / "output.log").read_text() == f"printed by {word}\n"
+
+
 def test_a_sweep_records_the_path_of_its_script_after_a_change_of_directory(sweep, tmp_path, monkeypatch):
     main, script = sys.modules["__main__"], tmp_path / "scripts/train.py"
     monkeypatch.setattr(main, "__spec__", None)

@@ -197,9 +197,9 @@ os.register_at_fork(after_in_child=_replace_locks_in_child)
 
 
 def flush_streams() -> None:
-    """Flush `sys.stdout` and `sys.stderr`, unless they are closed."""
+    """Flush `sys.stdout` and `sys.stderr`, unless they are closed, None, or objects of a program that cannot flush."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(Exception):  # a border: code of the user
             stream.flush()
 
 
@@ -210,12 +210,12 @@ _printing_to: list[Path] = []
 def printing_to(path: Path) -> Iterator[None]:
     """Append the output of this process and its children within the block to a file, without colors.
 
-    Colors of a process that is killed remain in the file.
+    Colors of a process that is killed remain in the file. At the end, `sys.stdout` and `sys.stderr` are restored if the
+    block has replaced or closed them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    originals = [os.dup(1), os.dup(2)]
+    flush_streams()
+    streams, originals = (sys.stdout, sys.stderr), [os.dup(1), os.dup(2)]
     with path.open("a+b", buffering=0) as file:
         begin = os.fstat(file.fileno()).st_size
         for descriptor in (1, 2):
@@ -225,13 +225,21 @@ def printing_to(path: Path) -> Iterator[None]:
             yield
         finally:
             _printing_to.pop()
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError):
-                    stream.flush()
+            flush_streams()
+            sys.stdout, sys.stderr = streams
+            flush_streams()  # objects in their place may have written to them
             for descriptor, copy in zip((1, 2), originals, strict=True):
                 os.dup2(copy, descriptor)
                 os.close(copy)
+            sys.stdout, sys.stderr = (_reopened(*numbered) for numbered in enumerate(streams, 1))
             _remove_colors(file.fileno(), begin)
+
+
+def _reopened(descriptor: int, stream: Any) -> Any:
+    """Return a stream, or if it is closed a new one to its file descriptor."""
+    if not getattr(stream, "closed", False):
+        return stream
+    return open(descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
 def printed_path() -> Path | None:

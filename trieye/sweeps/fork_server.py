@@ -233,6 +233,8 @@ def _unpickled(context_fd: int, directory: Path) -> SweepContext:
         except Exception:
             traceback.print_exc()
             raise
+        streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = streams  # which a module may have replaced, for its job
     return context
 
 
