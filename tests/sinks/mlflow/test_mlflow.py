@@ -1,6 +1,8 @@
 import dataclasses
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing
 
@@ -307,6 +309,23 @@ def test_a_store_that_cannot_be_created_is_explained(tmp_path):
     run.mlflow_dir.write_text("a file where the directory of the store belongs")
     with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory is writable"):
         opened(run)
+
+
+PROGRAM_WITHOUT_HOME = """
+import os, pathlib, sys
+from trieye.sinks.mlflow.sink import MlflowSink
+from trieye.testing import make_run_info
+
+del os.environ["HOME"]
+os.getuid = lambda: 2**31 - 2  # as in a container, without an entry in /etc/passwd
+MlflowSink().open(make_run_info(pathlib.Path(sys.argv[1])))
+"""
+
+
+def test_a_user_without_a_home_directory_is_told_to_set_home(tmp_path):
+    arguments = [sys.executable, "-c", PROGRAM_WITHOUT_HOME, str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    assert "set the environment variable HOME" in done.stderr.splitlines()[-1]
 
 
 def test_an_injected_client_and_run_are_used_unchanged(run, tmp_path):

@@ -395,11 +395,13 @@ class MlflowSink:
             shown_uri, reason = redacted_text(self._uri), redacted_text(_first_line(error))
             if mlflow_store.is_sqlite(self._uri) and mlflow_store.is_locked(error):
                 raise SinkBusyError(f"MLflow at {shown_uri} is locked by other processes ({reason})") from error
-            hint = (
-                "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is correct"
-                if self._uri.startswith("http")
-                else "check that its directory is writable and that the disk is not full"
-            )
+            if "home directory" in reason:  # MLflow looks for it when it is imported
+                hint = "set the environment variable HOME to a writable directory, and restart"
+            elif self._uri.startswith("http"):
+                keys = "persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI"
+                hint = f"check that the server runs and that {keys} is correct"
+            else:
+                hint = "check that its directory is writable and that the disk is not full"
             raise TrieyeError(f"MLflow at {shown_uri} failed to {doing}: {reason}; {hint}") from error
 
     def _gone(self, how: str) -> SinkGoneError:
