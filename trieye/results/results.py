@@ -287,11 +287,13 @@ class Results:
             pairs.append((points[own_names[0]] if own_names else NOTHING, dropped_points))
         if self.runs and not any(len(series.steps) or len(dropped_points.steps) for series, dropped_points in pairs):
             metrics = self.metrics()
-            hint = "" if names[0] in metrics else did_you_mean(names[0], metrics)
+            if set(names).isdisjoint(metrics):
+                hint = did_you_mean(names[0], metrics)
+                problem = f"no run logged it{hint} (logged metrics: {listed(metrics, _MAX_SHOWN)})"
+            else:
+                problem = "no run has its points in the history"
             close_hint = next(filter(None, map(_close_hint, self.runs)), "")
-            raise ConfigurationError(
-                f"{_named(metric)}: no run logged it{hint} (logged metrics: {listed(metrics, _MAX_SHOWN)}){close_hint}"
-            )
+            raise ConfigurationError(f"{_named(metric)}: {problem}{close_hint}")
         return pairs
 
     def curve(
