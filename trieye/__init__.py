@@ -64,6 +64,7 @@ _HOME = {
     "did_you_mean": "trieye.config.base",
     "evaluate": "trieye.training.launch",
     "gae": "trieye.training.gae",
+    "ignore_stop_signals": "trieye.process.signals",
     "load_checkpoint": "trieye.checkpoints.store",
     "load_policy": "trieye.training.loading",
     "main": "trieye.run.application",

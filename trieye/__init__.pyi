@@ -40,6 +40,7 @@ from trieye.exceptions import SerializationError as SerializationError
 from trieye.exceptions import TrieyeError as TrieyeError
 from trieye.exceptions import UntrustedPickleError as UntrustedPickleError
 from trieye.experiment.experiment import Experiment as Experiment
+from trieye.process.signals import ignore_stop_signals as ignore_stop_signals
 from trieye.replay import ReplayBuffer as ReplayBuffer
 from trieye.run.application import main as main
 from trieye.run.recorder import RunClient as RunClient

@@ -398,6 +398,51 @@ def test_a_training_whose_terminal_is_closed_saves_and_records_the_reason(tmp_pa
     assert diagnosis.checkpoint.step == diagnosis.run.step >= 20
 
 
+LOADING = """
+import sys, time, trieye
+from torch.utils.data import DataLoader
+
+config = {"app_name": "app", "run_name": "run", "runtime": {"kind": "local"}, "sinks": {}}
+config |= {"persistence": {"root_data_dir": sys.argv[1]}}
+batches = iter(DataLoader(range(1_000_000), num_workers=1, worker_init_fn=trieye.ignore_stop_signals))
+with trieye.Run(trieye.TrieyeConfig.model_validate(config)) as run:
+    for step in run.steps(None):
+        next(batches)
+        if step == 3:
+            print("running", flush=True)
+        time.sleep(0.01)
+        if run.save_due:
+            run.save(step=step)
+"""
+
+
+def test_workers_of_a_data_loader_survive_a_signal_to_the_whole_job_until_the_training_has_saved(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING, str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "running\n"
+        workers = psutil.Process(process.pid).children(recursive=True)
+        signal_everything(process, signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143, errors
+    assert re.search(r"stops at step (\d+): its state at step \1 is saved", errors), errors
+    _, survivors = psutil.wait_procs(workers, timeout=10)
+    assert (len(workers), survivors) == (1, [])
+
+
+def test_an_error_that_prevents_the_save_after_a_signal_says_so(make_config):
+    with pytest.raises(RuntimeError, match="exited") as failed, trieye.Run(make_config()) as run:
+        for step in run.steps(None):
+            run.save(step=step)
+            signal.raise_signal(signal.SIGTERM)
+            run.step += 1
+            raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
+    first, second = failed.value.__notes__
+    assert "step 2: its state at step 1 is saved" in first
+    assert "worker_init_fn=trieye.ignore_stop_signals" in second
+
+
 def signal_everything(process, number):
     """Signal the process group of a program, as `timeout` does, and all its children, as Slurm and systemd do."""
     program = psutil.Process(process.pid)

@@ -420,6 +420,32 @@ def interrupt_deferred(message: str) -> Iterator[None]:
         old_handler(signal.SIGINT, None)
 
 
+def ignore_stop_signals(worker_id: int = 0) -> None:
+    """Ignore stop signals in this process: the `worker_init_fn` of a `torch.utils.data.DataLoader`.
+
+    Ctrl-C in a terminal and signals of schedulers reach all processes of a program. If they end a worker, the last step
+    of the training gets no batch and fails before it saves. With this function, only the training ends its workers.
+    The worker becomes the leader of a new process group, and its subprocesses inherit SIGTERM as blocked.
+
+    Args:
+        worker_id: Ignored; `DataLoader` passes the number of the worker.
+    """
+    del worker_id
+    os.setpgid(0, 0)
+    for signum in {*STOP_SIGNALS} - {signal.SIGTERM}:
+        signal.signal(signum, lambda *_: None)
+    if hasattr(signal, "sigwaitinfo"):  # macOS lacks it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_by_parent, args=[os.getppid()], daemon=True).start()
+
+
+def _end_by_parent(parent_pid: int) -> None:
+    """End this process at a SIGTERM of its parent, which ends workers so; a handler would not learn the sender."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_pid:
+        pass
+    os._exit(0)
+
+
 def let_sigterm_through() -> None:
     """Unblock SIGTERM, which this process inherited as blocked, for the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

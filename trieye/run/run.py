@@ -28,7 +28,7 @@ from trieye.run.flusher import Flusher
 from trieye.run.recorder import FORKED, Recorder, RunClient
 from trieye.run.rehearsal import exit_if_dry_run, refuse_if_dry_run
 from trieye.run.saves import SaveHandle, objective_of, step_to_save
-from trieye.run.steps import is_save_due, key_metrics, steps
+from trieye.run.steps import is_save_due, key_metrics, steps, with_stop_note
 from trieye.sinks.base import Sink
 from trieye.sinks.fan_out import check_own
 from trieye.snapshot.encode import decode, encode
@@ -108,7 +108,7 @@ class Run(Recorder):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._attempt is not None and error is not None and not isinstance(error, RunInterrupted | SystemExit):
-            self._attempt.keep_output(error)
+            self._attempt.keep_output(with_stop_note(self, error))
         if isinstance(error, RunInterrupted | KeyboardInterrupt):
             is_second = self.stop_requested and getattr(error, "is_told", True)  # `steps` raises with `is_told=False`
             self._close_after(error, "KILLED", at_once=is_second)

@@ -115,6 +115,15 @@ def farewell(run: SteppedRun) -> str:
     return f"run {run.name!r} stops at step {run.step}: {save_text}; {end}"
 
 
+def with_stop_note(run: SteppedRun, error: BaseException) -> BaseException:
+    """Return an error that ends the run, with a note if it prevents the save that a signal requested."""
+    if run.stop_requested and run.saved_step != run.step and isinstance(error, Exception):
+        error.add_note(f"a signal requested a stop, and its last step failed: {farewell(run)}")
+        if "DataLoader worker" in str(error):
+            error.add_note("to save, workers need DataLoader(..., worker_init_fn=trieye.ignore_stop_signals)")
+    return error
+
+
 def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]:
     """Return the values to show next to the progress bar: the objective, then returns, rewards, losses and others."""
     prefixes = (objective.lower(), *_PREFERRED_PREFIXES)
