@@ -54,6 +54,45 @@ def test_two_processes_log_each_value_once(make_config, tmp_path):
     assert (record["attempt"], record["status"]) == (1, "FINISHED")
 
 
+STOPPED = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+import trieye
+from trieye.integrations.distributed import run_of_rank_zero
+
+rank, store, config = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+with run_of_rank_zero(trieye.TrieyeConfig.model_validate_json(config)) as run:
+    for step in run.steps(None):
+        dist.all_reduce(torch.ones(1))
+        print(step, flush=True)
+        time.sleep(0.01)
+        if run.save_due:
+            run.save(step=step)
+"""
+
+
+@pytest.mark.usefixtures("warm_programs")
+def test_rank_zero_saves_after_a_signal_to_all_ranks(make_config, tmp_path):
+    def start(rank):
+        command = [sys.executable, "-c", STOPPED, str(rank), str(tmp_path / "store"), make_config().model_dump_json()]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    with start(0) as first, start(1) as second:
+        second_step = int(second.stdout.readline())
+        second.terminate()
+        while int(first.stdout.readline()) < second_step + 50:
+            pass
+        first.terminate()
+        _, errors = first.communicate(timeout=30)
+        second.communicate(timeout=30)
+    assert first.returncode == 143, errors
+    assert "its state at step" in errors
+    assert second.returncode > 0
+
+
 def test_a_stand_in_continues_at_the_step_that_rank_zero_broadcasts(make_config):
     run = SilentRun(make_config())
     assert run.restore(model=None) is False

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trieye.config import TrieyeConfig
+from trieye.process.signals import StopSignals
 from trieye.run.run import Run
 
 
@@ -101,6 +102,9 @@ def run_of_rank_zero(config: TrieyeConfig) -> Iterator[Run | SilentRun]:
         torch.distributed.broadcast_object_list(start)
         run.step = start[0]
 
+    The other ranks ignore the first stop signal, because rank 0 needs them to complete its step before it saves. They
+    end with an error of their next collective operation, or when the launcher kills them.
+
     Args:
         config: Config of the run.
     """
@@ -108,4 +112,5 @@ def run_of_rank_zero(config: TrieyeConfig) -> Iterator[Run | SilentRun]:
         with Run(config) as run:
             yield run
     else:
-        yield SilentRun(config)
+        with StopSignals(_nothing, None):
+            yield SilentRun(config)

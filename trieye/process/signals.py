@@ -88,7 +88,7 @@ class StopSignals:
 
     Args:
         on_request: Called at the first signal with the exit code of the process; if it raises, the block ends.
-        message: Message printed at the first signal, or a function of the signal that returns it.
+        message: Message printed at the first signal, or a function of the signal that returns it; None prints nothing.
         requeue_exit_code: See `exit_code_of`.
         received: Signals that count as received already.
         is_running: Whether the code of an open block is running. Otherwise, signals end the block and are forwarded to
@@ -103,7 +103,7 @@ class StopSignals:
     def __init__(
         self,
         on_request: Callable[[int], None],
-        message: str | Callable[[int], str],
+        message: str | Callable[[int], str] | None,
         *,
         requeue_exit_code: int | None = None,
         received: Collection[int] = (),
@@ -156,8 +156,9 @@ class StopSignals:
         if is_request:
             self.exit_code = exit_code_of(signum, self._requeue_exit_code)
             self._on_request(self.exit_code)
-        message = self._message if isinstance(self._message, str) else self._message(signum)
-        say(stop_reason() or f"{signal.Signals(signum).name}: {message}")
+        if self._message is not None:
+            message = self._message if isinstance(self._message, str) else self._message(signum)
+            say(stop_reason() or f"{signal.Signals(signum).name}: {message}")
 
     def note_stop(self) -> None:
         """Set `has_stopped` after Ctrl-C; schedulers want the process to end."""
