@@ -503,12 +503,6 @@ def test_a_job_never_writes_to_the_output_directory_of_another_job(sweep):
         assert sorted(completed) == [str(at) for at, state in enumerate(sweep.states(4)) if state == "completed"]
 
 
-def test_an_output_directory_below_the_directory_of_its_job_needs_no_link(sweep):
-    sweep.search(done, "cpus=1,2", "hydra.sweep.subdir='${hydra.job.num}/files'")
-    assert (sweep.directory / "1/files/.hydra").is_dir()
-    assert not (sweep.directory / "1/output").exists()
-
-
 def test_a_relaunch_runs_incomplete_jobs_only_and_resumes_their_runs_without_a_name(sweep, tmp_path, monkeypatch):
     def task(cfg):
         is_first = cfg.what == "b" and not (tmp_path / "failed").exists()

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections import Counter
+from pathlib import Path
 
 import optuna
 import pytest
@@ -426,6 +427,31 @@ def test_a_larger_budget_runs_completed_jobs_further(sweep, capfd):
     assert "2 completed before" in output
     assert SweepRecord.of(sweep.directory).size == 2, "a smaller number hides no job"
     assert len(ran) == 3
+
+
+@pytest.mark.parametrize("separator", ["_", "/"])
+def test_a_larger_budget_runs_a_job_further_in_the_output_directory_of_its_first_attempt(sweep, tmp_path, separator):
+    def task(cfg):
+        return len(list(Path(HydraConfig.get().runtime.output_dir).glob("saved*")))
+
+    def run(epochs):
+        sweep.search(task, "x=1", f"epochs={epochs}", "hydra.sweeper.budget=[epochs]", f"hydra.sweep.subdir='{subdir}'")
+        return sweep.record(0).objective
+
+    sweep.values = "epochs: 1\nx: 0\n"
+    subdir = f"${{hydra.job.num}}{separator}${{hydra.job.override_dirname}}"
+    assert run(1) == 0
+    (sweep.directory / f"0{separator}epochs=1,x=1/saved").touch()
+    assert run(2) == 1
+    sweep.directory = sweep.directory.rename(tmp_path / "moved")
+    assert run(3) == 1
+    claim_of_another_job = tmp_path / "elsewhere/.job.json"
+    claim_of_another_job.parent.mkdir()
+    claim_of_another_job.symlink_to(tmp_path / "sweep/0/status.json")
+    (sweep.directory / "0/output").unlink()
+    (sweep.directory / "0/output").symlink_to(claim_of_another_job.parent)
+    (claim_of_another_job.parent / "saved").touch()
+    assert run(4) == 0
 
 
 def test_a_budget_below_the_configured_one_of_earlier_jobs_is_rejected(sweep):

@@ -24,7 +24,7 @@ from trieye.renames import current_override
 from trieye.sweeps.record import OTHER_SWEEP, JsonRecord
 
 STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
-"""Files in the directory of a job; `run` is a link to the run directory, `output` to an output directory elsewhere."""
+"""Files in the directory of a job; `run` is a link to the run directory, `output` to another output directory."""
 
 TARGET_REACHED, TIME_OVER = STUDY_LIMITS = ("tune.target reached", "tune.time_s is over")
 """Reasons of jobs that a limit of their study ended."""
@@ -36,7 +36,7 @@ RESERVED = (STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK, STOP_REASON)
 """Names in the directory of a job that no output directory can have."""
 
 CLAIM = ".job.json"
-"""Link in an output directory elsewhere to the record of its job."""
+"""Link in another output directory to the record of its job."""
 
 HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0

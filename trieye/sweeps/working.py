@@ -102,6 +102,8 @@ class SweepContext:
             if directory != self.directory:  # it contains a key that the job sets; a sweep has one directory
                 config.hydra.sweep.subdir = os.path.relpath(directory / str(config.hydra.sweep.subdir), self.directory)
                 config.hydra.sweep.dir = str(self.directory)
+            if save_path is None and (earlier_dir := _earlier_output_dir(self.directory / str(index))) is not None:
+                config.hydra.sweep.subdir = os.path.relpath(earlier_dir, self.directory)
         return config
 
     def _base_of(self, overrides: Sequence[str]) -> DictConfig | None:
@@ -263,14 +265,23 @@ def output_dir_of(directory: Path, config: DictConfig) -> Path:
     return output_dir
 
 
+def _earlier_output_dir(directory: Path) -> Path | None:
+    """Return the output directory of an earlier attempt of a job, which may contain a key whose value has changed.
+
+    None if there is none, or if it belongs to another sweep, such as the original of a copied one.
+    """
+    link, record_path = directory / OUTPUT_DIR, directory / STATUS
+    return link.resolve() if (link / CLAIM).resolve() == record_path.resolve() else None
+
+
 def _link_output(directory: Path, config: DictConfig) -> None:
-    """Claim the output directory of a job and link it from the job's own directory, if it is outside of that.
+    """Claim the output directory of a job and link it from the job's own directory, unless that is the same one.
 
     Raises:
         ConfigurationError: It is the output directory of another job of the sweep.
     """
     output_dir = output_dir_of(directory, config)
-    if output_dir.is_relative_to(directory.resolve()):
+    if output_dir == directory.resolve():
         return
     output_dir.mkdir(parents=True, exist_ok=True)
     claim, record_path = output_dir / CLAIM, directory.resolve() / STATUS
