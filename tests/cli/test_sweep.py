@@ -504,7 +504,9 @@ def test_without_a_directory_the_newest_sweep_is_used(sweep, tmp_path):
 
 def test_a_plan_without_a_program_asks_for_one(sweep):
     assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; to run it, pass the program first\n")
-    assert "planned without a program; repeat its `trieye sweep plan`" in sweep.error("relaunch", "x")
+    error = sweep.error("relaunch", "x")
+    assert "planned without a program; repeat its command with hydra.sweep.dir=" in error
+    assert "or its `trieye sweep plan` with the program as first word" in error
 
 
 def test_a_secret_that_was_not_recorded_is_requested(sweep):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import psutil
@@ -149,14 +150,28 @@ def test_jobs_may_replace_or_close_their_streams_and_later_jobs_of_the_process_g
         assert (sweep_on.directory / str(index) / "output.log").read_text() == f"printed by {word}\n"
 
 
-def test_a_sweep_records_the_path_of_its_script_after_a_change_of_directory(sweep, tmp_path, monkeypatch):
-    main, script = sys.modules["__main__"], tmp_path / "scripts/train.py"
-    monkeypatch.setattr(main, "__spec__", None)
-    monkeypatch.setattr(main, "__file__", str(script), raising=False)
-    monkeypatch.setattr(sys, "argv", ["scripts/train.py"])
+@pytest.mark.parametrize(
+    ("module", "file", "words"),
+    [
+        (None, "scripts/train.py", ["scripts/train.py"]),
+        ("my_agent.train", "my_agent/train.py", ["-m", "my_agent.train"]),
+        ("my_agent.__main__", "my_agent/__main__.py", ["-m", "my_agent"]),
+        ("__main__", "my_agent/__main__.py", ["my_agent"]),  # python my_agent
+        ("__main__", "my_agent.zip/__main__.py", ["my_agent.zip"]),
+        (None, None, []),  # python -c
+    ],
+)
+def test_a_sweep_records_the_words_that_start_its_program_after_a_change_of_directory(
+    sweep, tmp_path, monkeypatch, module, file, words
+):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", module and ModuleSpec(module, None))
+    monkeypatch.setattr(main, "__file__", file and str(tmp_path / file), raising=False)
+    monkeypatch.setattr(sys, "argv", [file or "-c"])
     monkeypatch.chdir(tmp_path.parent)
     sweep.search(done, "what=1")
-    assert SweepRecord.of(sweep.directory).program[1] == str(script)
+    paths = [word if words[0] == "-m" else str(tmp_path / word) for word in words]
+    assert SweepRecord.of(sweep.directory).program[1:-2] == paths  # --config-name config follows
 
 
 def test_fail_fast_starts_no_other_job(sweep):

@@ -33,12 +33,13 @@ def command_of(record: SweepRecord, directory: Path, *more_words: str, only: Seq
         only: Indices of the jobs to run; None: all unfinished jobs. A study always resumes as a whole.
 
     Raises:
-        ConfigurationError: The sweep was planned without a program, or its command contains a secret.
+        ConfigurationError: The program of the sweep is not recorded, or its command contains a secret.
     """
     if not record.program:
         raise ConfigurationError(
-            f"{directory}: the sweep was planned without a program; repeat its `trieye sweep plan` with the program as "
-            "first word, such as my_agent.train or train.py"
+            f"{directory}: no program is recorded: the sweep was started by python -c or interactively, or planned "
+            f"without a program; repeat its command with hydra.sweep.dir={directory}, or its `trieye sweep plan` with "
+            "the program as first word, such as my_agent.train or train.py"
         )
     hidden_word = next((word for word in [*record.own, *record.spec] if HIDDEN in word), None)
     if hidden_word is not None:

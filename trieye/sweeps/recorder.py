@@ -31,17 +31,25 @@ def record_of_study(mode: str) -> SweepRecord:
 
 def _record_of(hydra: Any, mode: str) -> SweepRecord:
     overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is resolved for each job
-    main = sys.modules.get("__main__")
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)  # absolute, unlike `sys.argv[0]`
-    script = str(Path(file or sys.argv[0]).resolve())
-    words = [script] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
+    words = _words_of_program()
     return SweepRecord(
-        program=[sys.executable, *words, *_flags(hydra)],
+        program=[sys.executable, *words, *_flags(hydra)] if words else [],
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in overrides["task"]],
         own=[redacted_text(word) for word in overrides["hydra"]],
         mode=mode,
     ).sign()
+
+
+def _words_of_program() -> list[str]:
+    """Return the words after `python` that start this program; none for `python -c` and interactive sessions."""
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)  # absolute, unlike `sys.argv[0]`
+    if spec is not None and spec.name != "__main__":
+        return ["-m", spec.name.removesuffix(".__main__")]
+    if file is None:
+        return []
+    return [str(Path(file).resolve() if spec is None else Path(file).parent.resolve())]  # of a directory or a zip file
 
 
 def _flags(hydra: Any) -> list[str]:
