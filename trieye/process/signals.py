@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import functools
 import math
+import multiprocessing
 import os
 import signal
 import threading
@@ -437,10 +438,11 @@ def ignore_stop_signals(worker_id: int = 0) -> None:
         signal.signal(signum, lambda *_: None)
     if hasattr(signal, "sigwaitinfo"):  # macOS lacks it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_by_parent, args=[os.getppid()], daemon=True).start()
+        parent = multiprocessing.parent_process()  # os.getppid() may be a fork server
+        threading.Thread(target=_end_by_parent, args=[parent and parent.pid], daemon=True).start()
 
 
-def _end_by_parent(parent_pid: int) -> None:
+def _end_by_parent(parent_pid: int | None) -> None:
     """End this process at a SIGTERM of its parent, which ends workers so; a handler would not learn the sender."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_pid:
         pass
