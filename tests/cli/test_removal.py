@@ -248,7 +248,7 @@ def test_prune_completes_interrupted_deletions_but_follows_no_link(half_deleted,
 
 def test_no_run_starts_from_a_half_deleted_one(half_deleted, make_config):
     with trieye.Run(make_config(app_name="agents", run_name="second", persistence={"auto_resume_latest": True})) as run:
-        assert not run.restore(weights=[0.0])
+        assert not run.restore()
     assert half_deleted.exists()
 
 
