@@ -194,7 +194,7 @@ def _read_table(connection: sqlite3.Connection, table: str, seed: int, contents:
 
 
 def _check_room(error: sqlite3.Error) -> None:
-    """Raise OSError if the disk of the copies is full, which is no damage of the journal."""
+    """Raise OSError if the disk of the copies is full; the journal itself is not damaged."""
     if getattr(error, "sqlite_errorcode", None) in FULL:
         raise OSError(errno.ENOSPC, "no room for a copy of it", tempfile.gettempdir()) from error
 

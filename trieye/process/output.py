@@ -236,7 +236,7 @@ def printing_to(path: Path) -> Iterator[None]:
 
 
 def _reopened(descriptor: int, stream: Any) -> Any:
-    """Return a stream, or if it is closed a new one to its file descriptor."""
+    """Return a stream or, if it is closed, a new stream for its file descriptor."""
     if not getattr(stream, "closed", False):
         return stream
     return open(descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)

@@ -443,7 +443,7 @@ def ignore_stop_signals(worker_id: int = 0) -> None:
 
 
 def _end_by_parent(parent_pid: int | None) -> None:
-    """End this process at a SIGTERM of its parent, which ends workers so; a handler would not learn the sender."""
+    """End this process when its parent sends SIGTERM, as `multiprocessing` does; handlers do not learn the sender."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent_pid:
         pass
     os._exit(0)

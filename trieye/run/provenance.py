@@ -199,7 +199,7 @@ def _commit_at(directory: Path) -> Commit | None:
 
 
 def _may_be_in_repository(directory: Path) -> bool:
-    """Return whether git may find a repository; else each run would start git twice for nothing, which takes 10 ms."""
+    """Return whether git may find a repository; without one, starting git twice would take each run 10 ms."""
     git_dir = os.environ.get("GIT_DIR")
     if git_dir is not None:
         return os.path.isdir(directory / git_dir) or os.path.isfile(directory / git_dir)  # noqa: PTH112, PTH113

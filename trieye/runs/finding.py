@@ -189,7 +189,7 @@ def roots_of(root: Path | None) -> list[Path]:
 
 
 def _expanded(text: str) -> Path:
-    """Return a path with its variables and home directory; `~` of an unknown user stays."""
+    """Return a path with its variables and home directory; `~` of an unknown user remains."""
     path = Path(os.path.expandvars(text))
     with suppress(RuntimeError):
         return path.expanduser()

@@ -213,7 +213,7 @@ def _result(
 
 @contextmanager
 def _ending_forks() -> Iterator[None]:
-    """Exit from a process that was forked in the block when it leaves the block, since only its parent is the job."""
+    """End a process that was forked in the block when it leaves the block, because only its parent is the job."""
     pid, error = os.getpid(), None
     try:
         yield
