@@ -22,6 +22,8 @@ FAST ?= $(addprefix tests/,checkpoints config files history journal process repl
 SHM := $(shell grep -s " /dev/shm " /proc/mounts | grep -vq noexec && \
   df -Pk /dev/shm | awk 'NR == 2 && $$4 > 4000000 {print "/dev/shm"; exit} NR == 2 {print "/tmp"}' || echo /tmp)
 BIN := .venv/bin
+# what is imported is compiled then: compiling all of it first takes longer than to install it
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 READY := .venv/.ready
 DOCS_READY := .venv/.docs_ready
 
@@ -36,9 +38,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing trieye and what it needs into .venv (a few minutes the first time) ..."
 	@$(PYTHON) -m venv .venv
 	@# the pip of Python 3.11 takes twice as long, but will do
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip || true
-	@# what is imported is compiled then: compiling all of it first takes longer than to install it
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(PIP) --upgrade pip || true
+	@# two processes unpack the pinned packages, except those of the documentation; the last command checks and completes
+	@sed '/^# documentation/,$$d; /^#/d' constraints.txt | xargs -P 2 -n 60 $(PIP) --no-deps 2>/dev/null || true
+	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(READY)
