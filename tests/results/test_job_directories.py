@@ -177,6 +177,16 @@ def test_a_basic_launcher_sweep_is_compared_by_its_overrides(capsys):
     assert [(row["values"], row["iqm"]["n"]) for row in rows] == [({"lr": 0.2}, 2), ({"lr": 0.5}, 2)]
 
 
+def test_jobs_of_a_basic_launcher_differ_in_their_numbers_of_tokens(tmp_path):
+    (tmp_path / "multirun.yaml").touch()
+    for index, tokens in enumerate([8, 16]):
+        directory = tmp_path / str(index)
+        (directory / ".hydra").mkdir(parents=True)
+        (directory / ".hydra/overrides.yaml").write_text(f"[max_token={tokens}]")
+        (directory / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    assert sorted(run.varied["max_token"] for run in load(tmp_path).runs) == [8, 16]
+
+
 def test_a_table_of_return_values_in_the_mode_of_the_sweeper_is_written_in_the_format_of_its_suffix(capsys):
     arguments = ["results", "table", "multirun/ours", "--where", "model.name=flat", "--confidence", "0.9", "-o"]
     texts = {suffix: Path(f"tables/scores.{suffix}") for suffix in ("csv", "md", "tex")}

@@ -419,6 +419,14 @@ def test_the_record_omits_secrets_and_the_sweep_still_resumes(tmp_path):
     assert SweepRecord.of(tmp_path).going_on(before, spec, tmp_path) == before
 
 
+def test_the_record_contains_numbers_of_tokens():
+    ours = grid("model.max_token=8,16", "hub.token=1,a", exclude=[{"model.max_token": 8}])
+    stored_grid = ours.without_secrets()
+    assert stored_grid.axes[0] == ours.axes[0]
+    assert stored_grid.axes[1].places == (("***",), ("***",))
+    assert stored_grid.without == ours.without
+
+
 def test_a_directory_without_a_sweep_is_an_error(tmp_path):
     (tmp_path / "first").mkdir()
     recorded(grid("a=1,2")).write(tmp_path / "first")

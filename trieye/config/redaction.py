@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -97,6 +97,16 @@ def redacted(values: Any, key: str = "") -> Any:
 def redacted_text(text: str) -> str:
     """Return a message, a log line or a traceback with secrets replaced by `***`."""
     return _without_parts(text, _environment_secrets())
+
+
+def redacted_values(key: str, values: Sequence[str]) -> list[str]:
+    """Return the values of a key of overrides, as typed, without secrets; here, unlike in configs, numbers are texts.
+
+    Numbers of tokens are not secret: `model.max_token=8,16`.
+    """
+    word = f"{key}={','.join(values)}"
+    is_public = _NUMBER_OVERRIDE.fullmatch(word) and redacted_text(word) == word
+    return list(values) if is_public else redacted(list(values), key)
 
 
 def redacted_yaml(text: str) -> str:

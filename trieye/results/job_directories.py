@@ -11,7 +11,7 @@ import yaml
 
 from trieye.config.fingerprint import leaves
 from trieye.config.hydra.override_text import bare
-from trieye.config.redaction import redacted
+from trieye.config.redaction import redacted, redacted_values
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.results.csv_files import is_metric_file, points_in_csv
@@ -255,8 +255,7 @@ def overrides_of(directory: Path) -> dict[str, str]:
     """Return the overrides in the `.hydra` of a job, by key; empty if there are none."""
     words = _yaml_of(directory / HYDRA / "overrides.yaml")
     pairs = (str(word).partition("=") for word in words or ())
-    overrides: dict[str, str] = redacted({bare(key): value for key, _, value in pairs})
-    return overrides
+    return {bare(key): redacted_values(key, [value])[0] for key, _, value in pairs}
 
 
 def program_of(directory: Path) -> str:

@@ -13,7 +13,7 @@ from typing import NotRequired, Self, TypedDict
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions, same_value
 from trieye.config.hydra.override_text import bare, values_of
-from trieye.config.redaction import redacted
+from trieye.config.redaction import redacted_values
 from trieye.exceptions import ConfigurationError
 from trieye.renames import current_override
 from trieye.sweeps.numbering import Numbering
@@ -244,9 +244,12 @@ class Grid:
         """Return the grid with secrets replaced by `***`, for storage."""
         axes = []
         for axis in self.axes:
-            columns = redacted(dict(zip(axis.keys, zip(*axis.places, strict=True), strict=True)))
-            axes.append(Axis(axis.keys, tuple(zip(*columns.values(), strict=True))))
-        without = tuple(redacted(dict(combination)) for combination in self.without)
+            columns = map(redacted_values, axis.keys, zip(*axis.places, strict=True))
+            axes.append(Axis(axis.keys, tuple(zip(*columns, strict=True))))
+        without = tuple(
+            {key: redacted_values(key, [value])[0] for key, value in combination.items()}
+            for combination in self.without
+        )
         return replace(self, axes=tuple(axes), without=without)
 
     def plain(self) -> PlainGrid:
