@@ -419,6 +419,18 @@ def test_the_record_omits_secrets_and_the_sweep_still_resumes(tmp_path):
     assert SweepRecord.of(tmp_path).going_on(before, spec, tmp_path) == before
 
 
+def test_a_planned_sweep_runs_with_the_spelling_of_the_program(tmp_path):
+    planned, typed = recorded(grid("tag=1e3,010,x", "seed=0,1")), ["tag='1e3','010',x,y", "seed=0,1"]
+    resumed = planned.going_on(grid(*typed), typed, tmp_path)
+    assert (resumed[0], resumed[2], resumed[6]) == (
+        ("tag='1e3'", "seed=0"),
+        ("tag='010'", "seed=0"),
+        ("tag=y", "seed=0"),
+    )
+    with pytest.raises(ConfigurationError, match="its job 2 is 'tag=010 seed=0' and would be \"tag='011' seed=0\""):
+        planned.going_on(grid("tag='1e3','011',x", "seed=0,1"), typed, tmp_path)
+
+
 def test_the_record_contains_numbers_of_tokens():
     ours = grid("model.max_token=8,16", "hub.token=1,a", exclude=[{"model.max_token": 8}])
     stored_grid = ours.without_secrets()

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import trieye
 from trieye.config import TrieyeConfig
+from trieye.config.hydra import registration
 from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
@@ -245,6 +246,18 @@ def test_a_queue_reads_the_points_of_running_and_completed_jobs(tmp_path):
         assert queue.rated(Done(1, is_pruned=True, reason=pruned.reason)) == pruned
         queue.ended(jobs[0], Done(0, 9.0))
         assert curves == {0: {1: 5.0, 2: 9.0, 3: 2.0}}  # every point, though `to_prune` saw one
+
+
+def test_texts_and_null_among_the_params_of_a_config_are_no_other_values(sweep, monkeypatch):
+    monkeypatch.setattr(registration, "current", registration.Registration(TrieyeConfig))
+    sweep.values = "run_name: a\nnote: x\nlayers: []\n"
+    params = "hydra.sweeper.params={run_name:'1e3,007',note:null,layers:[true,'1']}"
+    configs = []
+    jobs = sweep.search(configs.append, params)
+    assert jobs[0] == ("run_name='1e3'", "note=null", "layers=[True,'1']")
+    assert [(one.run_name, one.note, one.layers) for one in configs] == [
+        (name, None, [True, "1"]) for name in ("1e3", "007")
+    ]
 
 
 def test_a_pruned_job_prints_why_it_stops_and_no_advice_to_restart_it(sweep, tmp_path):

@@ -39,6 +39,12 @@ class Axis:
         """Return the overrides at a position along the axis."""
         return tuple(f"{key}={value}" for key, value in zip(self.keys, self.places[position], strict=True))
 
+    def spelled_like(self, other: Self) -> Self:
+        """Return the axis with the spelling of another axis at each position where both have the same values."""
+        pairs = zip(self.places, other.places, strict=False)
+        places = (now if all(map(same_value, old, now)) else old for old, now in pairs)
+        return replace(self, places=(*places, *self.places[len(other.places) :]))
+
     def in_the_order_of(self, other: Self) -> Self:
         """Return another axis with the same keys if it has the same values of each key, else this axis."""
         own_values, other_values = (
@@ -280,6 +286,15 @@ class Grid:
             }
         )
         return replace(self, axes=tuple(axes), without=tuple(without), conditions=conditions)
+
+    def spelled_like(self, other: Self) -> Self:
+        """Return a stored grid with the values as another grid spells them: `'1e3'` where this grid has `1000.0`.
+
+        A plan does not know the types of the program's keys, which quotes numbers in texts.
+        """
+        other_axes = {axis.keys: axis for axis in other.axes}
+        axes = (axis.spelled_like(other_axes[axis.keys]) if axis.keys in other_axes else axis for axis in self.axes)
+        return replace(self, axes=tuple(axes))
 
     def with_constants_of(self, other: Self, keys: Collection[str]) -> Self:
         """Return this grid with the constant axes of another grid for these keys."""

@@ -253,7 +253,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         """
         if self.grid is None:
             return grid
-        old_grid = self.the_grid().renamed_like(grid).with_constants_of(grid, budget)
+        old_grid = self.the_grid().renamed_like(grid).spelled_like(grid).with_constants_of(grid, budget)
         grid = grid.in_the_order_of(old_grid, {word.partition("=")[0] for word in words if "shuffle(" in word})
         new_grid = grid.without_secrets()
         grown = new_grid.grown_from(old_grid)

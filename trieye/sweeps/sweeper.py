@@ -16,7 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.fingerprint import leaves
-from trieye.config.hydra.axes import dimensions_of, typed
+from trieye.config.hydra import registration
+from trieye.config.hydra.axes import dimensions_of, typed, words_of
+from trieye.config.hydra.loader import quoted
 from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
@@ -94,7 +96,9 @@ class SweeperBody:
             RunLockedError: Another process runs the sweep.
             SweepError: A job failed.
         """
-        words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
+        words = [*words_of(self.options.params or {}), *arguments]
+        if registration.current is not None:  # arguments are quoted already
+            words = [quoted(word, registration.current.config_type) for word in words]
         if self.options.seeds and "seed" not in self._config:
             raise ConfigurationError(
                 f"hydra.sweeper.seeds={self.options.seeds} varies the key seed, which the config does not have; add "

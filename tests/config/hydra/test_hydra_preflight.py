@@ -7,6 +7,7 @@ import pytest
 
 from trieye.config import PersistenceConfig, TrieyeConfig
 from trieye.config.hydra.compose import compose
+from trieye.config.hydra.loader import quoted
 from trieye.config.hydra.preflight import check_paths
 from trieye.config.hydra.sampled_jobs import SampledJobs
 from trieye.config.sweeper import SweeperConfig
@@ -49,6 +50,31 @@ def test_texts_in_a_file_that_yaml_reads_as_other_numbers_are_rejected(project, 
         f"{project.conf}/train.yaml, line {line}"
         for line, (name, (text, number)) in enumerate(texts.items(), first_line)
     ]
+
+
+def test_a_text_among_sweeper_params_that_yaml_reads_as_another_number_is_rejected(project, mistaken):
+    primary = (project.conf / "train.yaml").read_text()
+    project.write("train", f"{primary}hydra:\n  sweeper:\n    params:\n      tags.version: 1.10\n      seed: 1\n")
+    assert mistaken("-m", "hydra/sweeper=trieye").startswith(
+        "tags.version is a text, but YAML reads 1.10 as the number "
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "quoted_text"),
+    [
+        ("1e3, 010,'a b'", "'1e3','010','a b'"),
+        ("choice(1e3,x)", "'1e3',x"),
+        ("choice('1','2')", "'1','2'"),
+        ("range(1, 7,3)", "'1','4'"),
+        ("choice(x,y)", "choice(x,y)"),
+        ("shuffle(x,y)", "shuffle(x,y)"),
+        ("range(0,0)", "range(0,0)"),
+    ],
+)
+def test_each_value_of_a_text_in_a_sweep_is_quoted_if_hydra_would_read_a_number(typed, quoted_text):
+    assert quoted(f"run_name={typed}", TrieyeConfig) == f"run_name={quoted_text}"
+    assert quoted("seed=range(0,2)", TrieyeConfig) == "seed=range(0,2)"
 
 
 def test_a_boolean_in_a_file_is_not_a_text(project, mistaken):

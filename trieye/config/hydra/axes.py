@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,11 @@ def typed(value: Any) -> str:
     if not isinstance(value, str):
         return repr(value)
     return value if _is_plain(value) else quoted(value)
+
+
+def words_of(params: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of `hydra.sweeper.params`, whose texts are in Hydra's grammar: `1,2` or `choice(a,b)`."""
+    return [f"{key}={value if isinstance(value, str) else typed(value)}" for key, value in params.items()]
 
 
 def _typed_key(key: Any) -> str:

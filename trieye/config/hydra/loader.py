@@ -45,7 +45,12 @@ _UNEXPECTED = (ValueError, TypeError, AttributeError, AssertionError, RecursionE
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, *_UNEXPECTED)
 """Errors of composition; Hydra and OmegaConf raise builtin errors for unexpected lists and keys."""
 
-_PLAIN = re.compile(r"~?[\w./+@%$-]*")
+_QUOTES = "'\""
+_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
+_VALUE = re.compile(rf"~?[\w./+@%$-]+|{_QUOTED}")
+_VALUES = re.compile(rf"\s*(?:{_VALUE.pattern})\s*(?:,\s*(?:{_VALUE.pattern})\s*)*")
+_CHOICE = re.compile(r"choice\((.*)\)")
+_RANGE = re.compile(r"range\(\s*(-?\d+(?:\s*,\s*-?\d+)?(?:\s*,\s*-?[1-9]\d*)?)\s*\)")
 _SCALAR = re.compile(r"[+-]?(?:[\d_]+\.?[\d_]*|\.[\d_]+)(?:e[+-]?[\d_]+)?|[+-]?(?:inf|nan)|true|false", re.IGNORECASE)
 
 
@@ -306,20 +311,27 @@ def quoted(override_text: str, config_type: type[BaseModel]) -> str:
     """Quote values outside Hydra's grammar, such as non-ASCII letters and `~/x`, and numbers in text fields.
 
     Args:
-        override_text: Override as typed; the values of a simple sweep, `a,b`, are quoted one by one.
+        override_text: Override as typed; the values of a simple sweep, `a,b`, of `choice(a,b)`, and in text fields of
+            `range(0,3)`, are quoted one by one.
         config_type: Determines the text fields: `run_name=1e3` is not 1000.0.
     """
     key, _, values_text = override_text.partition("=")
-    values = values_text.split(",")
-    if not all(value and _PLAIN.fullmatch(value) for value in values):
-        return override_text
     is_text = holds_text(config_type, key.lstrip("+").split("."))
-    return f"{key}={','.join(_quoted_value(value, is_text=is_text) for value in values)}"
+    if choice := _CHOICE.fullmatch(values_text):
+        values_text = choice[1]
+    elif is_text and (numbers := _RANGE.fullmatch(values_text)):
+        values_text = ",".join(map(str, range(*map(int, numbers[1].split(",")))))
+    values = _VALUE.findall(values_text) if _VALUES.fullmatch(values_text) else []
+    quoted_values = [_quoted_value(value, is_text=is_text) for value in values]
+    loses_quotes = choice and any(
+        value[0] in _QUOTES for value in values
+    )  # Hydra's `choice('1',x)` yields the number 1
+    return f"{key}={','.join(quoted_values)}" if quoted_values != values or loses_quotes else override_text
 
 
 def _quoted_value(value: str, *, is_text: bool) -> str:
     needs_quotes = not value.isascii() or value.startswith("~") or (is_text and _SCALAR.fullmatch(value))
-    return f"'{value}'" if needs_quotes else value
+    return f"'{value}'" if needs_quotes and value[0] not in _QUOTES else value
 
 
 def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Override]:

@@ -4,7 +4,7 @@ import copy
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.base import did_you_mean, nearest, takes_many
+from trieye.config.hydra.axes import words_of
 from trieye.config.hydra.keys import field_at, holds_text, is_in_variant
 from trieye.config.hydra.launch import plain
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
@@ -109,8 +110,9 @@ class Preflight(Generic[Config]):
             check(config)
             values["persistence"]["root_data_dir"] = config.persistence.root_data_dir
             return Checked(config, values, composed, is_multirun)
-        params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
-        jobs = self._jobs([f"{key}={value}" for key, value in params.items()], overrides, composed)
+        params: dict[str, Any] = plain(composed, "hydra.sweeper.params") or {}
+        self._check_texts(((tuple(bare(key).split(".")), value) for key, value in params.items()), composed)
+        jobs = self._jobs(words_of(params), overrides, composed)
         _, config = next(jobs)
         check(_as_a_job(config))
         for choice, job_config in jobs:
@@ -255,11 +257,15 @@ class Preflight(Generic[Config]):
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
             values = resolved(composed, self._config_type)
-        numbers = [item for item in _numbers_in(values, ()) if holds_text(self._config_type, item[0])]
+        self._check_texts(_numbers_in(values, ()), composed)
+        return values
+
+    def _check_texts(self, items: Iterable[tuple[tuple[str, ...], Any]], composed: DictConfig) -> None:
+        """Raise for texts that YAML has read as numbers in config files; `items`: paths of keys, and their values."""
+        numbers = [item for item in items if _is_number(item[1]) and holds_text(self._config_type, item[0])]
         files = self._composed_files(composed) if numbers else []
         if complaints := [line for item in numbers if (line := _misread(*item, files)) is not None]:
             raise ConfigurationError("\n".join(complaints))
-        return values
 
     def _composed_files(self, composed: DictConfig) -> list[Path]:
         """Return the files of the primary config and of the selected options."""
@@ -340,27 +346,31 @@ def _numbers_in(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _numbers_in(item, (*path, str(key)))
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif _is_number(value):
         yield path, value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _misread(path: tuple[str, ...], number: float, files: Iterable[Path]) -> str | None:
     """Return a complaint if YAML has read a text in a config file as this number, such as `1.10` as 1.1, `010` as 8."""
-    key, number_text = path[-1], str(number)
-    nodes = [(node, file) for file in files for node in _unquoted_at(key, file)]
-    if any(node.value == number_text or "${" in node.value for node, _ in nodes):
+    number_text, names = str(number), (path[-1], ".".join(path))  # the latter in `hydra.sweeper.params`
+    nodes = [(name, node, file) for file in files for name, node in _unquoted_at(names, file)]
+    if any(node.value == number_text or "${" in node.value for _, node, _ in nodes):
         return None  # written as shown, or the value of another key
-    for node, file in nodes:
+    for name, node, file in nodes:
         if str(OmegaConf.create(f"key: {node.value}").key) == number_text:
             return (
                 f"{'.'.join(path)} is a text, but YAML reads {node.value} as the number {number_text}; "
-                f"write {key}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
+                f"write {name}: '{node.value}' in {file}, line {node.start_mark.line + 1}"
             )
     return None
 
 
-def _unquoted_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
-    """Yield the values of a key in a config file that are not quoted."""
+def _unquoted_at(keys: Collection[str], file: Path) -> Iterator[tuple[str, yaml.ScalarNode]]:
+    """Yield the values of keys in a config file that are not quoted, each after its key as written."""
     try:
         nodes = [yaml.compose(file.read_text("utf-8"), Loader=yaml.SafeLoader)]
     except (OSError, ValueError, yaml.YAMLError):
@@ -369,8 +379,8 @@ def _unquoted_at(key: str, file: Path) -> Iterator[yaml.ScalarNode]:
         node = nodes.pop()
         for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
             nodes.append(value)
-            if name.value == key and isinstance(value, yaml.ScalarNode) and value.style is None:
-                yield value
+            if name.value.lstrip("+") in keys and isinstance(value, yaml.ScalarNode) and value.style is None:
+                yield name.value, value
 
 
 def _as_a_job(config: Config) -> Config:
