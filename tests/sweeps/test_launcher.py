@@ -509,6 +509,17 @@ def test_a_job_without_an_output_directory_fails_alone(sweep, monkeypatch):
     assert sweep.states(4) == ["completed", "failed", "completed", "failed"]
 
 
+def test_a_job_never_writes_to_the_output_directory_of_a_running_job_of_another_sweep(sweep, tmp_path):
+    words, first_job = ["what=a", "hydra.sweep.subdir=../output"], tmp_path / "first/0"
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/.job.json").symlink_to(first_job / "status.json")
+    with RunningJob(first_job, 0, ["what=a"]).running(), pytest.raises(SweepError):
+        sweep.search(done, *words)
+    assert f"job 0 of the sweep {tmp_path / 'first'} is running and writes to " in sweep.record(0).error
+    sweep.search(done, *words)
+    assert sweep.states(1) == ["completed"]
+
+
 def test_a_job_never_writes_to_the_output_directory_of_another_job(sweep):
     words, options = ["what=a,b,c"], ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=4"]
     for _ in range(2):  # a relaunch refuses the same jobs

@@ -45,6 +45,7 @@ from trieye.sweeps.jobs import (
     STATUS,
     STOP_REASON,
     Done,
+    JobRecord,
     RunningJob,
     UnpicklableError,
     append_output,
@@ -278,7 +279,7 @@ def _link_output(directory: Path, config: DictConfig) -> None:
     """Claim the output directory of a job and link it from the job's own directory, unless that is the same one.
 
     Raises:
-        ConfigurationError: It is the output directory of another job of the sweep.
+        ConfigurationError: It is the output directory of another job of the sweep, or of a running job of another one.
     """
     output_dir = output_dir_of(directory, config)
     if output_dir == directory.resolve():
@@ -291,6 +292,13 @@ def _link_output(directory: Path, config: DictConfig) -> None:
         owner = claim.resolve()
         if owner != record_path and owner.exists() and owner.parent.parent == record_path.parent.parent:
             raise ConfigurationError(shared_output(config, owner.parent.name, directory.name)) from None
+        owner_record = JobRecord.read(owner.parent) if owner != record_path else None
+        if owner_record is not None and owner_record.liveness(owner.parent) == "alive":
+            raise ConfigurationError(
+                f"hydra.sweep.subdir={_subdir_pattern(config)}: job {owner_record.index} of the sweep "
+                f"{owner.parents[1]} is running and writes to {output_dir}; wait until it has ended, or set another "
+                "hydra.sweep.subdir"
+            ) from None
         relink(claim, record_path)  # of this job, or of a sweep that was moved or deleted
     relink(directory / OUTPUT_DIR, output_dir)
 
