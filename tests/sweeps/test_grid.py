@@ -358,6 +358,12 @@ def test_a_sweep_stored_with_a_renamed_key_resumes(tmp_path):
         record.going_on(grid("seed=1,2", "a=1,2"), [], tmp_path)
 
 
+def test_a_study_without_a_program_is_repeated_by_its_run_name(tmp_path):
+    record = SweepRecord(spec=[], working_dir="/project", study={"run_name": "herd"})
+    with pytest.raises(ConfigurationError, match=r"repeat its command in /project with run_name=herd$"):
+        command_of(record, tmp_path)
+
+
 def test_the_command_of_a_stored_sweep_has_the_current_keys(tmp_path):
     record = SweepRecord(
         program=["python", "walk.py"],

@@ -35,6 +35,11 @@ def command_of(record: SweepRecord, directory: Path, *more_words: str, only: Seq
     Raises:
         ConfigurationError: The program of the sweep is not recorded, or its command contains a secret.
     """
+    if not record.program and record.is_study:
+        raise ConfigurationError(
+            f"{directory}: no program is recorded: the study was started by python -c or interactively; repeat its "
+            f"command in {record.working_dir} with run_name={record.study['run_name']}"
+        )
     if not record.program:
         raise ConfigurationError(
             f"{directory}: no program is recorded: the sweep was started by python -c or interactively, or planned "
