@@ -15,7 +15,7 @@ from pydantic import Field
 import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
-from trieye.config.hydra import registration
+from trieye.config.hydra import loader, registration
 from trieye.config.hydra.compose import compose
 from trieye.config.hydra.launch import launch_info
 from trieye.config.hydra.loader import VERSION_BASE
@@ -132,6 +132,17 @@ def test_a_project_can_extend_its_primary_config_and_override_files_of_trieye(pr
     config = compose(["sinks=[mlflow]", "runtime=ray"], config_path=project.conf, config_name="other")
     assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
     assert config.runtime.num_cpus == 3
+
+
+def test_a_default_can_name_the_choices_of_other_groups(project, monkeypatch):
+    maps, create = [], loader._map_of_choices
+    monkeypatch.setattr(loader, "_map_of_choices", lambda *args: maps.append(create(*args)) or maps[-1])
+    assert compose(["runtime=local"], config_path=project.conf).tags == {}
+    assert maps == []  # a fifth of a composition
+    project.write("pair/local_first", "# @package _global_\ntags: {pair: chosen}\n")
+    project.write("other", "defaults:\n  - train\n  - pair: ${runtime}_first\n  - _self_\n")
+    assert compose(["runtime=local"], config_path=project.conf, config_name="other").tags == {"pair": "chosen"}
+    assert [each.runtime for each in maps] == ["local"]
 
 
 def test_values_of_hydra_are_interpolated_and_paths_are_relative_to_the_working_directory(project):

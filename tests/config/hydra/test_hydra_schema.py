@@ -1,6 +1,8 @@
 """The schema in the ConfigStore is derived from the models."""
 
-from typing import Literal
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -8,6 +10,7 @@ from pydantic import Field
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import Keyed, StrictModel
+from trieye.config.hydra.prototype import Prototype
 from trieye.config.hydra.schema import register_schema
 from trieye.config.sinks import OUR_NAMES
 
@@ -77,3 +80,18 @@ def test_schemas_share_no_mutable_list():
     first = ConfigStore.instance().load("schema.yaml").node
     first.agent.names.append("x")
     assert _schema()["agent"]["names"] == []
+
+
+def test_a_prototype_copies_like_deepcopy_but_shares_classes_without_an_importable_name():
+    @dataclass
+    class Local:
+        value: Any
+        others: list[Any] = field(default_factory=list)
+
+    config = OmegaConf.structured(Local(1, [{"a": "${value}"}, None]), flags={"struct": False})
+    first, second = prototype = Prototype([config, config]).copy()
+    assert first is second
+    assert first is not config
+    assert prototype == deepcopy([config, config])
+    assert OmegaConf.get_type(first) is Local
+    assert (first.others[0].a, OmegaConf.is_struct(first), first.others._get_parent()) == (1, False, first)

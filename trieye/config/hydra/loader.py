@@ -4,20 +4,21 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import hydra
+from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import GroupDefault, ResultDefault
+from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
@@ -33,6 +34,7 @@ from yaml import YAMLError
 from trieye.config.base import did_you_mean
 from trieye.config.hydra import axes, registration
 from trieye.config.hydra.keys import holds_text
+from trieye.config.hydra.prototype import Prototype
 from trieye.config.hydra.registration import Registration
 from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_FILE, SCHEMA_NAME
 from trieye.config.root import TrieyeConfig
@@ -226,7 +228,23 @@ def absolute(config_path: str, file: str | None) -> str:
     return os.path.normpath(base / Path(config_path).expanduser())
 
 
-_installed: dict[tuple[str, str, str], ConfigResult] = {}
+_map_of_choices = hydra_defaults._create_interpolation_map  # noqa: SLF001 - no public function
+
+
+def _needed_map_of_choices(
+    overrides: hydra_defaults.Overrides, defaults_list: list[InputDefault], self_added: bool
+) -> DictConfig:
+    """Return the config that `${group}` in a defaults list refers to; empty if no default does.
+
+    Hydra creates it for each list, and for each config without one: a fifth of a composition.
+    """
+    is_needed = any(default.is_interpolation() for default in defaults_list)
+    return _map_of_choices(overrides, defaults_list, self_added) if is_needed else DictConfig({})
+
+
+hydra_defaults._create_interpolation_map = _needed_map_of_choices  # noqa: SLF001 - as above
+
+_installed: dict[tuple[str, str, str], Prototype[ConfigResult]] = {}
 """Configs that Hydra and trieye install, by provider, package and name; reading them took a fifth of a composition."""
 
 
@@ -244,8 +262,8 @@ class _Repository(ConfigRepository):
         if key not in _installed:
             result = super().load_config(config_path)
             assert result is not None  # noqa: S101 - its source exists
-            _installed[key] = result
-        return deepcopy(_installed[key])  # Hydra changes what it loads
+            _installed[key] = Prototype(result)
+        return _installed[key].copy()  # Hydra changes what it loads
 
 
 @contextmanager

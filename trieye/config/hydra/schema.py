@@ -1,7 +1,7 @@
 """Derives the ConfigStore schema (dataclasses with defaults) from the pydantic models."""
 
 import copyreg
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import Field as DataclassField
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache, partial
@@ -18,6 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from trieye.config.base import Marker, is_open, models_in, set_by
 from trieye.config.hydra.keys import is_variant, tag_of
+from trieye.config.hydra.prototype import Prototype
 
 SCHEMA_NAME = "schema"
 SCHEMA_FILE = f"{SCHEMA_NAME}.yaml"
@@ -27,7 +28,7 @@ _REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}  # 1.3 always
 _Path = tuple[str, ...]  # keys that lead to a part of a config; "*" = the keys of a keyed collection
 _NUMBERS = count()
 _CLASSES: "WeakValueDictionary[str, type]" = WeakValueDictionary()
-_NODES: "WeakKeyDictionary[type[BaseModel], ConfigNode]" = WeakKeyDictionary()
+_NODES: "WeakKeyDictionary[type[BaseModel], tuple[ConfigNode, Prototype[DictConfig]]]" = WeakKeyDictionary()
 
 
 def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
@@ -43,9 +44,11 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
     if config_type not in _NODES:  # takes 10 times as long as a copy
         schema = _Derivation(config_type, {"run_name": run_name}).whole()  # the default of the model takes a name
         config_store.store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
-        _NODES[config_type] = config_store.repo[SCHEMA_FILE]
-    node: Any = _NamedSchema(_NODES[config_type].node, run_name)  # annotated as a `DictConfig`, and only copied
-    config_store.repo[SCHEMA_FILE] = replace(_NODES[config_type], node=node)
+        stored = config_store.repo[SCHEMA_FILE]
+        _NODES[config_type] = stored, Prototype(stored.node)
+    stored, prototype = _NODES[config_type]
+    node: Any = _NamedSchema(prototype, run_name)  # annotated as a `DictConfig`, and only copied
+    config_store.repo[SCHEMA_FILE] = replace(stored, node=node)
 
 
 @dataclass
@@ -59,11 +62,11 @@ class _NamedSchema:
         run_name: The default.
     """
 
-    schema: DictConfig
+    schema: Prototype[DictConfig]
     run_name: str
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DictConfig:
-        copied_schema = deepcopy(self.schema, memo)
+        copied_schema = self.schema.copy()
         copied_schema.run_name = self.run_name
         return copied_schema
 
