@@ -22,6 +22,7 @@ def output_of(popen, *command, **options):
         return process.communicate(timeout=60)[0].strip(), process.returncode
 
 
+@pytest.mark.parametrize("popen", [warm.PopenLight, warm.PopenRun])  # the second is a fork of the first
 def test_a_program_is_a_child_of_the_test_with_its_arguments_directory_and_environment(popen, tmp_path):
     text = f"import os, sys; print(os.getppid(), os.getcwd(), sys.argv[1:], os.environ['A'], __name__, {LOADED})"
     (tmp_path / "program.py").write_text(text)

@@ -46,6 +46,8 @@ HEAVY = (
     "gymnasium.envs.classic_control",
 )  # fmt: skip
 
+BASES = {HEAVY: RUN, RUN: LIGHT}
+
 PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 UNSUPPORTED = ("preexec_fn", "pass_fds", "shell", "executable")
@@ -65,13 +67,13 @@ class Warm:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._requests, receiver = socket.socketpair()
         self._startup = startup_variables(os.environ)
+        command, base = [sys.executable, __file__, *modules], BASES.get(modules)
         with receiver:
-            self._server = subprocess.Popen(
-                [sys.executable, __file__, str(receiver.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[receiver.fileno()],
-                env={**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"},
-            )
+            if base is not None:  # a fork of another warm process imports the other modules only
+                self._server = POPEN[base](command, stdin=receiver)
+            else:
+                env = {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"}
+                self._server = subprocess.Popen(command, stdin=receiver, env=env)
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -313,7 +315,7 @@ def end(code: int) -> NoReturn:
 
 def main() -> NoReturn:
     """Fork for each request, and in a child run its program."""
-    program = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    program = serve(socket.socket(fileno=sys.stdin.fileno()), sys.argv[1:])
     try:
         become(*program)
     except SystemExit as error:
