@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
-from trieye.history.arrow import binaries, numbers, strings
+from trieye.history.arrow import as_numpy, binaries, numbers, strings
 from trieye.history.columns import Columns, grouped
 from trieye.journal.journal import Segment
 from trieye.journal.ranges import Range
@@ -219,13 +219,13 @@ def _to_table(columns: Columns) -> "pa.Table":
 
 
 def _from_table(first: int, table: "pa.Table") -> Columns:
+    import pyarrow.compute as pc
+
     names, name_codes = _texts(table["metric"], "")
     targets, target_codes = _texts(table["log_to"], "[]")
-    values, steps, times, counts = (
-        table[name].fill_null(0).to_numpy() for name in ("value", "step", "wall_time", "count")
-    )
+    values, steps, times, counts = (as_numpy(table[name]) for name in ("value", "step", "wall_time", "count"))
     payload = table["payload"]
-    rows = np.flatnonzero(payload.is_valid().to_numpy()).tolist() if payload.null_count < len(payload) else []
+    rows = pc.indices_nonzero(payload.is_valid()).to_pylist()
     operations = dict(zip(rows, payload.drop_null().to_pylist(), strict=True))
     decoded = [_targets_of(target) for target in targets]
     return Columns(first, names, name_codes, values, steps, times, decoded, target_codes, counts, operations)
@@ -234,8 +234,7 @@ def _from_table(first: int, table: "pa.Table") -> Columns:
 def _texts(column: "pa.ChunkedArray", blank: str) -> tuple[list[str], NDArray[np.int32]]:
     array = column.combine_chunks()
     entries: list[str] = array.dictionary.to_pylist()
-    codes = array.indices
-    if codes.null_count:  # rows of operations
-        codes = codes.fill_null(len(entries))
+    codes = as_numpy(array.indices, null=len(entries))
+    if array.null_count:  # rows of operations
         entries.append(blank)
-    return entries, codes.to_numpy()
+    return entries, codes

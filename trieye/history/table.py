@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import JournalError
 from trieye.files.run_files import HISTORY, JOURNAL
+from trieye.history.arrow import as_numpy, numbers, strings
 from trieye.history.columns import Columns
 from trieye.history.store import Store
 from trieye.journal.file import rollback_path, wal_path
@@ -84,7 +85,7 @@ def iter_history(
 def rows_by_metric(table: "pa.Table") -> dict[str, NDArray[np.int64]]:
     """Return the rows of each metric in order; a comparison of all names per metric would be quadratic."""
     encoded_names = table["metric"].dictionary_encode().combine_chunks()
-    codes, names = encoded_names.indices.to_numpy(), encoded_names.dictionary.to_pylist()
+    codes, names = as_numpy(encoded_names.indices), encoded_names.dictionary.to_pylist()
     order = np.argsort(codes, kind="stable")
     parts = np.split(order, np.searchsorted(codes[order], np.arange(1, len(names))))
     return dict(zip(names, parts, strict=False))  # without names, the only part is empty
@@ -94,16 +95,17 @@ def _points(columns: Columns, row_mask: NDArray[np.bool_]) -> "pa.Table":
     import pyarrow as pa
 
     # plain strings: Arrow cannot group by dictionaries that differ between tables
-    names = pa.array(columns.names, pa.string())
+    names = strings(columns.names).take(numbers(columns.name_codes[row_mask]))
+    by_name = {
+        "index": np.arange(columns.first, columns.end),
+        "metric": names,
+        "value": columns.values,
+        "step": columns.steps,
+        "wall_time": columns.times,
+        "count": columns.counts,
+    }
     return pa.table(
-        {
-            "index": np.arange(columns.first, columns.end)[row_mask],
-            "metric": names.take(pa.array(columns.name_codes[row_mask])),
-            "value": columns.values[row_mask],
-            "step": columns.steps[row_mask],
-            "wall_time": columns.times[row_mask],
-            "count": columns.counts[row_mask],
-        }
+        {name: column if column is names else numbers(column[row_mask]) for name, column in by_name.items()}
     )
 
 

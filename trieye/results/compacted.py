@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trieye.files.atomic import write_atomic
+from trieye.history.arrow import as_numpy, numbers
 from trieye.results.runs import NOTHING, Points, Series
 
 FILE = ".trieye-results.parquet"
@@ -90,7 +91,7 @@ class Compacted:
             if metrics is not None and metric not in metrics:
                 continue
             table = self._parquet.read_row_groups(range(entry.first_group, entry.end_group), columns=list(_COLUMNS))
-            columns = [table[name].to_numpy() for name in _COLUMNS]
+            columns = [as_numpy(table[name]) for name in _COLUMNS]
             if sum(entry.counts) != table.num_rows:
                 raise ValueError(f"{metric}: {table.num_rows} points instead of {sum(entry.counts)}")
             end = 0
@@ -130,4 +131,4 @@ def write(path: Path, stamps: Mapping[str, str], points: Mapping[str, Points]) -
 
 def _table(series: Sequence[Series]) -> pa.Table:
     columns: Iterable[Any] = zip(*series, strict=True)
-    return pa.table(dict(zip(_COLUMNS, map(np.concatenate, columns), strict=True)))
+    return pa.table({name: numbers(np.concatenate(arrays)) for name, arrays in zip(_COLUMNS, columns, strict=True)})

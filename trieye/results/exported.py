@@ -92,7 +92,7 @@ class ExportedRuns(PointReader):
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of each run."""
         del metrics
-        table = parquet.read_table(self._path, columns=["metric", "step", "value", "wall_time"])
+        table = self._table("metric", "step", "value", "wall_time")
         end_rows = np.cumsum([row["num_points"] for row in self._content["runs"]])
         index_by_path = {run.path: _number(run) for run in runs}
         return {
@@ -105,7 +105,11 @@ class ExportedRuns(PointReader):
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the file."""
         del runs
-        return set(parquet.read_table(self._path, columns=["metric"])["metric"].unique().to_pylist())
+        return set(self._table("metric")["metric"].unique().to_pylist())
+
+    def _table(self, *columns: str) -> pa.Table:
+        with parquet.ParquetFile(self._path) as file:  # parquet.read_table imports pandas
+            return file.read(columns=list(columns))
 
 
 def _number(run: LoadedRun) -> int:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.history.arrow import as_numpy
+
 Points = Mapping[str, "Series"]
 """Points of one run, by metric."""
 
@@ -33,9 +35,9 @@ NOTHING = Series(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 def points_in(table: Any) -> Points:
     """Return the points in a `pyarrow.Table` with the columns metric, step, value and wall_time."""
     names = table["metric"].combine_chunks().dictionary_encode()
-    codes = names.indices.to_numpy()
+    codes = as_numpy(names.indices)
     order = np.argsort(codes, kind="stable")
-    columns = [table[name].to_numpy()[order] for name in ("step", "value", "wall_time")]
+    columns = [as_numpy(table[name])[order] for name in ("step", "value", "wall_time")]
     bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
     parts = zip(names.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
     return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from trieye.exceptions import SerializationError
 from trieye.files.run_files import JOURNAL, RUN_RECORD
 from trieye.files.run_record import RunRecord
+from trieye.history.arrow import as_numpy
 from trieye.history.history import read_history
 from trieye.hub.marks import AttemptMark
 from trieye.hub.supersession import Opening
@@ -65,7 +66,7 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
     firsts = np.array([opening.index for opening in openings], np.int64)
 
     of_shown, of_hidden = (
-        np.searchsorted(firsts, table["index"].to_numpy(), "right") for table in (shown_table, hidden_table)
+        np.searchsorted(firsts, as_numpy(table["index"]), "right") for table in (shown_table, hidden_table)
     )
     names = np.array(hidden_table["metric"].to_pylist(), object)
     rows = []
@@ -78,8 +79,8 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
             int(shown_mask.sum()),
             int(hidden_mask.sum()),
             sorted(set(names[hidden_mask].tolist())),
-            *_extremes(shown_table["step"].to_numpy()[shown_mask]),
-            *_extremes(hidden_table["step"].to_numpy()[hidden_mask]),
+            *_extremes(as_numpy(shown_table["step"])[shown_mask]),
+            *_extremes(as_numpy(hidden_table["step"])[hidden_mask]),
         )
         if row.shown or row.superseded or not opening.is_reopening:
             rows.append(row)

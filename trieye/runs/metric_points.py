@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.history.arrow import as_numpy
 from trieye.history.table import read_history, rows_by_metric
 from trieye.runs.finding import RunReference, get
 
@@ -58,7 +59,7 @@ def points(
     """
     stored_run = get(run, root=root)
     table = read_history(stored_run.run_dir)
-    columns = [table[name].to_numpy() for name in ("step", "value", "wall_time", "count")]
+    columns = [as_numpy(table[name]) for name in ("step", "value", "wall_time", "count")]
     rows_by_name = rows_by_metric(table)
     known_names = dict.fromkeys([*stored_run.metrics, *rows_by_name])
     points_by_name: dict[str, MetricPoints] = {}
