@@ -151,14 +151,16 @@ def test_numeric_parameters_are_numbers_and_never_change_and_tags_are_replaced_b
     sink = opened(run)
     sink.set_tags({"team": "b", "fold": "3"})
     sink.log_params({"lr": "1e-3", "layers": "2", "double": "True", "name": "dqn", "sizes": "[64, 64]", "none": "None"})
+    sink.log_params({"tags": "old"})
+    sink.set_tags({"fold": "4"})
     texts = {"commit": "123e456", "data": "2024_01_15", "parent": "20261121_215857_3"}
     texts |= {"version": "1.2.3", "code": "07", "nan": "nan"}
     sink.log_params({**texts, "seed": "12345678901234567891", "path\udcff": "/a\udcff", "lr": "0.5"})
     sink.close("FINISHED")
     config = config_of(run)
-    assert config["tags"] == {"team": "b", "note": "x", "fold": "3"}
+    assert config["tags"] == {"team": "b", "note": "x", "fold": "4"}
     expected = {"lr": 1e-3, "layers": 2, "double": True, "name": "dqn", "sizes": "[64, 64]", "none": "None"}
-    expected |= {**texts, "seed": 12345678901234567891, "path\\udcff": "/a\\udcff"}
+    expected |= {**texts, "seed": 12345678901234567891, "path\\udcff": "/a\\udcff", "param.tags": "old"}
     assert {name: config[name] for name in expected} == expected
 
 

@@ -96,7 +96,7 @@ class WandbSink:
             time.sleep(_SETTLE_S)  # wandb does not report completed writes
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Add new parameters to the run's config; existing ones stay unchanged.
+        """Add new parameters to the run's config, `tags` as `param.tags`; existing ones stay unchanged.
 
         Raises:
             TrieyeError: wandb's process has died.
@@ -104,6 +104,7 @@ class WandbSink:
         with self._explained("write"):
             config = self._connected().config
             values = {printable(name): typed(printable(text)) for name, text in params.items()}
+            values = {"param.tags" if name == "tags" else name: value for name, value in values.items()}
             config.update({name: value for name, value in values.items() if name not in config})
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
