@@ -106,6 +106,11 @@ def test_the_preset_of_the_best_trial_is_not_written_with_another_config(walks_c
     assert printed.rstrip().endswith("since: loop.steps: 20 -> 30; walk.legs: 2 -> 5")
     assert preset.read_bytes() == content
 
+    path.unlink()
+    study._write_best(0, 6.0)
+    assert f"not written, because {path}, the config of the run, cannot be read: no such" in capsys.readouterr().err
+    assert preset.read_bytes() == content
+
 
 @pytest.mark.parametrize("text", ["1e3", "12e4567", "1_000", "no", "null", "~", "$", "a: b", "größer"])
 def test_texts_remain_texts_in_the_preset(text, walks_config, tmp_path):

@@ -387,11 +387,13 @@ class Study:
 
     def _write_best(self, index: int, objective: float) -> None:
         config, values = best_config(self._config, self.directory, index)
-        if changes := "; ".join(changes_since(config, values, config_in(self._run_dir(index)))):
-            say(
-                "the preset of the best trial is not written, because the config of the study has changed since: "
-                f"{changes}"
-            )
+        try:
+            changes = "; ".join(changes_since(config, values, config_in(self._run_dir(index))))
+            reason = f"the config of the study has changed since: {changes}" if changes else ""
+        except ConfigurationError as error:  # only the preset needs the config of the run, not the result of the study
+            reason = str(error)
+        if reason:
+            say(f"the preset of the best trial is not written, because {reason}")
             return
         path = write_best((config, values), self._launch, self.directory, index=index, objective=objective)
         say(f"the config of the best trial is in {path}; rerun it with experiment={path.stem}")
