@@ -141,6 +141,16 @@ def test_attempts_are_listed_with_the_steps_of_their_shown_and_superseded_points
     assert {name: [attempt[name] for attempt in attempts] for name in columns} == columns
 
 
+def test_an_attempt_that_logs_all_steps_again_resumed_from_no_step(make_config):
+    for resumes_at in (None, 0, 2):
+        with trieye.Run(make_config(stats={"undeclared": "each"})) as run:
+            if resumes_at is not None:
+                run.supersede(resumes_at)
+            for step in range(resumes_at or 0, 4):
+                run.log("loss", 0.5, step=step)
+    assert [row.resumed_step for row in runs.attempts(run.dir)] == [None, None, None, None, 1]
+
+
 def test_the_table_fits_a_terminal_of_100_columns(make_config, monkeypatch):
     metrics = ["rollout/episode_return_mean", "train/policy_gradient_loss", "x", "y"]
     for first, last in ((900_000, 1_200_000), (1_000_000, 1_300_000)):

@@ -432,7 +432,7 @@ class Ledger:
             mark = self._mark.opened_again(self._history.end, self._wall_clock())
             try:
                 if resumed_at is not None:
-                    mark = mark.at_step(resumed_at - 1).determined()
+                    mark = mark.at_step(resumed_at - 1 if resumed_at > 0 else None).determined()
                     self._processor.stats.go_back(resumed_at)
                 self._processor.supersede_before(self._history.end)
                 state = self._processor.state(self._flushed_position.num_accepted)
