@@ -225,6 +225,15 @@ def test_an_object_that_does_not_exist_fits_a_saved_none():
     assert restore_objects(state, {"scheduler": None}, source="it", strict=False).other_shape
 
 
+def test_a_saved_none_fits_no_object():
+    scheduler = torch.optim.lr_scheduler.StepLR(trained_optimizer(make_net()), 1)
+    for own in (scheduler, Agent(), np.random.default_rng(), {"inner": scheduler}):
+        state = saved_state(own={"inner": None} if isinstance(own, dict) else None)
+        with pytest.raises(CheckpointError, match=r"type: own(\.inner)? is \w+ and was None; restore"):
+            restore_objects(state, {"own": own}, source="it")
+        assert restore_objects(state, {"own": own}, source="it", strict=False).other_shape
+
+
 def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
     first = np.zeros(2)  # the best array is still the current one, and was a copy at the save
     own = {"now": first, "alias": first, "best": first, "constant": np.broadcast_to(0.0, (2,))}
@@ -278,6 +287,15 @@ def test_sparse_tensors_that_cannot_be_filled_are_refused_or_kept():
         restore_objects(state, {"w": own}, source="it")
     assert restore_objects(state, {"w": own}, source="it", strict=False).other_shape
     assert not own.to_dense().any()
+
+
+@pytest.mark.parametrize("own", [torch.zeros(1).expand(2), np.broadcast_to(0.0, (2,))], ids=["tensor", "array"])
+def test_arrays_that_share_memory_or_are_read_only_are_refused_or_kept(own):
+    state = saved_state(w=copy.deepcopy(own) + 1)
+    with pytest.raises(CheckpointError, match=r"w is (expanded|read-only).*: pass a c(lone|opy)\(\)"):
+        restore_objects(state, {"w": own}, source="it")
+    assert restore_objects(state, {"w": own}, source="it", strict=False).other_shape
+    assert own.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("saved", [{"w": 1}, {"w": 1, "q": np.ones(2)}], ids=["plain", "with array"])

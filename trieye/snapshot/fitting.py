@@ -276,6 +276,8 @@ class _Planner:
         elif target is None:
             if saved_value is not None:
                 self.mismatch.other_shape.append(f"{path} is None and was {shape_text(saved_value)}")
+        elif saved_value is None and not _accepts_none(adapter):
+            self.mismatch.other_shape.append(f"{path} is {shape_text(target)} and was None")
         elif isinstance(adapter, ArrayState):
             self._saved_arrays.setdefault(id(target), saved_value)
             if misfit := adapter.misfit(saved_value):
@@ -486,6 +488,11 @@ def _backup(target: Any) -> Any:
     with contextlib.suppress(Exception):  # a user's object may raise; then its load cannot be undone
         return encode(target.state_dict())
     return None
+
+
+def _accepts_none(adapter: Any) -> bool:
+    """Return whether an object may have saved a None: its own state is None, or cannot be requested now."""
+    return _is_costly(adapter) or not callable(get := getattr(adapter, "state_dict", None)) or get() is None
 
 
 def _is_costly(target: Any) -> bool:

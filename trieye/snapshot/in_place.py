@@ -81,7 +81,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 def shape_text(value: Any) -> str:
     """Return the shape of an array, or the type of any other value."""
     shape = shape_of(value)
-    return type(value).__name__ if shape is None else str(shape)
+    return str(shape) if shape is not None else "None" if value is None else type(value).__name__
 
 
 def is_of_torch(target: Any, name: str) -> bool:
@@ -122,11 +122,16 @@ class ArrayState:
             return f"is {shape_text(self._array)} and was {shape_text(state)}"
         if not _can_cast(state, self._array):
             return f"is {self._array.dtype} and was {state.dtype}"
-        if is_of_torch(self._array, "Tensor") and {str(self._array.layout), str(state.layout)} != {"torch.strided"}:
-            try:  # torch can fill some sparse tensors
-                ArrayState(self._array.clone()).load_state_dict(state)
-            except RuntimeError as error:
-                return f"cannot be filled: {error}"
+        if isinstance(self._array, np.ndarray):
+            return None if self._array.flags.writeable else "is read-only: pass a copy()"
+        if {str(self._array.layout), str(state.layout)} == {"torch.strided"}:
+            dims = zip(self._array.shape, self._array.stride(), strict=True)
+            is_expanded = any(size > 1 and not stride for size, stride in dims)
+            return "is expanded, so its elements share memory: pass a clone()" if is_expanded else None
+        try:  # torch can fill some sparse tensors
+            ArrayState(self._array.clone()).load_state_dict(state)
+        except RuntimeError as error:
+            return f"cannot be filled: {error}"
         return None
 
     def load_state_dict(self, state: Any) -> None:
