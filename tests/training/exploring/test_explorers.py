@@ -221,13 +221,21 @@ def test_a_resume_that_is_not_exact_says_why(train_config, capsys, engine, parts
     assert [reason in notice for notice in notices] == ([] if reason is None else [True])
 
 
-@pytest.mark.parametrize(("replay", "steps", "envs"), [({}, 4, 1), ({"replay": {"kind": "fragment"}}, 8, 3)])
-def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(train_config, capsys, replay, steps, envs):
+@pytest.mark.parametrize(
+    ("replay", "steps", "envs", "is_early"),
+    [({}, 4, 1, False), ({"replay": {"kind": "fragment"}}, 8, 3, False), ({}, 8, 3, True)],
+    ids=["steps", "fragment", "early"],
+)
+def test_a_resume_with_other_fragments_drops_the_waiting_ones_and_says_so(
+    train_config, capsys, replay, steps, envs, is_early
+):
     parts = PPO_PARTS | {"sync": {"offset": 1}} | replay
     first = PPO(train_config(**parts, explorer={"num": 1, "fragment_steps": 8}))
     first.advance()
     state = decode(encode(first.save_checkpoint(None)))
     first.cleanup()
+    if is_early:  # of a trieye that did not save the number of environments
+        del state["collector"]["num_envs"]
     engine = PPO(train_config(**parts, explorer={"num": 2, "fragment_steps": steps}, env={"num": envs}))
     engine.load_checkpoint(state)
     assert engine.collect().valid.shape == (steps, 2 * envs)

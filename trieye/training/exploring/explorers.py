@@ -371,7 +371,9 @@ class Explorers:
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
         self._load_explorers(state["explorers"], state.get("retired", []))
-        num_envs = state.get("num_envs", self._num_envs)  # missing in early checkpoints
+        # early checkpoints have no num_envs
+        sizes = [len(entry["state"]["done"]) for entry in state["explorers"] if entry["state"] is not None]
+        num_envs = state.get("num_envs", sizes[0] if sizes else self._num_envs)
         self._load_queue(state["inbox"], state.get("fragment_steps", self._steps), num_envs)
         if self._sync.style == "fixed":
             self._say_inexact()
