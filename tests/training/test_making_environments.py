@@ -77,6 +77,12 @@ class Double(Own):
     action_space = gym.spaces.Box(np.array([-0.1, 0.0]), np.array([0.1, 1e300]), dtype=np.float64)
 
 
+class Sizes(Own):
+    def __init__(self, observation, action):
+        self.observation_space = gym.spaces.Dict({"at": BOX, "extra": gym.spaces.Box(0.0, 1.0, (2, observation))})
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (action,))
+
+
 class Halved(gym.ObservationWrapper):
     def observation(self, observation):
         return observation[:2]
@@ -112,7 +118,7 @@ def broken(num_envs=1):
     raise KeyError("assets/model.xml")
 
 
-for env_class in (Own, Outside, Paying, Widened, Unseeded, Several, Boundless, FromOne, Whole, Double):
+for env_class in (Own, Outside, Paying, Widened, Unseeded, Several, Boundless, FromOne, Whole, Double, Sizes):
     gym.register(f"{env_class.__name__}-v0", env_class)
 gym.register("Pool-v0", Own, vector_entry_point=Pool)
 gym.register("Broken-v0", Own, vector_entry_point=broken)
@@ -171,6 +177,11 @@ def wrapped(name, **options):
         ({"id": "Paying-v0", "kwargs": {"shape": [1]}}, r"the reward array\(\[1.\].*return a float.*reward.item\(\)"),
         ({"id": "Paying-v0", "kwargs": {"shape": [2]}}, r"the reward array\(\[1., 1.\].*return a float.*env.wrappers"),
         ({"id": "Widened-v0"}, r"reset\(\) returned float64 \[2\] array.*the space is Box\(.*float32\)"),
+        ({"id": "Sizes-v0", "kwargs": {"observation": 0, "action": 1}}, r"at least one number; .*FilterObservation"),
+        (
+            {"id": "Sizes-v0", "kwargs": {"observation": 1, "action": 0}},
+            r"Box\(\[\], \[\], \(0,\).*at least one number",
+        ),
         ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 violates the rules of Gymnasium: .*seed"),
         ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is not an ale-py game|trieye.atari)"),
         ({"id": "Own-v0", "eval_video": True}, "env.eval_video=true: Own-v0 cannot render frames"),
@@ -208,6 +219,18 @@ def test_float64_actions_are_float32_for_policies_and_stay_within_their_bounds()
     assert actions.high.tolist() == pytest.approx([0.1, float(np.finfo(np.float32).max)])
     assert env.action_space.contains(actions.low)
     assert env.action_space.contains(actions.high)
+
+
+@pytest.mark.parametrize(("num", "vector"), [(1, "sync"), (2, "async")])
+def test_float16_actions_are_float32_for_policies_only(num, vector):
+    class Highest(Policy):
+        def act(self, obs, state, ctx):
+            return Act(torch.from_numpy(self.spaces.action.high).expand(len(obs), 2, 1))
+
+    collector = collector_of(Highest, id="tests.training.worlds:Half-v0", num=num, vector=vector)
+    assert collector.collect(3).arrays["action"].dtype == np.float32
+    assert collector.can_save
+    collector.close()
 
 
 def test_an_unsupported_action_space_names_the_supported_one():

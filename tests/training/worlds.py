@@ -81,6 +81,14 @@ class Scalar(Doubles):
         self.action_space = gym.spaces.Box(-1.0, 1.0, ())
 
 
+class Half(Doubles):
+    """Takes float16 actions."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gym.spaces.Box(-0.1, 0.7, (2, 1), np.float16)
+
+
 class Mixed(gym.Wrapper):
     """Reports values whose type or shape depends on the episode."""
 
@@ -309,6 +317,7 @@ class Numbered(gym.Env):
 gym.register("Numbered-v0", "tests.training.worlds:Numbered")
 gym.register("Count-v0", "tests.training.worlds:Count")
 gym.register("Doubles-v0", "tests.training.worlds:Doubles", max_episode_steps=20)
+gym.register("Half-v0", "tests.training.worlds:Half")
 gym.register("Scalar-v0", "tests.training.worlds:Scalar", max_episode_steps=20)
 gym.register("Rooms-v0", "tests.training.worlds:Rooms", vector_entry_point="tests.training.worlds:RoomsOfVector")
 gym.register("Sampling-v0", "tests.training.worlds:Sampling", max_episode_steps=20)

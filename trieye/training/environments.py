@@ -71,6 +71,8 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
         env = gym.wrappers.FlattenObservation(env)
     elif _has_discrete_parts(space):
         env = OneHotParts(env)
+    if env.action_space.dtype == np.float16:  # in which a Box does not contain float32 actions
+        env = gym.wrappers.TransformAction(env, np.float16, _to_float32(env.action_space))
     if seed is not None:
         seed_spaces(env, seed)
     return env
@@ -476,6 +478,11 @@ def check_env(config: EnvConfig, supported_kinds: tuple[ActionKind, ...]) -> Non
         raise ConfigurationError(
             f"env.id={config.id} has the observation space {space}; supported are Box, Discrete, MultiDiscrete, "
             "MultiBinary, or a Dict of these; env.wrappers.flat.name=FlattenObservation flattens it to one vector"
+        )
+    if any(0 in (part.shape or ()) for part in (*parts, spaces.action)):
+        raise ConfigurationError(
+            f"env.id={config.id} has the spaces {space} and {spaces.action}: each part needs at least one number; "
+            "'+env.wrappers.some={name: FilterObservation, kwargs: {filter_keys: [KEY]}}' selects parts of a Dict"
         )
     if config.normalize_observations and not isinstance(space, gym.spaces.Box):
         raise ConfigurationError(f"env.normalize_observations=true needs a Box observation space, not {space}")
