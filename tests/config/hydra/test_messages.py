@@ -22,11 +22,16 @@ class BlockConfig(StrictModel):
     width: int = 8
 
 
+class PhaseConfig(StrictModel):
+    epochs: int
+
+
 class OptimizerConfig(StrictModel):
     lr: float = Field(default=1e-3, gt=0)
     layers: list[int] = Field(default=[64], min_length=1)
     kwargs: dict[str, Any] = {}
     blocks: list[BlockConfig] = []
+    phases: list[PhaseConfig] = []
     named_blocks: dict[str, BlockConfig] = {"first": BlockConfig()}
 
 
@@ -57,6 +62,7 @@ CORE = ("metrics=[core]", "")
             ("way=locl", "way=locl: expected one of local, files or text such as my_agent.dqn:DQN|'locl'|'local'?"),
             ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
             ("positive=[0]", "a list|an integer >= 1|0"),
+            ("optimizer.phases=[{epochs: 1},{}]", "item 1, {}, has no value for epochs"),
             ("optimizer.blocks=[{widht: 3}]", "optimizer.blocks=[{widht: 3}]: unknown key 'widht'|'width'?"),
             ("persistence.mlflow_tracking_uri=foo", "needs a scheme|sqlite:///|http"),
             ("run_name=../x", "'../x'|letters"),

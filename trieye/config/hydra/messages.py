@@ -212,6 +212,9 @@ class _Part:
         override_text, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
         if list(details["loc"][-1:]) != path[-1:] and any(isinstance(part, int) for part in details["loc"]):
             override_text = self._as_typed(full_path, [])  # the value is that of an item of a list
+            if details["type"] == "missing" and isinstance(value, dict):
+                index, *keys = details["loc"][len(path) :]
+                return f"{override_text}: item {index}, {_shown(value)}, has no value for {'.'.join(map(str, keys))}"
         elif details["type"] in ("unknown_key", "extra_forbidden"):
             return f"{override_text}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
