@@ -281,7 +281,13 @@ def test_an_mlflow_file_store_and_an_mlflow_database_in_a_job_are_read(tmp_path)
     (run.parent / "meta.yaml").write_text("name: Default\nlifecycle_stage: active\n")
     (series,) = load(job).series("eval/return")
     assert (series.steps.tolist(), series.values.tolist()) == ([0, 10], [1.5, 2.5])
-    assert [loaded.name for loaded in load(job / "mlruns").runs] == ["x"]
+    (run / "tags").mkdir()
+    (run / "tags/variant").write_text("new")
+    (run / "metrics/eval/return").write_text("1000 1.5 0\n2000 2.5 10\nx 1 11\n3000 3.5 1")  # the last one of step 12
+    store = load(job / "mlruns")
+    assert [loaded.name for loaded in store.where({"tags.variant": "new"}).runs] == ["x"]
+    assert store.curve("eval/return", x="env_steps", grid=2).y.tolist() == [[[1.5, 2.5]]]  # as from a database
+    assert any("2 of 4 lines are skipped" in text for text in store.problems)
     client = MlflowClient(tracking_uri=f"sqlite:///{job}/mlflow.db")
     run_id = client.create_run(client.create_experiment("e", artifact_location=job.as_uri())).info.run_id
     client.log_metric(run_id, "val/loss", 0.5, step=3)

@@ -26,6 +26,7 @@ def store(tmp_path_factory):
             params = [Param("algo", algo), Param("seed", str(seed)), Param("lr", "3e-4"), Param("flag", "True")]
             points = [Metric("eval/return", level + seed + step, 1000 + step, step * 10) for step in range(11)]
             client.log_batch(run_id, points, params)
+            client.set_tag(run_id, "variant", f"v{seed}")
             client.set_terminated(run_id)
     diverged_id = client.create_run(experiment, run_name="odd").info.run_id
     values = [float("nan"), float("inf"), -float("inf"), 1.0]
@@ -46,6 +47,7 @@ def test_an_mlflow_store_is_read_by_uri_or_path_without_a_client(store, tmp_path
     assert (run.app, run.status, run.seed, run.step) == ("cartpole", "FINISHED", 1, 100)
     assert dict(run.params) == {"algo": "ppo", "flag": True, "lr": 3e-4, "seed": 1}
     assert results.metrics() == ["eval/return", "gone", "loss"]
+    assert [run.name for run in results.where({"tags.variant": "v1"}, strict=True)] == ["ppo1", "sac1"]
     selection = results.where(algo__in=["ppo", "sac"])
     np.testing.assert_array_equal(selection.values("eval/return", steps=1), [[10, 11], [60, 61]])
     curve = load(store).where(algo="ppo").curve("eval/return", grid=3)

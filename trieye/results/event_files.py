@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import FOREIGN_AXIS, LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
 from trieye.sinks.tensorboard.reading import Scalar, params_of, scalars_in
 
 _FIRST_BYTES = 64 << 10
@@ -67,7 +67,7 @@ class EventDirectories(PointReader):
             status="UNKNOWN",
             step=None,
             source=self,
-            axis="env_steps",  # as CleanRL and Stable-Baselines3 count
+            axis=FOREIGN_AXIS,
             created=math.nan if began is None else began,
         )
 

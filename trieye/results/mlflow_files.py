@@ -8,11 +8,21 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import FOREIGN_AXIS, LoadedRun, PointReader, Points, Problems, Series, own_tags, seed_in, typed
 
 _META = "meta.yaml"
 _STATUS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
 _MS = 1000.0
+_MAX_STEP = np.iinfo(np.int64).max
+
+
+def _parsed(line: str) -> tuple[int, float, int] | None:
+    """Return the time in milliseconds, the value and the step of a line; None if it is damaged or was cut by a kill."""
+    try:
+        time, value, step = ([*line.split(), "0"] if line.endswith("\n") else [])[:3]
+        return (int(time), float(value), int(step)) if abs(int(step)) <= _MAX_STEP else None
+    except ValueError:
+        return None
 
 
 def is_file_store(directory: Path) -> bool:
@@ -81,7 +91,9 @@ class FileStore(PointReader):
             status=_STATUS.get(status, "UNKNOWN"),
             step=None,
             source=self,
+            axis=str(params.get("loop.axis", FOREIGN_AXIS)),
             created=float(began) / _MS if began else math.nan,
+            tags=own_tags(tags),
         )
 
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
@@ -97,15 +109,14 @@ class FileStore(PointReader):
         for name, text in self._texts(directory):
             if metrics is not None and name not in metrics:
                 continue
-            try:
-                times, values, steps = zip(
-                    *([*line.split(), "0"][:3] for line in text.splitlines() if line), strict=True
-                )
-                points[name] = Series(
-                    np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64) / _MS
-                )
-            except (ValueError, OverflowError) as error:
-                self._problems.note(directory / name, f"left out: {error}; a line is `milliseconds value step`")
+            lines = text.splitlines(keepends=True)
+            rows = [row for line in lines if (row := _parsed(line)) is not None]
+            if num_damaged := len(lines) - len(rows):
+                reason = f"{num_damaged} of {len(lines)} lines are skipped; a line is `milliseconds value step`"
+                self._problems.note(directory / name, reason)
+            if rows:
+                times, values, steps = zip(*rows, strict=True)
+                points[name] = Series(np.array(steps), np.array(values), np.array(times) / _MS)
         return points
 
     def _texts(self, directory: Path) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import LoadedRun, PointReader, Points, Problems, Series, seed_in, typed
+from trieye.results.runs import FOREIGN_AXIS, LoadedRun, PointReader, Points, Problems, Series, own_tags, seed_in, typed
 
 _SQLITE = b"SQLite format 3\0"
 _TABLES = {"experiments", "runs", "params", "tags", "metrics", "latest_metrics"}
@@ -96,10 +96,11 @@ class MlflowStore(PointReader):
             status=status or "UNKNOWN",
             step=step,
             source=self,
-            axis=params.get("loop.axis", "env_steps" if _RUN_ID not in tags else "step"),
+            axis=params.get("loop.axis", FOREIGN_AXIS if _RUN_ID not in tags else "step"),
             created=math.nan if start_ms is None else start_ms / 1000,
             run_id=tags.get(_RUN_ID, ""),
             sweep=tags.get(_SWEEP, ""),
+            tags=own_tags(tags),
         )
 
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:

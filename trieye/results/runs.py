@@ -43,6 +43,10 @@ def points_in(table: Any) -> Points:
     return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}
 
 
+FOREIGN_AXIS = "env_steps"
+"""Unit of the steps of a run that does not record it: CleanRL and Stable-Baselines3 count environment steps."""
+
+
 class Problems:
     """Messages on unreadable runs and files, without duplicates, in order of discovery."""
 
@@ -184,6 +188,11 @@ def typed(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def own_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of a run in MLflow that its program set, as `LoadedRun.tags`."""
+    return {f"tags.{name}": text for name, text in tags.items() if not name.startswith(("mlflow.", "trieye."))}
 
 
 def seed_in(params: Mapping[str, Any]) -> int | None:
