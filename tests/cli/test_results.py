@@ -518,6 +518,17 @@ def test_a_diverged_run_wins_only_if_its_finite_points_are_included(diverged, as
     assert [setting["best"]["value"] for setting in line["settings"]] == [5.25]
 
 
+def test_scores_near_the_largest_number_are_shown_in_a_few_digits_without_warnings(results, tmp_path):
+    for seed in range(4):
+        make_run(tmp_path, f"huge{seed}", [1.5e308] * 30, every=10, seed=seed, agent={"lr": 0.1})
+        make_run(tmp_path, f"large{seed}", [2e200 + seed * 1e200] * 30, every=10, seed=seed, agent={"lr": 0.2})
+    code, out, err = results("table", "--last", "1", run_source=tmp_path)
+    assert code == 0, err
+    assert "3.5e+200" in out
+    assert "inf" in out
+    assert results("table", run_source=tmp_path)[0] == 0  # the mean of the last points of a run is infinite
+
+
 def test_a_diverged_run_is_marked_in_each_view_of_its_group(diverged, results):
     for action in ("table", "curve", "select", "compare"):
         code, out, err = results(action, "--mode", "min", run_source=diverged)

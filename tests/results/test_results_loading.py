@@ -94,6 +94,12 @@ def test_a_copy_of_a_run_is_dropped_in_favour_of_the_original(tmp_path, make_con
     assert f"{copy}: not counted: it is a copy of {run.dir}" in results.problems
 
 
+def test_an_archive_is_an_error_with_the_next_step(tmp_path):
+    archive = shutil.make_archive(tmp_path / "runs", "gztar", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"runs\.tar\.gz: runs in archives cannot be read; extract it"):
+        load(archive)
+
+
 def test_a_missing_path_is_an_error_with_the_closest_match(root):
     with pytest.raises(ConfigurationError, match=r"app2.*no such file or directory.*did you mean 'app'"):
         load(root / "app2")

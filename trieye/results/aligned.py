@@ -174,6 +174,7 @@ def _supported_until(xs: Floats, n: NDArray[np.int64], last_index: int, min_leng
     return last_index
 
 
+@np.errstate(over="ignore")  # a mean of values near the largest number is infinite
 def final(
     values: Floats, steps: NDArray[np.int64], last: float, last_steps: int | None, reduce: Callable[[Floats], float]
 ) -> float:

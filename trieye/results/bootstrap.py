@@ -127,6 +127,7 @@ def resampled(sizes: NDArray[np.int64], *, resamples: int, rng: np.random.Genera
         yield np.bincount(indices.ravel(), minlength=indices.size).reshape(shape)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # scores near the largest number have infinite sums
 def interval_of(
     runs: Strata, statistic: Statistic, *, confidence: float, resamples: int, seed: int
 ) -> tuple[Floats, Floats, Floats]:

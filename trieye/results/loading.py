@@ -33,6 +33,7 @@ _MULTIRUN = "multirun.yaml"
 _PREFERENCE = (RunDirectories, JobDirectories, EventDirectories, ExportedRuns, MlflowStore, FileStore)
 """Of several sources with the same run, the first counts; MLflow also has superseded points."""
 
+_ARCHIVES = {".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z"}
 _RUNS = "runs"
 _NEVER = {"mlruns", "checkpoints", "buffers", "node_modules"}
 """Directories that contain many files but no runs."""
@@ -107,6 +108,8 @@ class _Search:
             exported_runs = ExportedRuns(path, self.problems, self._exported_sweeps)
             self._runs += exported_runs.runs()
             self.sweeps |= exported_runs.sweeps
+        elif path.suffix.lower() in _ARCHIVES:
+            raise ConfigurationError(f"{path}: runs in archives cannot be read; extract it and pass its directory")
         else:
             self._runs += MlflowStore(path, self.problems).runs()
 

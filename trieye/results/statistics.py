@@ -101,7 +101,8 @@ def aggregate(
 def spread(scores: Floats) -> Estimate:
     """Return the sample standard deviation of all runs, without an interval; NaN for a single run."""
     valid_scores = scores[~np.isnan(scores)]
-    value = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else np.nan
+    with np.errstate(over="ignore"):
+        value = float(valid_scores.std(ddof=1)) if len(valid_scores) > 1 else np.nan
     return Estimate(value, None, None, len(valid_scores), 0)
 
 

@@ -20,10 +20,10 @@ COVERAGE = (
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits."""
+    """Format a number with `digits` significant digits, from 10,000 to 10^15 with all before the decimal point."""
     if value is None or np.isnan(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"  # noqa: PLR2004
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.{digits}g}"  # noqa: PLR2004
 
 
 def interval(estimate: Estimate) -> str:
