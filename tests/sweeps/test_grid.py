@@ -20,8 +20,10 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.command import command_of
 from trieye.sweeps.grid import Axis, Grid, PlainGrid, shown
+from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SWEEP, SweepRecord
 from trieye.sweeps.spec import grid_of, zipped
+from trieye.sweeps.status import status_of
 
 PLAIN = SweeperConfig()
 
@@ -433,6 +435,9 @@ def test_a_planned_sweep_runs_with_the_spelling_of_the_program(tmp_path):
         ("tag='010'", "seed=0"),
         ("tag=y", "seed=0"),
     )
+    planned.write(tmp_path)
+    JobRecord(index=0, overrides=list(resumed[0])).write(tmp_path / "0")  # as by `trieye sweep run`
+    assert [job.values["tag"] for job in status_of(tmp_path)[::2]] == ["'1e3'", "010", "x"]
     with pytest.raises(ConfigurationError, match="its job 2 is 'tag=010 seed=0' and would be \"tag='011' seed=0\""):
         planned.going_on(grid("tag='1e3','011',x", "seed=0,1"), typed, tmp_path)
 

@@ -139,8 +139,7 @@ def _status(directory: Path, index: int, values: Mapping[str, str] | None, sweep
     if record is None:
         limit = sweep.summary.get(ENDED_BY)
         return JobStatus(index, "missing" if limit is None else "pruned", values or {}, reason=limit)
-    if values is None:
-        values = record.values(sweep.varying)
+    values = record.values(sweep.varying) if values is None else {**values, **record.values(values)}
     run, how = directory / RUN, _how(directory, record)
     is_away = how != "removed" and run.is_symlink() and not run.exists()
     return JobStatus(index, how, values, record, _has_checkpoint(run), is_away, reason=record.reason)
