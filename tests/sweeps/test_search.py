@@ -9,6 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 import trieye
 from trieye.config import TrieyeConfig
@@ -369,20 +370,22 @@ def test_a_search_resumes_with_numbers_whose_keys_end_like_secrets(sweep):
 
 
 @pytest.mark.parametrize("launcher", ["trieye", "basic", "trieye without its sweeper"])
-def test_files_of_a_sweep_under_plain_hydra_contain_no_secret(sweep, launcher):
+@pytest.mark.parametrize("key", ["api_key", "db.password.main"])
+def test_files_and_output_of_a_sweep_under_plain_hydra_contain_no_secret(sweep, launcher, key, capfd):
     def task(cfg):
-        received.append(cfg.api_key)
+        received.append(OmegaConf.select(cfg, key))
 
-    received, names = [], {"config.yaml", "hydra.yaml", "overrides.yaml"}
+    received, names, words = [], {"config.yaml", "hydra.yaml", "overrides.yaml"}, [f"+{key}=sk-7a1f,sk-7a2f"]
     if launcher in ("trieye", "basic"):
         names.add("multirun.yaml")
-        sweep.search(task, "+api_key=sk-7a1f", f"hydra/launcher={launcher}")
+        sweep.search(task, *words, f"hydra/launcher={launcher}")
     else:
-        sweep.launch(task, ["+api_key=sk-7a1f"], "hydra.launcher.isolate=none")
-    assert received == ["sk-7a1f"]
+        sweep.launch(task, [f"+{key}=sk-7a1f", f"+{key}=sk-7a2f"], "hydra.launcher.isolate=none")
+    assert received == ["sk-7a1f", "sk-7a2f"]
     files = [path for path in sweep.directory.rglob("*") if path.is_file()]
     assert names <= {path.name for path in files}
-    assert [path for path in files if b"sk-7a1f" in path.read_bytes()] == []
+    assert [path for path in files if b"sk-7a" in path.read_bytes()] == []
+    assert "sk-7a" not in "".join(capfd.readouterr()) or launcher == "basic"  # Hydra's launcher prints overrides
 
 
 WHEN = {"clip": {"agent": "ppo"}, "gae": {"agent": "ppo"}, "lam": {"gae": True}}

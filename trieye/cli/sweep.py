@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from trieye.config.hydra.axes import typed
-    from trieye.config.redaction import redacted_text
+    from trieye.config.redaction import redacted_override
     from trieye.config.sweeper import SweeperConfig
     from trieye.sweeps.descriptions import write_save_paths
     from trieye.sweeps.record import SweepRecord, lock_in
@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace) -> int:
     record = SweepRecord(
         program=program,
         working_dir=str(Path.cwd()),
-        spec=[redacted_text(word) for word in words],
+        spec=[redacted_override(word) for word in words],
         own=["hydra/sweeper=trieye", "hydra/launcher=trieye", *option_words, *hydra_words],
     ).sign()
     grid = grid_of(words, SweeperConfig.model_validate(sweeper_options))

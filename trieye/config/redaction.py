@@ -99,6 +99,11 @@ def redacted_text(text: str) -> str:
     return _without_parts(text, _environment_secrets())
 
 
+def redacted_override(word: str) -> str:
+    """Return an override without secrets; unlike `redacted_text`, also without those below a key: `password.main=x`."""
+    return str(redacted(word))
+
+
 def redacted_values(key: str, values: Sequence[str]) -> list[str]:
     """Return the values of a key of overrides, as typed, without secrets; here, unlike in configs, numbers are texts.
 

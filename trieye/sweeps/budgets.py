@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trieye.config.hydra.override_text import values_of
-from trieye.config.redaction import redacted_text
+from trieye.config.redaction import redacted_override
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.process.text import counted
@@ -33,7 +33,7 @@ def with_raised_budget(
         record = JobRecord.read(job_dir)
         if record is None or record.liveness(job_dir) != "dead":
             continue
-        overrides = [redacted_text(word) for word in job.overrides]
+        overrides = [redacted_override(word) for word in job.overrides]
         values = values_of(overrides)
         recorded_values = values_of(current_override(word, values) for word in record.overrides)
         if recorded_values == values or _without(recorded_values, keys) != _without(values, keys):

@@ -13,7 +13,7 @@ from typing import NotRequired, Self, TypedDict
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions, same_value
 from trieye.config.hydra.override_text import bare, values_of
-from trieye.config.redaction import redacted_values
+from trieye.config.redaction import redacted_override, redacted_values
 from trieye.exceptions import ConfigurationError
 from trieye.renames import current_override
 from trieye.sweeps.numbering import Numbering
@@ -347,8 +347,8 @@ class Grid:
 
 
 def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:
-    """Format the overrides of varying keys for display, with the last part of each key."""
-    values = values_of(overrides).items()
+    """Format the overrides of varying keys for display, without secrets and with the last part of each key."""
+    values = values_of(map(redacted_override, overrides)).items()
     return [f"{key.rpartition('.')[2]}={short(value)}" for key, value in values if key in varying]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from trieye.config.hydra.override_text import values_of
-from trieye.config.redaction import redacted_text
+from trieye.config.redaction import redacted_override, redacted_text
 from trieye.exceptions import ConfigurationError, JournalError, RunLockedError, TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.identity import Liveness, ProcessIdentity
@@ -334,7 +334,7 @@ class RunningJob:
         self._before = JobRecord.read(directory)
         self.record = JobRecord(
             index=index,
-            overrides=[redacted_text(word) for word in overrides],
+            overrides=[redacted_override(word) for word in overrides],
             **ProcessIdentity.current().as_mapping(),
         )
         self._run_lock = RunLock(directory / LOCK, subject="job")

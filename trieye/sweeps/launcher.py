@@ -19,7 +19,7 @@ from trieye.config.hydra.override_text import values_of
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
-from trieye.config.redaction import redacted_text
+from trieye.config.redaction import redacted_override
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
@@ -305,7 +305,7 @@ class SweepExecution:
         record = JobRecord.read(self.directory / str(job.index))
         if record is None:
             return None
-        overrides = [redacted_text(word) for word in job.overrides]
+        overrides = [redacted_override(word) for word in job.overrides]
         if [current_override(word, values_of(overrides)) for word in record.overrides] != overrides:
             raise ConfigurationError(
                 f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
@@ -354,7 +354,7 @@ class SweepExecution:
                 return outcome
             outcome.bring_to(directory)
         record = JobRecord.read(directory) or JobRecord(
-            index=job.index, overrides=[redacted_text(word) for word in job.overrides], attempt=0
+            index=job.index, overrides=[redacted_override(word) for word in job.overrides], attempt=0
         )
         has_ended = outcome.has_ended_by_itself if isinstance(outcome, Done) else record.state == "completed"
         if limit is not None and not has_ended:

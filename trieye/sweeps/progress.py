@@ -173,7 +173,7 @@ class SweepProgress:
         return f"{self._noun} {job.index} {self._words(job)}".rstrip()
 
     def _words(self, job: Job) -> str:
-        return redacted_text(" ".join(shown(job.overrides, self._varying)))
+        return " ".join(shown(job.overrides, self._varying))
 
     def _say(self, line: str) -> None:
         if self._live is not None:

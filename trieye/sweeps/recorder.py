@@ -7,7 +7,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.redaction import redacted_text
+from trieye.config.redaction import redacted_override
 from trieye.sweeps.record import SweepRecord
 
 
@@ -35,8 +35,8 @@ def _record_of(hydra: Any, mode: str) -> SweepRecord:
     return SweepRecord(
         program=[sys.executable, *words, *_flags(hydra)] if words else [],
         working_dir=str(Path.cwd()),
-        spec=[redacted_text(word) for word in overrides["task"]],
-        own=[redacted_text(word) for word in overrides["hydra"]],
+        spec=[redacted_override(word) for word in overrides["task"]],
+        own=[redacted_override(word) for word in overrides["hydra"]],
         mode=mode,
     ).sign()
 

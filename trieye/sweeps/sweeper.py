@@ -23,7 +23,7 @@ from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import ranges
-from trieye.config.redaction import HIDDEN, redacted, redacted_text
+from trieye.config.redaction import HIDDEN, redacted, redacted_override
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
 from trieye.files.run_files import RUN_RECORD
@@ -111,7 +111,7 @@ class SweeperBody:
                     say(f"sweep: hydra.sweeper.{name}={value} has no effect without hydra.sweeper.kind=random, optuna")
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
-            record.search = {"kind": self.options.kind, "space": values_of(map(redacted_text, words))}
+            record.search = {"kind": self.options.kind, "space": values_of(map(redacted_override, words))}
             sweep = partial(self._of_search, self._space(words), record)
         with contextlib.nullcontext() if self.options.dry_run else self._locked():
             before = SweepRecord.read(self._directory)
@@ -213,7 +213,7 @@ class SweeperBody:
             raise ConfigurationError("the search space is empty; add KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c")
         for axis in dimensions:
             values = axis.choices or (str(axis.high),)
-            if len(axis.choices) != 1 and any(HIDDEN in redacted_text(f"{axis.key}={value}") for value in values):
+            if len(axis.choices) != 1 and any(HIDDEN in redacted_override(f"{axis.key}={value}") for value in values):
                 raise ConfigurationError(
                     f"{axis.key}: a search cannot vary a secret: drawn values are recorded, and secrets are not"
                 )
@@ -380,7 +380,7 @@ class SweeperBody:
 
     def _recorded(self, job: Job, returned: JobReturn) -> Done:
         """Record the outcome of a job of another launcher."""
-        record = JobRecord(index=job.index, overrides=[redacted_text(word) for word in job.overrides])
+        record = JobRecord(index=job.index, overrides=[redacted_override(word) for word in job.overrides])
         directory = self._directory / str(job.index)
         try:
             done = Done(job.index, returned.return_value, returned=returned)
