@@ -427,6 +427,18 @@ def test_the_record_omits_secrets_and_the_sweep_still_resumes(tmp_path):
     assert SweepRecord.of(tmp_path).going_on(before, spec, tmp_path) == before
 
 
+def test_texts_that_are_equal_as_numbers_differ_in_exclusions_and_conditions():
+    words = ["tag='1.1','1.10'", "lr=1,2"]
+    assert list(grid(*words, exclude=[{"tag": "1.10", "lr": "1"}])) == [0, 1, 3]
+    assert [grid(*words, when={"lr": {"tag": "1.10"}})[index] for index in (0, 3)] == [
+        ("tag='1.1'",),
+        ("tag='1.10'", "lr=2"),
+    ]
+    for options in ({"exclude": [{"tag": 1.1}]}, {"when": {"lr": {"tag": 1.1}}}):
+        with pytest.raises(ConfigurationError, match=r"tag=1\.1 .* the texts '1\.1', '1\.10'; quote one"):
+            grid(*words, **options)
+
+
 def test_a_planned_sweep_runs_with_the_spelling_of_the_program(tmp_path):
     planned, typed = recorded(grid("tag=1e3,010,x", "seed=0,1")), ["tag='1e3','010',x,y", "seed=0,1"]
     resumed = planned.going_on(grid(*typed), typed, tmp_path)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NotRequired, Self, TypedDict
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions, same_value
+from trieye.config.hydra.conditions import NO_CONDITIONS, Conditions, positions_of, same_value
 from trieye.config.hydra.override_text import bare, values_of
 from trieye.config.redaction import redacted_override, redacted_values
 from trieye.exceptions import ConfigurationError
@@ -234,7 +234,7 @@ class Grid:
             )
         axis_index, column = columns[bare(key)]
         values = [position[column] for position in self.axes[axis_index].places]
-        positions = [position for position, other in enumerate(values) if same_value(other, value)]
+        positions = positions_of(key, value, values)
         if not positions:
             values_text = ", ".join([*values[:_MOST_SHOWN], *(["..."] if len(values) > _MOST_SHOWN else [])])
             raise ConfigurationError(f"{key}={value}: the sweep has no such value (values of {key}: {values_text})")

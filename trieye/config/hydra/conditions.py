@@ -11,6 +11,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
 OPTION = "hydra.sweeper.when"
+_QUOTES = ("'", '"')
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Conditions:
                         f"{OPTION}: {key} depends on {other}, which has an interval; only keys with a range of "
                         "integers or listed values can be conditions"
                     )
-                can_hold = any(same_value(value, choice) for value in values for choice in allowed)
+                can_hold = any([positions_of(other, value, allowed) for value in values])
                 if len(allowed) > 1 and not can_hold:
                     raise ConfigurationError(
                         f"{OPTION}: {key} depends on {other}={'|'.join(values)}, which is not a value of {other}"
@@ -132,8 +133,26 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def same_value(one: str, other: str) -> bool:
-    """Return whether two values in Hydra's grammar are equal, including different spellings of a number or a list."""
-    return one == other or _comparable(one) == _comparable(other)
+    """Return whether two values in Hydra's grammar are equal, including different spellings of a number or a list.
+
+    Two quoted values are texts: '1.1' differs from '1.10'. One quoted value may be a number that a YAML file quotes.
+    """
+    if one == other or (one[:1] in _QUOTES and other[:1] in _QUOTES):
+        return one == other or _normalized(one) == _normalized(other)
+    return _comparable(one) == _comparable(other)
+
+
+def positions_of(key: str, value: str, choices: Sequence[str]) -> list[int]:
+    """Return the positions of a value of a key among choices.
+
+    Raises:
+        ConfigurationError: A number equals several texts, such as 1.1 and 1.10.
+    """
+    positions = [position for position, choice in enumerate(choices) if same_value(choice, value)]
+    texts = list(dict.fromkeys(choices[position] for position in positions if choices[position][:1] in _QUOTES))
+    if len(texts) > 1 and value[:1] not in _QUOTES:
+        raise ConfigurationError(f"{key}={value} is a number, and {key} has the texts {', '.join(texts)}; quote one")
+    return positions
 
 
 @lru_cache(maxsize=65_536)
@@ -141,7 +160,12 @@ def _comparable(text: str) -> float | str:
     for number_type in (int, float) if "_" not in text else ():  # '1_0' is a text, and 1_0 the number 10
         with suppress(ValueError):
             return number_type(text.strip("'\""))  # YAML files quote some numbers
+    value = _normalized(text)
+    return value if value == text else _comparable(value)
+
+
+@lru_cache(maxsize=65_536)
+def _normalized(text: str) -> str:
     from trieye.config.hydra.axes import normalized
 
-    value = normalized(text)
-    return value if value == text else _comparable(value)
+    return normalized(text)
