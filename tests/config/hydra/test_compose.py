@@ -60,6 +60,10 @@ def test_the_config_of_a_project_is_composed_with_its_own_type(project):
 def test_a_missing_required_key_says_how_to_set_it(project):
     with pytest.raises(ConfigurationError, match=r"^steps has no value; set it with steps=<value>"):
         compose(config_path=project.conf, config_type=TrainConfig)
+    with pytest.raises(ConfigurationError, match=r"^agent\.lr has no value; .*\nsteps has no value"):
+        compose(["agent.lr=???"], config_path=project.conf, config_type=TrainConfig)
+    with pytest.raises(ConfigurationError, match=r"^agent\.layers\[1\] has no value"):
+        compose(["agent.layers=[1,???]", "steps=1"], config_path=project.conf, config_type=TrainConfig)
 
 
 def test_a_relative_config_path_is_relative_to_the_file_of_the_caller(monkeypatch, tmp_path):
