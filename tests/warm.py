@@ -47,6 +47,7 @@ HEAVY = (
 )  # fmt: skip
 
 BASES = {HEAVY: RUN, RUN: LIGHT}
+PlainPopen = subprocess.Popen  # tests replace `subprocess.Popen`
 
 PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -73,7 +74,7 @@ class Warm:
                 self._server = POPEN[base](command, stdin=receiver)
             else:
                 env = {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:trieye"}
-                self._server = subprocess.Popen(command, stdin=receiver, env=env)
+                self._server = PlainPopen(command, stdin=receiver, env=env)
         self._lock = threading.Lock()
         atexit.register(self.close)
 
