@@ -234,6 +234,13 @@ def test_a_saved_none_fits_no_object():
         assert restore_objects(state, {"own": own}, source="it", strict=False).other_shape
 
 
+def test_a_saved_none_fits_an_object_whose_state_is_none_or_cannot_be_read_yet():
+    for read in (lambda: None, lambda: 1 / 0):
+        own = SimpleNamespace(state_dict=read, load_state_dict=(loaded := []).append)
+        assert not restore_objects(saved_state(own=None), {"own": own}, source="it")
+        assert loaded == [None]
+
+
 def test_arrays_in_dicts_that_cannot_be_filled_are_replaced():
     first = np.zeros(2)  # the best array is still the current one, and was a copy at the save
     own = {"now": first, "alias": first, "best": first, "constant": np.broadcast_to(0.0, (2,))}

@@ -283,8 +283,7 @@ class _Planner:
             if misfit := adapter.misfit(saved_value):
                 self.mismatch.other_shape.append(f"{path} {misfit}")
             else:
-                is_certain = isinstance(target, np.ndarray) and target.flags.writeable
-                self.plans.append(_Plan(path, adapter, saved_value, is_certain))
+                self.plans.append(_Plan(path, adapter, saved_value, is_certain=isinstance(target, np.ndarray)))
         elif not isinstance(adapter, DictState):
             self._add_object(path, target, adapter, saved_value)
         elif isinstance(saved_value, Mapping):
@@ -492,7 +491,8 @@ def _backup(target: Any) -> Any:
 
 def _accepts_none(adapter: Any) -> bool:
     """Return whether an object may have saved a None: its own state is None, or cannot be requested now."""
-    return _is_costly(adapter) or not callable(get := getattr(adapter, "state_dict", None)) or get() is None
+    backup = _backup(adapter)
+    return backup is None or decode(backup) is None
 
 
 def _is_costly(target: Any) -> bool:
