@@ -184,6 +184,8 @@ def test_probabilities_of_improvement_of_both_sides_sum_to_one(x, y):
     x, y = x[:, :num_tasks], y[:, :num_tasks]
     x_over_y, y_over_x = probability_of_improvement(x, y, resamples=50), probability_of_improvement(y, x, resamples=50)
     assert x_over_y.value + y_over_x.value == pytest.approx(1)
+    if sorted(x.ravel()) != sorted(y.ravel()):
+        assert (x_over_y.low, x_over_y.high) == pytest.approx((1 - y_over_x.high, 1 - y_over_x.low))
     assert 0 <= x_over_y.low <= x_over_y.high <= 1 + 1e-12
     greater = (x[:, None] > y[None]).mean(axis=(0, 1)) + 0.5 * (x[:, None] == y[None]).mean(axis=(0, 1))
     assert x_over_y.value == pytest.approx(greater.mean())
@@ -206,6 +208,8 @@ def test_a_difference_subtracts_the_estimates_and_combines_their_interval_widths
         x_estimate, y_estimate = aggregate(x, stat), aggregate(y, stat)
         assert estimate.value == pytest.approx(x_estimate.value - y_estimate.value)
         assert estimate.n == 72
+        reverse = difference(y, x, stat)
+        assert (reverse.low, reverse.high) == pytest.approx((-estimate.high, -estimate.low))
         width = np.hypot(x_estimate.high - x_estimate.low, y_estimate.high - y_estimate.low)
         assert estimate.high - estimate.low == pytest.approx(width, rel=0.15)
 

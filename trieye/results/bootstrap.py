@@ -64,6 +64,11 @@ class Strata:
         return cls(scores, sizes, sum(table.num_missing for table in tables))
 
     @property
+    def order(self) -> tuple[list[float], list[int]]:
+        """Sort key, so that a comparison of two tables draws the same resamples in both directions."""
+        return self.scores.tolist(), self.sizes.tolist()
+
+    @property
     def is_complete(self) -> bool:
         """Whether every task has a run; otherwise aggregates are NaN."""
         return bool(self.sizes.all())

@@ -118,6 +118,8 @@ def difference(
 ) -> Estimate:
     """Return the difference of the aggregates, X minus Y; both are resampled independently, as seeds are no pairs.
 
+    The interval of Y minus X is the same with opposite signs.
+
     Args:
         x: `[seed, task]` or `[seed]`; NaN where a score is missing.
         y: Scores for the same tasks, with any number of seeds.
@@ -133,7 +135,7 @@ def difference(
     Raises:
         ConfigurationError: X and Y differ in their number of tasks, or `aggregate` raises it.
     """
-    terms = list(zip((1.0, -1.0), _operands(x, y), strict=True))
+    terms = sorted(zip((1.0, -1.0), _operands(x, y), strict=True), key=lambda term: term[1].order)
     return estimate_of(terms, stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
 
 
@@ -185,8 +187,11 @@ def probability_of_improvement(
         ConfigurationError: X and Y differ in their number of tasks, or `aggregate` raises it.
     """
     operands = _operands(x, y)
-    statistic = _improvement(*operands)
-    return _estimate(Strata.joined(operands), statistic, confidence=confidence, resamples=resamples, seed=seed)
+    first, second = sorted(operands, key=lambda runs: runs.order)
+    improvement = _improvement(first, second)
+    # the interval of P(Y > X) is that of P(X > Y), subtracted from 1
+    statistic = improvement if first is operands[0] else lambda counts: 1 - improvement(counts)
+    return _estimate(Strata.joined([first, second]), statistic, confidence=confidence, resamples=resamples, seed=seed)
 
 
 def verdict(
