@@ -281,6 +281,17 @@ def test_damaged_mlflow_meta_files_are_named_and_other_runs_are_imported(command
     assert [path.name for path in Path(".trieye_data/tried/runs").iterdir()] == ["dqn_3"]
 
 
+def test_tags_of_an_imported_run_select_it():
+    write_mlflow_files(seeds=[1, 2])
+    for name, text in (("variant", "new"), ("mlflow.user", "me")):
+        path = Path("mlruns/7") / f"{2:032x}" / "tags" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert main(["import", "mlflow", "."]) == 0
+    (run,) = load(".trieye_data/tried").where({"tags.variant": "new"}, strict=True)
+    assert (run.name, run.tags) == ("dqn_2", {"tags.variant": "new"})
+
+
 def test_an_unknown_mlflow_status_is_named(capfd):
     write_mlflow_files(seeds=[1])
     path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"

@@ -152,7 +152,8 @@ def import_run(foreign: LoadedRun, *, root: Path, app: str | None, problems: Pro
     status = {"RUNNING": "KILLED"}.get(foreign.status, foreign.status)
     config_items = {**settings, "description": f"imported from {foreign.path}"}
     with Run(adopted_config(directory.name, own_app, config_items)) as run:
-        run.set_tags({ORIGIN: _origin(foreign)})
+        tags = {key.removeprefix("tags."): text for key, text in foreign.tags.items()}
+        run.set_tags({**tags, ORIGIN: _origin(foreign)})
         has_seed = foreign.seed is None or any(map(is_seed, foreign.params))
         run.log_params(foreign.params if has_seed else {**foreign.params, "seed": foreign.seed})
         if record is not None:

@@ -15,7 +15,7 @@ from trieye.journal.ranges import Range
 from trieye.renames import current_override
 from trieye.results import compacted
 from trieye.results.compacted import Compacted
-from trieye.results.runs import LoadedRun, PointReader, Points, Problems, points_in, seed_in, typed
+from trieye.results.runs import LoadedRun, PointReader, Points, Problems, own_tags, points_in, seed_in, typed
 from trieye.runs.stored_run import StoredRun
 
 MIN_COMPACTED = 16
@@ -88,7 +88,7 @@ class RunDirectories(PointReader):
             varied={current_override(key, params): typed(value) for key, value in (varied or {}).items()},
             is_closed=record.status != _UNSETTLED,
             modes={} if mode is None else {str(params.get("loop.objective")): mode},
-            tags={f"tags.{name}": value for name, value in (config.get("tags") or {}).items()},
+            tags=own_tags({**(config.get("tags") or {}), **record.tags}),
         )
 
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:

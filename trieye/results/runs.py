@@ -191,7 +191,7 @@ def typed(text: str) -> Any:
 
 
 def own_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a run in MLflow that its program set, as `LoadedRun.tags`."""
+    """Return the tags that the program of a run set, not MLflow or trieye, as `LoadedRun.tags`."""
     return {f"tags.{name}": text for name, text in tags.items() if not name.startswith(("mlflow.", "trieye."))}
 
 
