@@ -90,7 +90,18 @@ def test_values_of_inactive_keys_are_skipped_at_once(monkeypatch):
     monkeypatch.setattr(SampledJobs, "_active", lambda jobs, positions: calls.append(1) or active(jobs, positions))
     samples = [jobs.with_value(index, 3) for index in range(1, len(keys) + 1)]
     assert [sample is not None for sample in samples] == [True] * 9 + [False] * 18
-    assert len(calls) == len(keys)
+    assert len(calls) == 9
+
+
+def test_values_of_large_sweeps_are_checked_in_a_job_with_them():
+    seeds = [f"seed={seed}" for seed in range(20_000)]
+    words = [["a=0", "a=1"], seeds, ["b=1", "b=2"]]
+    conditional = SampledJobs(["a", "seed", "b"], words, SweeperConfig(when={"b": {"seed": 19_000}}))
+    assert conditional.with_value(2, 1) == ["a=0", "seed=19000", "b=2"]
+    excluding = SampledJobs(["a", "seed", "b"], words, SweeperConfig(exclude=[{"a": 0}, {"a": 1, "seed": 0}]))
+    assert excluding.first() == ["a=1", "seed=1", "b=1"]
+    assert excluding.with_value(2, 1) == ["a=1", "seed=1", "b=2"]
+    assert excluding.with_value(0, 0) is None
 
 
 def test_a_number_written_as_it_is_shown_is_a_text_whatever_other_files_contain(project):
