@@ -104,6 +104,11 @@ def test_values_of_large_sweeps_are_checked_in_a_job_with_them():
     assert excluding.with_value(0, 0) is None
 
 
+def test_values_whose_condition_reads_a_seed_of_the_sweeper_are_checked(mistaken):
+    words = ["hydra/sweeper=trieye", "hydra.sweeper.seeds=2", "hydra.sweeper.when={loop.steps:{seed:1}}"]
+    assert mistaken("-m", *words, "loop.steps=1,0").startswith("loop.steps=0: ")
+
+
 def test_a_number_written_as_it_is_shown_is_a_text_whatever_other_files_contain(project):
     primary = (project.conf / "train.yaml").read_text()
     project.write("unused", "tags:\n  version: 1.10\n")

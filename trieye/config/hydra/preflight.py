@@ -226,12 +226,13 @@ class Preflight(Generic[Config]):
             overrides: Overrides as typed; they take precedence over `params`.
             sweep: The composed config of the sweep.
         """
+        options = _plugin_options(sweep, "hydra.sweeper", SweeperConfig, overrides) or SweeperConfig()
+        params = [f"seed=range(0,{options.seeds})", *params] if options.seeds else params  # conditions may read it
         items = parsed([*params, *overrides], self._config_type)
         words = [
             self._values(override) if override.is_sweep_override() else [str(override.input_line)] for override in items
         ]
-        options = _plugin_options(sweep, "hydra.sweeper", SweeperConfig, overrides)
-        samples = SampledJobs([override.get_key_element() for override in items], words, options or SweeperConfig())
+        samples = SampledJobs([override.get_key_element() for override in items], words, options)
         first_words = samples.first()
         typed_keys = {
             override.get_key_element() for override in items[len(params) :] if not override.is_sweep_override()

@@ -31,7 +31,7 @@ class SampledJobs:
         self._keys, self._words = list(map(bare, keys)), words
         self._conditions = Conditions.of(options.when or {})
         own_keys = dict.fromkeys(key for key in self._keys if not key.startswith(("hydra.", "hydra/")))
-        self._conditions.check_keys([*(["seed"] if options.seeds else []), *own_keys])
+        self._conditions.check_keys(list(own_keys))
         self._axes = [[index] for index in range(len(keys))]  # indices of keys that vary together
         for group in options.zip:
             zipped_axes = [axis for axis in self._axes if self._has_any(axis, set(map(bare, group)))]
