@@ -501,6 +501,17 @@ def test_the_error_that_ends_a_run_determines_its_status(make_config, error, sta
     assert reason in runs.diagnose(run.dir).reason
 
 
+def test_the_last_points_of_an_interrupted_run_with_a_checkpoint_are_in_its_history(make_config):
+    with pytest.raises(KeyboardInterrupt), trieye.Run(make_config()) as run:
+        run.log({"loss": 3.0}, step=1)
+        run.step = 1
+        run.save(weights=[1.0]).wait()
+        run.log({"loss": 2.0, "return": 5.0}, step=2)
+        raise KeyboardInterrupt
+    metrics = runs.get(run.dir).metrics
+    assert (metrics["loss"]["last"], metrics["return"]["last"]) == (2.0, 5.0)
+
+
 def test_an_unwritable_failure_report_neither_hides_the_error_nor_prevents_the_close(make_config):
     config = make_config()
     with pytest.raises(RuntimeError, match="power cut") as failure, trieye.Run(config) as run:

@@ -22,7 +22,7 @@ from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
 from trieye.journal.journal import Journal, JournalEntry, Snapshot
 from trieye.journal.ranges import Range, first_difference, merged, uncovered
-from trieye.stats.aggregator import Aggregator
+from trieye.stats.aggregator import MAX_STEP, Aggregator
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import Operation
 from trieye.stats.point import Point
@@ -226,7 +226,7 @@ class Ledger:
         with self._processing:
             with self._lock:
                 self._is_finished = True
-            self.advance(force=force)
+            self.advance(step=None if force else MAX_STEP, force=force)  # the last step is complete, too
 
     def ingest(self) -> None:
         """Move the accepted events into windows without closing any, so that memory stays bounded."""
