@@ -47,6 +47,16 @@ def test_a_counter_that_restarts_causes_one_warning(length, num_warnings, caplog
     assert sum("log at steps that increase" in record.message for record in caplog.records) == num_warnings
 
 
+def test_a_value_at_the_step_of_a_closed_window_causes_no_warning_about_lower_steps(caplog):
+    aggregator = Aggregator([metric()])
+    for value in (1.0, 3.0):  # two updates between environment steps, and a checkpoint after the first
+        aggregator.ingest(batch(("m", value, 5, 0.0)), at=0.0)
+        aggregator.flush(at=0.0)
+    assert not caplog.records
+    aggregator.ingest(batch(("m", 1.0, 4, 0.0)), at=0.0)
+    assert "lower steps" in caplog.text
+
+
 def test_steps_after_a_step_back_are_new_instead_of_late():
     aggregator = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
     aggregator.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 31)]), at=0.0)

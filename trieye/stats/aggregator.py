@@ -112,9 +112,10 @@ class Aggregator:
                 finite = self._finite(windows.config.name, events)
             if len(finite):
                 self._non_finite.pop(windows.config.name, None)
-                num_late = windows.num_late
+                num_late, highest = windows.num_late, windows.highest
                 windows.add(finite.values, finite.steps, finite.times, self._xs(windows, finite), at=at)
-                if windows.num_late > num_late and windows.config.log_frequency_steps == 1:
+                is_late = windows.num_late > num_late and windows.config.log_frequency_steps == 1
+                if is_late and highest is not None and finite.steps.min() < highest:  # not the same step after a flush
                     self._warn_of_late_events(windows.config.name)
             if len(finite) < len(events):
                 self._note_non_finite(windows, events)
