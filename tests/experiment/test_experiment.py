@@ -497,6 +497,15 @@ def test_mlflow_and_the_run_record_name_the_parent_of_a_fork_across_attempts(for
     assert record.resumed_from == str(again.run_dir / "checkpoints" / "checkpoint_step_10")
 
 
+@pytest.mark.parametrize(
+    ("every", "advice"), [(0, "has no checkpoint to resume from"), (2, "resumes from the checkpoint")]
+)
+def test_the_note_about_a_crash_says_whether_the_run_can_resume(loop_config, every, advice):
+    with pytest.raises(RuntimeError, match="power cut") as failure:
+        trieye.run_experiment(disturbed(3, power_cut), loop_config(every=every, steps=5))
+    assert f"run_name=run {advice}" in "".join(failure.value.__notes__)
+
+
 def test_a_failing_cleanup_raises_without_hiding_an_earlier_error(loop_config):
     class Untidy(Walk):
         def cleanup(self):

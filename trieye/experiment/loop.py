@@ -214,9 +214,11 @@ class Loop:
             return
         with noted(error, "saving the state at this error"):
             path = save_crash(self._run, experiment=_ExperimentState(self._experiment), loop=self)
+            is_resumable = bool(CheckpointStore(path.parent, read_only=True).entries())
+            resume = "resumes from the checkpoint before it" if is_resumable else "has no checkpoint to resume from"
             error.add_note(
-                f"the state at this error is saved in {path}; run_name={self._run.name} resumes from the checkpoint "
-                "before it; another run_name with persistence.load_checkpoint_path starts from the saved state"
+                f"the state at this error is saved in {path}; run_name={self._run.name} {resume}; another "
+                "run_name with persistence.load_checkpoint_path starts from the saved state"
             )
 
     @property
