@@ -310,6 +310,7 @@ READERS = {
 GUARDED = {"compat/pickles.py", "snapshot/objects.py", "replay/exchange/datasets.py"}
 """Called only after `signing.pickles_allowed`, a valid signature or `allow_pickle=True`."""
 OWN_PICKLES = {
+    "config/hydra/prototype.py",
     "testing/training_contracts.py",
     "training/exploring/in_ray.py",
     "training/exploring/collective.py",
@@ -318,7 +319,7 @@ OWN_PICKLES = {
     "sweeps/local.py",
     "sweeps/working.py",
 }
-"""Unpickle data of the same run: no files, and from connections only data with the key of the run."""
+"""Unpickle data of the same process or run: no files, and from connections only data with the key of the run."""
 
 
 FUNCTIONS = {"eval", "exec", "load", "recv", "shelve"}.union(*READERS.values()) - {"open"}
