@@ -340,10 +340,9 @@ def quoted(override_text: str, config_type: type[BaseModel]) -> str:
         values_text = ",".join(map(str, range(*map(int, numbers[1].split(",")))))
     values = _VALUE.findall(values_text) if _VALUES.fullmatch(values_text) else []
     quoted_values = [_quoted_value(value, is_text=is_text) for value in values]
-    loses_quotes = choice and any(
-        value[0] in _QUOTES for value in values
-    )  # Hydra's `choice('1',x)` yields the number 1
-    return f"{key}={','.join(quoted_values)}" if quoted_values != values or loses_quotes else override_text
+    # Hydra's `choice('1',x)` yields the number 1, and `'1',x` the text
+    is_unsafe_choice = choice is not None and any(value[0] in _QUOTES for value in values)
+    return f"{key}={','.join(quoted_values)}" if quoted_values != values or is_unsafe_choice else override_text
 
 
 def _quoted_value(value: str, *, is_text: bool) -> str:
